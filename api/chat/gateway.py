@@ -197,7 +197,7 @@ class ProxiedAnswer(Response):
                 await send({"type": "http.response.body", "body": b""})
         except NoWorkerError:
             message = "No worker could answer; try again in some seconds."
-            await openai_error(503, message, "service_unavailable")(scope, receive, send)
+            await openai_error(503, message)(scope, receive, send)
 
 
 async def _body(

@@ -16,6 +16,7 @@ from api.edge.shares import client_of
 from api.errors import openai_error
 from api.schema.bodies import whole_body
 from api.services import AppServices, Services
+from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, is_among
 
 router = APIRouter(tags=["chat"])
@@ -63,6 +64,9 @@ _BODY = {
 # Commas of a chat body. Parsing holds the event loop by items, not by bytes: 33 MB of text or of a
 # picture take 3 ms, half a million items 50 ms, 33 MB of short items 260 ms and 550 MB.
 _MAX_COMMAS = 500_000
+# Ends of the paths on which models answer with embeddings.
+_EMBEDDINGS = ("/embeddings", "/embed")
+_MOST_PATH_CHARS = 80
 
 
 async def proxy(request: Request, services: AppServices) -> Response:
@@ -75,7 +79,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     body = await whole_body(request)
     if body.count(b",") > _MAX_COMMAS:
         message = f"The body has more than {_MAX_COMMAS} items; split the request."
-        return openai_error(413, message, "invalid_request_error")
+        return openai_error(413, message)
     try:
         model = await to_thread.run_sync(model_in, request.headers.get("content-type", ""), body)
     except ValueError:
@@ -88,19 +92,19 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     workers = await gateway.workers.remembered()
     if model not in {worker.model for worker in workers}:
         workers = await gateway.workers.now()  # before anybody is refused
-    chosen = [worker for worker in workers if model is None or worker.model == model]
-    chosen = [
-        worker for worker in chosen if is_among(worker.chat_paths, request.method, path)
-    ] or chosen
     models = sorted({worker.model for worker in workers})
     if model is None and len(models) > 1:
-        return openai_error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
-    if not chosen:
+        return openai_error(400, f"Name a model: {', '.join(models)}.")
+    of_model = [worker for worker in workers if model is None or worker.model == model]
+    if not of_model:
         return await to_thread.run_sync(_nobody, model, models, services)
+    chosen = [worker for worker in of_model if is_among(worker.chat_paths, request.method, path)]
+    if not chosen:
+        return _not_served(of_model[0].model, path)
     infos = [worker.info for worker in chosen if worker.info is not None]
     too_much = await to_thread.run_sync(excess, body, infos)
     if too_much is not None:
-        return openai_error(400, too_much.message, "invalid_request_error", too_much.field)
+        return openai_error(400, too_much.message, param=too_much.field)
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
     # One worker has every prefix.
@@ -176,15 +180,7 @@ async def _entries(
 
 async def other(request: Request, services: AppServices) -> Response:
     """Other paths of a worker's vLLM, such as /v1/messages or /score; none that administers it."""
-    workers = await services.gateway.workers.remembered() or await services.gateway.workers.now()
-    wanted: str = request.scope["path"]
-    if workers and not any(
-        is_among(worker.chat_paths, request.method, wanted) for worker in workers
-    ):
-        return openai_error(404, "No model that is served here has this path.", "NotFoundError")
-    if not workers:
-        return await to_thread.run_sync(_nobody, None, [], services)
-    return await _pass_on(request, services, wanted)
+    return await _pass_on(request, services, request.scope["path"])
 
 
 for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
@@ -194,17 +190,29 @@ for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
     )
 
 
+def _not_served(model: str, path: str) -> Response:
+    """404 for a path that the model's workers do not have."""
+    if path.endswith(_EMBEDDINGS):
+        lacks = "makes no embeddings; deploy one that does, under its own name"
+    else:
+        lacks = f"has no {path[:_MOST_PATH_CHARS]}"
+    return openai_error(404, f"The model `{model}` {lacks}.")
+
+
 def _nobody(model: str | None, models: list[str], services: Services) -> Response:
-    """404 for a model that is not served here, 503 for one whose workers are away."""
-    known = services.workers.known_models()
-    if (model is None and not models) or model in known:
+    """404 for a name that is none of the models of a node that serves; 503 while it may become one.
+
+    The network asks another node after 503; after a validator's 404 it convicts the executor.
+    """
+    if not models or model in services.workers.known_models() or _loads(services):
         who = f"the model {model}" if model else "a model"
-        return openai_error(
-            503,
-            f"No worker serves chat for {who} right now; try again later.",
-            "service_unavailable",
-        )
-    served = f"; ask for one of {', '.join(models)}" if models else ""
-    return openai_error(
-        404, f"The model `{model}` is not served here{served}.", "NotFoundError", "model"
+        return openai_error(503, f"No worker serves chat for {who} right now; try again later.")
+    message = f"The model `{model}` is not served here; ask for one of {', '.join(models)}."
+    return openai_error(404, message, param="model")
+
+
+def _loads(services: Services) -> bool:
+    """Whether a model is being loaded, whatever it is called."""
+    return services.deployments.status().state is DeploymentState.STARTING or any(
+        worker.state == "starting" for worker in services.workers.live()
     )

@@ -34,6 +34,11 @@ _ADMINISTRATIVE = re.compile(
 _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 
+def is_clients_path(path: str) -> bool:
+    """Whether the path is one of a model's clients: OpenAI's, Anthropic's and the like."""
+    return path.startswith(FOLDERS) or path in ELSEWHERE
+
+
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
     """The routes (method, path) of a server that the API passes on, as "POST /v1/score"."""
     return sorted(

@@ -24,6 +24,7 @@ from api.proofs.dispatch import Dispatcher
 from api.seen.times import ChatTimes
 from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER
+from poc_core.serving.deployments import Deployment
 from poc_core.serving.openai_paths import USUAL
 from poc_core.settings import Settings
 from poc_core.state import registry
@@ -346,6 +347,9 @@ class TestStreams:
         )
 
 
+MODEL_PATHS = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/score")
+
+
 class TestChoice:
     def test_goes_to_the_worker_of_the_model(self, api: httpx.Client, start: Start) -> None:
         start("w1", hangs_up, model="other")
@@ -428,9 +432,40 @@ class TestChoice:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert answer.json()["error"]["code"] == 503
 
-    def test_no_worker_at_all_is_503(self, api: httpx.Client) -> None:
-        answer = api.post(CHAT, json=body(None))
+    @pytest.mark.parametrize("path", MODEL_PATHS)
+    @pytest.mark.parametrize("model", [None, MODEL])
+    def test_no_worker_at_all_is_503(self, api: httpx.Client, path: str, model: str | None) -> None:
+        answer = api.post(path, json=body(model))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+    @pytest.mark.parametrize("path", MODEL_PATHS)
+    def test_any_name_is_503_while_a_model_loads(
+        self, api: httpx.Client, start: Start, services: Services, path: str
+    ) -> None:
+        """It may be the one that loads, by a name that is not known yet."""
+        start("w1", answers)
+        assert api.post(path, json=body("nope")).status_code == 404
+        services.workers.heartbeat(worker_record("w2", "another", state="starting"))
+        answer = api.post(path, json=body("nope"))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+    def test_so_it_is_while_its_deployment_starts(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        start("w1", answers)
+        services.deployments.deploy_first(Deployment(model="another"), "host")
+        assert api.post(CHAT, json=body("another")).status_code == 503
+
+    @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed", "/cohere/v2/embed"])
+    def test_a_model_without_embeddings_says_so(
+        self, api: httpx.Client, start: Start, services: Services, path: str
+    ) -> None:
+        worker = start("w1", answers)
+        services.workers.heartbeat(replace(worker.record, chat_paths=("POST /v1/completions",)))
+        answer = api.post(path, json=body())
+        assert answer.status_code == 404
+        assert "`tiny-qwen3` makes no embeddings" in answer.json()["error"]["message"]
+        assert worker.received == []
 
 
 class TestBadBodies:
