@@ -93,7 +93,7 @@ def here(cache: ModelCache) -> set[str]:
 def test_what_the_engine_loads_comes_and_nothing_else(
     cache: ModelCache,
     hub_with: Callable[[Mapping[str, bytes]], Hub],
-    weights: Mapping[str, bytes],
+    weights: dict[str, bytes],
     loaded: set[str],
     commit: str | None,
 ) -> None:
