@@ -150,6 +150,8 @@ class TestOtherPaths:
             ("POST", "/v2/../sleep"),
             ("POST", "/cohere/sleep"),
             ("POST", "/collective_rpc"),
+            ("POST", "/v1/systemone"),
+            ("POST", "/v1/completions/derender"),
             ("GET", "/v1/score"),
             ("POST", "/v1/load_lora_adapter"),
             ("POST", "/v1/../sleep"),
@@ -182,6 +184,19 @@ class TestOtherPaths:
         assert api.post(AUDIO, files={"file": sound}).status_code == 400
         broken = {"Content-Type": "multipart/form-data"}
         assert api.post(AUDIO, content=b"--", headers=broken).status_code == 400
+
+    def test_that_nothing_bounds_are_404_though_a_worker_of_an_earlier_release_tells_them(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        worker = start("w1", answers)
+        told = ("POST /generative_scoring", "POST /v1/new", "POST /v1/score")
+        services.workers.heartbeat(replace(worker.record, chat_paths=told))
+        for path in ("/generative_scoring", "/v1/new"):
+            answer = api.post(path, json=body(items=["x"] * 1000))
+            assert answer.status_code == 404
+            assert "POST /v1/score" in answer.json()["error"]["message"]
+        assert api.post("/v1/score", json=body()).status_code == 200
+        assert len(worker.received) == 1
 
     def test_without_any_worker_are_503(self, api: httpx.Client) -> None:
         assert api.post("/v1/score", json=body()).status_code == 503
@@ -456,7 +471,7 @@ class TestChoice:
         services.deployments.deploy_first(Deployment(model="another"), "host")
         assert api.post(CHAT, json=body("another")).status_code == 503
 
-    @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed", "/cohere/v2/embed"])
+    @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed"])
     def test_a_model_without_embeddings_says_so(
         self, api: httpx.Client, start: Start, services: Services, path: str
     ) -> None:
@@ -489,11 +504,40 @@ class TestBadBodies:
         assert answer.json()["error"]["param"] in ("n", "max_tokens")
         assert worker.received == []
 
+    @pytest.mark.parametrize(
+        "more",
+        [{"structured_outputs": True}, {"tools": [5]}, {"messages": "x"}, {"messages": None}],
+        ids=str,
+    )
+    def test_what_vllm_would_break_on_is_400_by_its_field(
+        self, api: httpx.Client, start: Start, more: dict[str, Any]
+    ) -> None:
+        worker = start("w1", answers)
+        answer = api.post(CHAT, json=body() | more)
+        assert answer.status_code == 400
+        assert [answer.json()["error"]["param"]] == [*more]
+        assert worker.received == []
+
+    @pytest.mark.parametrize(
+        ("path", "sent"),
+        [
+            ("/tokenize", {"prompt": "x" * 150_000}),
+            ("/v1/responses", {"input": [{}] * 30_000}),
+            (CHAT, {"chat_template_kwargs": {f"{n}": 1 for n in range(10_000)}}),
+        ],
+    )
+    def test_what_would_hold_a_worker_before_its_engine_reaches_none(
+        self, api: httpx.Client, start: Start, path: str, sent: dict[str, Any]
+    ) -> None:
+        worker = start("w1", answers)
+        assert api.post(path, json=body() | sent).status_code == 400
+        assert worker.received == []
+
     def test_a_body_of_nothing_but_short_items_is_refused_unparsed(
         self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("api.routes.openai._MAX_COMMAS", 1000)
-        monkeypatch.setattr("api.routes.openai.model_in", lambda *_: pytest.fail("parsed"))
+        monkeypatch.setattr("api.routes.openai.MAX_COMMAS", 1000)
+        monkeypatch.setattr("api.routes.openai.fields_of", lambda *_: pytest.fail("parsed"))
         worker = start("w1", answers)
         answer = api.post(CHAT, json=body(items=[1] * 2000))
         assert answer.status_code == 413
