@@ -37,7 +37,7 @@ def deploy(
         ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Number format of the weights: auto, float32 or bfloat16.")
+        str, typer.Option(help="Number format of the weights: auto, float32, bfloat16 or float16.")
     ] = "auto",
     status: Annotated[
         bool, typer.Option("--status", help="Deploy nothing; show what is deployed, host by host.")

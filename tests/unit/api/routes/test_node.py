@@ -160,13 +160,17 @@ def test_a_record_that_nobody_can_read_is_told_and_stop_mends_it(
     assert up_status(client)["status"] == "starting"
 
 
+@pytest.mark.parametrize(
+    ("said", "is_called"), [("float32", "float32"), ("float16", "float16"), ("half", "float16")]
+)
 def test_a_number_format_is_taken_from_the_body_or_the_arguments(
-    client: TestClient, host: Host
+    client: TestClient, host: Host, said: str, is_called: str
 ) -> None:
-    client.post("/api/v1/inference/up/async", json=UP | {"dtype": "float32"})
+    answer = client.post("/api/v1/inference/up/async", json=UP | {"dtype": said})
+    assert answer.status_code == 200
     status = host.store.status()
     assert status.wanted is not None
-    assert status.wanted.dtype == "float32"
+    assert status.wanted.dtype == is_called
 
 
 @pytest.mark.parametrize("path", ["up", "up/async"])
@@ -267,7 +271,8 @@ def test_up_without_a_host_is_503(client: TestClient, path: str) -> None:
         ({"model": "acme/\x1b[31mred"}, "characters that cannot be printed"),
         ({"additional_args": ["x" * 9000]}, "at most 8192 characters"),
         ({"additional_args": "--seed 1"}, "valid list"),
-        ({"dtype": "int4"}, "Input should be 'auto', 'float32' or 'bfloat16'"),
+        ({"dtype": "int4"}, "Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ({"dtype": ["float16"]}, "Input should be"),
         ({"model": "--trust-remote-code"}, "match pattern"),
         ({"model": ""}, "at least 1 character"),
     ],
