@@ -146,8 +146,12 @@ class Worker(BaseModel):
 
 
 class Status(BaseModel):
-    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
-    state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    status: Literal["IDLE", "GENERATING", "VALIDATING"] = Field(
+        description="What the node does; IDLE once the round has ended."
+    )
+    state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
+        description="Of the round stored last; IDLE before the first."
+    )
     config: dict[str, JsonValue] | None = Field(
         description="Of the round that runs; null without one."
     )
@@ -232,7 +236,7 @@ class Done(BaseModel):
 class NodeState(BaseModel):
     state: Literal["INFERENCE", "STOPPED"]
     version: str
-    poc_status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    poc_status: Literal["IDLE", "GENERATING", "VALIDATING"]
     inference_healthy: bool = Field(description="A worker of the deployed model is ready.")
     loaded_model: str = Field(description="As it was asked for; empty while none is served.")
     poc_validation_inference: bool = Field(description="Chat is served while proofs are computed.")

@@ -158,6 +158,11 @@ class RoundState(StrEnum):
     VALIDATING = "VALIDATING"
     STOPPED = "STOPPED"
 
+    @property
+    def activity(self) -> "RoundState":
+        """What the node does in this state; in the network's words a round that ended is none."""
+        return RoundState.IDLE if self is RoundState.STOPPED else self
+
 
 class RoundConfig(BaseModel, frozen=True):
     """What a round was started with; checked before it is stored."""

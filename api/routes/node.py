@@ -31,7 +31,7 @@ def state(services: AppServices) -> answers.NodeState:
     return answers.NodeState(
         state="INFERENCE" if serves else "STOPPED",
         version=VERSION,
-        poc_status=(current.state if current is not None else RoundState.IDLE).value,
+        poc_status=(current.state if current is not None else RoundState.IDLE).activity.value,
         inference_healthy=serves
         and (not status.hosts or status.wanted is None or status.wanted.name in ready),
         loaded_model=loaded,
