@@ -146,8 +146,8 @@ class Worker(BaseModel):
 
 
 class Status(BaseModel):
-    status: Literal["IDLE", "GENERATING", "VALIDATING"] = Field(
-        description="What the node does; IDLE once the round has ended."
+    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
+        description="What the node does; IDLE once the round has ended."  # STOPPED: of older nodes
     )
     state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
         description="Of the round stored last; IDLE before the first."
