@@ -92,6 +92,7 @@ def judge(snapshot: Snapshot) -> Health:
     seats = roster(seen, now, snapshot.worker_ttl_s)
     found = [
         *_workers(seen, seats),
+        *_lost(snapshot, seen),
         *_restarts(seats),
         *_chat(seats, now),
         *_hosts(snapshot, seen),
@@ -137,6 +138,16 @@ def _nobody(seen: Overview) -> Reason:
     more = ": none is started yet, or their hosts are gone; `proofline up` or `workers` starts some"
     at = max((host.last_report_at for host in seen.gone), default=None)
     return Reason("workers", Level.DOWN, "no worker is here", more, at)
+
+
+def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
+    """Redis was emptied lately: clients that wait for a job or a round would wait in vain."""
+    record = seen.deployment.record
+    at = record.restored_at if record is not None else None
+    if at is not None and snapshot.now - at < LATELY_S:
+        what = f"Redis lost its records {duration(snapshot.now - at)} ago"
+        more = ", jobs and rounds among them: the model is served again; find out what emptied it"
+        yield Reason("redis", Level.DEGRADED, what, more)
 
 
 def _restarts(seats: Sequence[Seat]) -> Iterator[Reason]:

@@ -97,6 +97,7 @@ class Follower:
         self._vllm_version = _vllm_version()
         self._machine = MachineTeller(store, self.id, host, announce)
         self._offered = False
+        self._known: DeploymentRecord | None = None  # as it was read last
         self._lock = threading.RLock()  # of all below; not held while Redis is asked
         self._plan: Plan | None = None  # that is followed now
         self._fleet: Fleet | None = None
@@ -183,7 +184,7 @@ class Follower:
             self._store.tell_logs(self.id, HostLogs(host=self.host, workers=logs))
 
     def _read(self) -> DeploymentRecord | None:
-        record = self._store.read()
+        record = self._unless_lost(self._store.read())
         others = record is not None and record.by == "start" and record.wanted != self._own
         if self._own is not None and (not self._offered or others):
             self._store.deploy_first(self._own, self.id)
@@ -196,6 +197,20 @@ class Follower:
                     f"{what}, and that counts more than --model; `proofline deploy` changes it"
                 )
             self._offered = True
+        return record
+
+    def _unless_lost(self, record: DeploymentRecord | None) -> DeploymentRecord | None:
+        """The record as it was read, or brought back where Redis has lost it."""
+        known = self._known
+        if known is not None and (record is None or record.generation < known.generation):
+            if self._store.restore(known, self.host):
+                self._announce(
+                    "Redis lost its records, jobs and rounds among them (FLUSHALL, or a restart"
+                    " without its file); the deployment is written again"
+                )
+            record = self._store.read()
+        if record is not None and record.asked_at:  # else nobody can read it
+            self._known = record
         return record
 
     def _plan_for(self, record: DeploymentRecord | None) -> Plan:

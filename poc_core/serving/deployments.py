@@ -88,6 +88,7 @@ class DeploymentRecord:
     asked_at: float
     settled_at: float | None = None  # when it first served, or failed
     error: str | None = None  # why it failed
+    restored_at: float | None = None  # when a host brought back the record that Redis had lost
 
 
 @dataclass(frozen=True)

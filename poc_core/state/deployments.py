@@ -49,6 +49,7 @@ class DeploymentStore:
         self._deploy = scripts.load(redis, "deploy")
         self._withdraw = scripts.load(redis, "withdraw")
         self._report = scripts.load(redis, "report_host")
+        self._restore = scripts.load(redis, "restore_deployment")
 
     # Clients: deploy, withdraw, look.
 
@@ -116,6 +117,20 @@ class DeploymentStore:
         one that another living host began with.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
+
+    def restore(self, known: DeploymentRecord, host: str) -> bool:
+        """Brings back the record that Redis has lost, as the host of that name knew it.
+
+        False: a request has changed it since, or another host knew a newer one.
+        """
+        wanted, name = "", ""
+        if known.wanted is not None:
+            wanted, name = known.wanted.model_dump_json(exclude_unset=True), known.wanted.name
+        fields: dict[str, Any] = {"wanted": wanted, "by": known.by, "asked_at": known.asked_at}
+        fields |= {"settled_at": known.settled_at, "error": known.error}
+        args: list[Any] = [known.generation, self._clock(), host, name]
+        args += [part for item in fields.items() if item[1] is not None for part in item]
+        return bool(self._restore([keys.DEPLOYMENT], args))
 
     def report(self, report: HostReport) -> None:
         """Stores how far a host is. When all that live failed, so did the deployment: its error."""
@@ -202,6 +217,7 @@ def _record(raw: Mapping[str, str]) -> DeploymentRecord:
         asked_at=float(raw["asked_at"]),
         settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
         error=raw.get("error"),
+        restored_at=float(raw["restored_at"]) if "restored_at" in raw else None,
     )
 
 

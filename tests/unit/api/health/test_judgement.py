@@ -74,6 +74,17 @@ def two_of(*states: State, **changes: Any) -> Overview:
     return seen(*(start_of(i, state) for i, state in enumerate(states)), hosts=hosts, **changes)
 
 
+def test_a_redis_that_was_emptied_lately_is_told_for_ten_minutes() -> None:
+    def at(restored_at: float) -> tuple[str, list[str]]:
+        record = replace(ASKED, restored_at=restored_at)
+        return said(health_of(two_of("ready", "ready", record=record)))
+
+    level, (text,) = at(NOW - 61)
+    assert level == "degraded"
+    assert text.startswith("Redis lost its records 1 min ago, jobs and rounds among them")
+    assert at(NOW - 600) == ("ok", [])
+
+
 def test_a_node_whose_workers_are_ready_is_ok_since_the_last_of_them_is() -> None:
     hosts = (report(place(0), place(1, since=700.0)),)
     health = health_of(seen(start_of(0), start_of(1), hosts=hosts))

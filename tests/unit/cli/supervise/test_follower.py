@@ -306,6 +306,105 @@ def test_a_host_survives_every_record(
     assert h.look().left_out == tuple(h.fleet.left_out)
 
 
+# A Redis that was emptied.
+
+
+@pytest.mark.parametrize("options", [SYNTHETIC, OWN], ids=["deployed", "own --model"])
+def test_a_redis_that_lost_everything_gets_the_deployment_back_and_the_model_goes_on(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis, options: EngineOptions
+) -> None:
+    h = host(options)
+    h.look()
+    if options is SYNTHETIC:
+        store.deploy(LLAMA)
+        h.look()
+    h.serve()
+    before = store.read()
+    redis.flushall()
+    assert h.look().state is HostState.SERVING
+    after = store.read()
+    assert after is not None
+    assert after.restored_at is not None
+    assert replace(after, restored_at=None) == before
+    assert (len(h.fleets), h.fleet.n_stops) == (1, 0)
+    assert "Redis lost its records" in h.said[-1]
+    assert any("Redis lost its records" in event.text for event in store.events.read())
+    h.look()
+    assert len(h.said) == len(set(h.said))
+
+
+def test_what_was_withdrawn_stays_so_and_what_failed_too(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    h = asked_for_llama(host(), store)
+    h.fleet.why = "no room"
+    h.look(2)
+    redis.flushall()
+    h.look()
+    record = store.read()
+    assert record is not None
+    assert record.error == "no room"
+    store.withdraw()
+    h.look(2)
+    redis.flushall()
+    assert h.look().state is HostState.IDLE
+    record = store.read()
+    assert record is not None
+    assert (record.generation, record.wanted) == (2, None)
+
+
+def test_what_a_request_says_after_the_loss_counts_more_than_what_hosts_know(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    first, second = asked_for_llama(host(), store), host(name="h2")
+    second.look()
+    redis.flushall()
+    store.withdraw()
+    assert [one.look(2).state for one in (first, second)] == [HostState.IDLE] * 2
+    record = store.read()
+    assert record is not None
+    assert (record.wanted, record.restored_at) == (None, None)
+
+
+def test_of_several_hosts_knowledge_the_newest_counts(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    first, second = asked_for_llama(host(), store), host(name="h2")
+    second.look()
+    store.withdraw()
+    first.look(2)  # the second host has not seen that yet
+    redis.flushall()
+    second.look()
+    assert store.read() != first.follower._known  # noqa: SLF001
+    assert [one.look(2).state for one in (first, second)] == [HostState.IDLE] * 2
+    assert first.look().state is HostState.IDLE
+
+
+def test_a_host_that_starts_on_an_empty_redis_does_not_replace_what_others_run(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    first = asked_for_llama(host(), store)
+    store.withdraw()
+    store.deploy(LLAMA)
+    first.look(2)
+    first.serve()
+    redis.flushall()
+    late = host(OWN, "h2")
+    late.look()
+    assert (first.look().model, len(first.fleets)) == ("tiny-llama", 2)
+    assert late.look(2).model == "tiny-llama"
+
+
+def test_a_host_that_knew_of_no_deployment_restores_none(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    h = host()
+    h.look()
+    redis.flushall()
+    assert h.look().state is HostState.IDLE
+    assert store.read() is None
+
+
 # A --model of its own.
 
 
