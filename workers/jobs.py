@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.05
 # Seconds that chat keeps the engine before clients are told that their job waits for it.
 _CHAT_WAIT_S = 1.0
+# Seconds for which a task keeps its thread in a process whose engine is lost and that is about to
+# end: else it would take the message that it has just handed on.
+_LOST_PAUSE_S = 1.0
 
 
 class JobBatches:
@@ -53,6 +56,10 @@ class JobBatches:
 
         Does nothing where somebody else has the batch, a round has the engine or the job has ended.
         """
+        if self.proofs.is_lost:  # another worker is to have it
+            self.queue.publish(job_id, [batch_index])
+            self.leaving.wait(_LOST_PAUSE_S)
+            return
         if not self._chat_allows(job_id):
             if self.leaving.is_set():
                 self.queue.publish(job_id, [batch_index])
@@ -74,7 +81,7 @@ class JobBatches:
         return any(wanted)
 
     def _next_validation(self) -> tuple[str, int] | None:
-        if self.leaving.is_set():
+        if self.leaving.is_set() or self.proofs.is_lost:
             return None
         return self.jobs.next_validation(self.proofs.engine.info.name)
 

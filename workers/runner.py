@@ -146,6 +146,7 @@ class Runner:
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:
             self._source.fail(leases, error)
+        self._proofs.note(error)
         try:
             self.give_back(lost_engine=not is_hopeless)
         finally:

@@ -35,7 +35,8 @@ from poc_core.state.delivery.receivers import BREAKS_AT
 from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
 from poc_core.state.job_survey import ActiveJobs, JobSurvey
 
-# Losses of an engine or a worker on one batch after which its job fails: the batch is the cause.
+# Workers that died or lost their engine on one batch after which its job fails: the batch is the
+# cause.
 MAX_LOSSES = 3
 
 # Tries to build a job's answer that may end without one before the job fails, and seconds without
@@ -315,7 +316,7 @@ class JobStore:
     ) -> bool:
         """Gives a lease back uncomputed. True: the batch waits; its message is to be sent again.
 
-        The job fails when MAX_LOSSES engines were lost on this batch.
+        The job fails when MAX_LOSSES workers lost their engine on this batch.
         """
         args: list[Any] = [batch_index, worker_id, int(lost_engine), MAX_LOSSES, self._clock()]
         return bool(self._release([keys.job(job_id)], [*args, self._ended_ttl_s]))

@@ -175,9 +175,15 @@ local function retire(job, status, now, ttl)
   end
 end
 
--- One more worker or engine was lost on this batch: `limit` of them are one too many. True when the job failed of it.
-local function count_loss(job, batch, limit, now, ttl)
-  local losses = redis.call('HINCRBY', job .. ':attempts', batch, 1)
+-- A worker died or lost its engine on this batch: `limit` of them are one too many. True when the job failed of it. A worker
+-- counts once, however often it tries: its id is of one life of an engine. :attempts names them by batch, one a line.
+local function count_loss(job, batch, worker, limit, now, ttl)
+  local lost = redis.call('HGET', job .. ':attempts', batch) or ''
+  if not string.find('\n' .. lost, '\n' .. worker .. '\n', 1, true) then
+    lost = lost .. worker .. '\n'
+    redis.call('HSET', job .. ':attempts', batch, lost)
+  end
+  local losses = select(2, string.gsub(lost, '\n', ''))
   if losses < tonumber(limit) then
     redis.call('EXPIRE', job .. ':attempts', redis.call('TTL', job))
     return false

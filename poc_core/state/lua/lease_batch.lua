@@ -26,11 +26,11 @@ if redis.call('SISMEMBER', job .. ':todo', batch) == 0 then
 end
 local holder = redis.call('HGET', job .. ':leases', batch)
 if holder and holder ~= lease then -- the same lease: this call is repeated, its first answer was lost
-  local state = lease_state(holder, oldest_s)
+  local state, worker = lease_state(holder, oldest_s), lease_parts(holder)
   if state == 'held' then
     return {'held'}
   end
-  if state == 'dead' and count_loss(job, batch, most_losses, now, failed_ttl) then
+  if state == 'dead' and count_loss(job, batch, worker, most_losses, now, failed_ttl) then
     return {'ended'}
   end
 end

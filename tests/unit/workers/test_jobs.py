@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
@@ -611,6 +611,58 @@ def test_a_lost_engine_gives_all_claims_back(
     assert sorted(messages.published) == sorted([(first, 0), (first, 1), (second, 0)])
     assert [jobs.pending(job_id) for job_id in (first, second)] == [[0, 1], [0]]
     assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING] * 2
+
+
+@pytest.mark.usefixtures("exits")
+def test_a_worker_whose_engine_is_lost_takes_nothing_and_hands_its_messages_on(
+    runner: JobBatches,
+    jobs: JobStore,
+    engine: FakeEngine,
+    messages: Messages,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the first failure and the process's end, on whichever thread."""
+    monkeypatch.setattr(jobs_module, "_LOST_PAUSE_S", 0.01)
+    release = jobs.release
+
+    def meanwhile(*args: Any, **named: Any) -> bool:
+        waits = release(*args, **named)
+        runner.run_batch(*args[:2])
+        runner.run_validations()
+        return waits
+
+    def lose() -> None:
+        raise EngineLostError("The engine does not answer.")
+
+    monkeypatch.setattr(jobs, "release", meanwhile)
+    engine.events[0] = lose
+    job_id, urgent = jobs.create(new_job([0, 1])), jobs.create(validation([5]))
+    with pytest.raises(SystemExit):
+        runner.run_batch(job_id, 0)
+    assert engine.begun == [[0, 1]]
+    assert messages.published == [(job_id, 0)] * 2  # handed on, and given back
+    assert [read(jobs, one).status for one in (job_id, urgent)] == [
+        JobStatus.RUNNING,
+        JobStatus.QUEUED,
+    ]
+
+
+def test_an_engine_that_died_while_it_was_idle_is_given_nothing(
+    runner: JobBatches,
+    jobs: JobStore,
+    engine: FakeEngine,
+    messages: Messages,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def died() -> None:
+        raise EngineLostError("The vLLM engine died between two batches.")
+
+    monkeypatch.setattr(jobs_module, "_LOST_PAUSE_S", 0.01)
+    monkeypatch.setattr(engine, "check", died)
+    job_id = jobs.create(new_job([0]))
+    runner.run_batch(job_id, 0)
+    assert (messages.published, engine.begun) == ([(job_id, 0)], [])
+    assert jobs.pending(job_id) == [0]
 
 
 def test_a_spec_that_no_engine_can_follow_fails_every_job_that_has_it(
