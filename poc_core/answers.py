@@ -245,7 +245,9 @@ class NodeState(BaseModel):
 class HostStatus(BaseModel):
     id: str
     host: str
-    state: Literal["idle", "stopping", "starting", "serving", "failed"]
+    state: Literal["idle", "stopping", "keeping", "starting", "serving", "failed"] = Field(
+        description="keeping: what was stopped while it was loading goes on for 120 s."
+    )
     model: str | None = None
     workers: int = Field(description="Workers that the host runs.")
     ready: int = Field(description="Of these, ready.")
@@ -258,9 +260,15 @@ class HostStatus(BaseModel):
     )
 
 
+StartupStatus = Literal["not_started", "in_progress", "completed", "failed", "cancelled"]
+
+
 class UpStatus(BaseModel):
     is_running: bool
     status: Literal["idle", "starting", "running", "failed"]
+    startup_status: StartupStatus | None = Field(
+        None, description="The same in MLNode's words; cancelled: stopped while it was loading."
+    )
     elapsed_seconds: float | None = Field(
         description="From the request until now, or until it served or failed."
     )

@@ -113,7 +113,7 @@ def is_on_node(client: "Client", model: str) -> bool:
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
-    """End the round and all workers; the hosts go on waiting for `proofline deploy`."""
+    """End the round and all workers, loading ones too; hosts then wait for `proofline deploy`."""
     from cli.ask.connection import connect
 
     with connect(url) as client:

@@ -18,6 +18,7 @@ from redis import Redis
 from poc_core.errors import DeployedError, NoHostError
 from poc_core.machine_figures import MachineFigures
 from poc_core.serving.deployments import (
+    KEPT_S,
     Deployment,
     DeploymentRecord,
     DeploymentStatus,
@@ -68,9 +69,12 @@ class DeploymentStore:
             )
         return generation
 
-    def withdraw(self) -> int:
-        """Says that nothing shall run; returns the generation."""
-        return int(self._withdraw([keys.DEPLOYMENT], [self._clock()]))
+    def withdraw(self, keeps: bool = False) -> int:
+        """Says that nothing shall run; returns the generation.
+
+        `keeps`: hosts keep engines that still load for KEPT_S, should the very same be deployed.
+        """
+        return int(self._withdraw([keys.DEPLOYMENT], [self._clock(), int(keeps)]))
 
     def status(self) -> DeploymentStatus:
         return DeploymentStatus(self.read(), self.hosts())
@@ -123,10 +127,12 @@ class DeploymentStore:
 
         False: a request has changed it since, or another host knew a newer one.
         """
-        wanted, name = "", ""
+        wanted, name, engines = "", "", None
         if known.wanted is not None:
             wanted, name = known.wanted.model_dump_json(exclude_unset=True), known.wanted.name
+            engines = known.engines
         fields: dict[str, Any] = {"wanted": wanted, "by": known.by, "asked_at": known.asked_at}
+        fields["engines"] = engines
         fields |= {"settled_at": known.settled_at, "error": known.error}
         args: list[Any] = [known.generation, self._clock(), host, name]
         args += [part for item in fields.items() if item[1] is not None for part in item]
@@ -172,6 +178,7 @@ class DeploymentStore:
             uuid.uuid4().hex,
             host_id,
             wanted.name,
+            KEPT_S,
         ]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)
@@ -218,6 +225,8 @@ def _record(raw: Mapping[str, str]) -> DeploymentRecord:
         settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
         error=raw.get("error"),
         restored_at=float(raw["restored_at"]) if "restored_at" in raw else None,
+        engines=int(raw.get("engines", raw["generation"])),
+        cancelled="loading" in raw,
     )
 
 

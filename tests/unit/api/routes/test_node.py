@@ -336,6 +336,52 @@ def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
     assert up_status(client)["status"] == "idle"
 
 
+def test_stop_of_a_load_answers_at_once_and_the_very_same_up_goes_on(
+    client: TestClient, host: Host, aside: Callable[..., Future[httpx.Response]]
+) -> None:
+    first = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 1)
+    host.says(HostState.STARTING)
+    host.says(HostState.KEEPING, generation=2)
+    assert client.post("/api/v1/stop").status_code == 200
+    assert first.result(60).status_code == 500
+    assert (up_status(client)["startup_status"], state(client)[0]) == ("cancelled", "STOPPED")
+    assert up_status(client)["hosts"][0]["state"] == "keeping"
+    again = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 3)
+    record = host.store.read()
+    assert record is not None
+    assert (record.engines, up_status(client)["startup_status"]) == (1, "in_progress")
+    host.says(HostState.SERVING)
+    assert again.result(60).status_code == 200
+
+
+def test_down_keeps_no_load(client: TestClient, host: Host) -> None:
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.IDLE, generation=2)
+    assert client.post("/api/v1/inference/down").status_code == 200
+    assert up_status(client)["startup_status"] == "cancelled"
+    client.post("/api/v1/inference/up/async", json=UP)
+    record = host.store.read()
+    assert record is not None
+    assert record.engines == record.generation
+
+
+def test_the_deployment_is_told_in_mlnodes_words_too(client: TestClient, host: Host) -> None:
+    assert up_status(client)["startup_status"] == "not_started"
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.STARTING)
+    seen = [up_status(client)["startup_status"]]
+    host.says(HostState.SERVING)
+    seen.append(up_status(client)["startup_status"])
+    host.store.withdraw()
+    seen.append(up_status(client)["startup_status"])
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.FAILED, error="no GPU")
+    seen.append(up_status(client)["startup_status"])
+    assert seen == ["in_progress", "completed", "not_started", "failed"]
+
+
 def test_stop_says_where_engines_do_not_end(
     client: TestClient, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """A host follows the deployment in Redis, with fleets that only remember their orders."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from cli.supervise.start_stages import StartStages
 from cli.terminal import UsageError
 from poc_core.errors import ArgumentsError, OptionsError
 from poc_core.serving.deployments import (
+    KEPT_S,
     ChildLog,
     Deployment,
     DeploymentState,
@@ -182,6 +184,80 @@ def test_after_a_withdrawal_nothing_runs(host: Callable[..., Host], store: Deplo
     assert h.look().state is HostState.IDLE
     assert store.status().is_gone
     assert h.follower.waits
+
+
+def stopped_while_it_loads(h: Host, store: DeploymentStore) -> Host:
+    """The host, whose model the network node has stopped after 15 minutes of loading."""
+    asked_for_llama(h, store)
+    store.withdraw(keeps=True)
+    report = h.look()
+    assert (report.state, store.status().state) == (HostState.KEEPING, DeploymentState.IDLE)
+    assert store.status().is_gone
+    return h
+
+
+def test_a_load_that_is_stopped_goes_on_when_the_very_same_is_deployed(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = stopped_while_it_loads(host(), store)
+    for _ in range(2):
+        store.deploy(LLAMA)
+        assert h.look(2).state is HostState.STARTING
+        store.withdraw(keeps=True)
+        assert h.look(2).state is HostState.KEEPING
+    store.deploy(LLAMA)
+    report = h.serve()
+    assert (report.state, report.generation) == (HostState.SERVING, 7)
+    assert store.status().state is DeploymentState.RUNNING
+    assert (len(h.fleets), h.fleet.n_stops) == (1, 0)
+    store.withdraw(keeps=True)  # now it serves
+    assert h.look(2).state is HostState.IDLE
+    assert h.fleet.n_stops == 1
+
+
+def test_what_gets_ready_meanwhile_serves_at_once(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = stopped_while_it_loads(host(), store)
+    assert h.serve().state is HostState.KEEPING
+    store.deploy(LLAMA)
+    assert h.look().state is HostState.SERVING
+    assert (len(h.fleets), h.fleet.n_stops) == (1, 0)
+
+
+@pytest.mark.parametrize("why", ["another", "time", "down", "failed"])
+def test_a_load_that_was_stopped_ends_for_another_model_or_in_time(
+    host: Callable[..., Host], store: DeploymentStore, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    h = stopped_while_it_loads(host(), store)
+    if why == "another":
+        store.deploy(QWEN3)
+    elif why == "time":
+        later = time.monotonic() + KEPT_S + 1
+        monkeypatch.setattr("cli.supervise.follower.time.monotonic", lambda: later)
+    elif why == "down":
+        store.withdraw()
+    else:
+        h.fleet.why = "no such model"
+    report = h.look(3)
+    assert h.fleets[0].n_stops == 1
+    wanted = HostState.STARTING if why == "another" else HostState.IDLE
+    assert report.state is wanted
+    store.withdraw()
+    store.deploy(LLAMA)
+    assert h.look(2).state is HostState.STARTING
+    assert h.fleet.options.name == "tiny-llama"
+    assert len(h.fleets) == (3 if why == "another" else 2)
+
+
+def test_a_load_of_the_commands_own_model_is_not_kept(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = host(OWN)
+    assert h.look().state is HostState.STARTING
+    store.withdraw(keeps=True)
+    assert h.look(2).state is HostState.IDLE
+    assert h.fleet.n_stops == 1
 
 
 def test_a_worker_that_restarts_does_not_take_the_model_back(
