@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from api import errors
 from api.edge.body_limit import BodyLimit
 from api.edge.doorkeeper import Doorkeeper, keys_wanted
+from api.edge.encodings import Decoded
 from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
 from api.edge.in_turns import InTurns
@@ -86,6 +87,7 @@ def create_app(
     app.state.services = services or Services.create(settings)
     # From the innermost to the outermost: access is decided last, on the path that routes know.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(Decoded, max_bytes=settings.max_body_bytes)
     app.add_middleware(InTurns)
     app.add_middleware(
         Doorkeeper,

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.chat.bounds import MAX_COMMAS, excess
-from api.chat.fields import fields_of
+from api.chat.fields import UnreadableError, fields_of
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
 from api.edge.shares import client_of
@@ -80,12 +80,8 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     try:
         content_type = request.headers.get("content-type", "")
         asked = await to_thread.run_sync(fields_of, content_type, body)
-    except ValueError:
-        return openai_error(
-            400,
-            "The body must be a JSON object whose `model` is a string.",
-            "invalid_request_error",
-        )
+    except UnreadableError as error:
+        return openai_error(400, str(error), param=error.param)
     gateway, model = services.gateway, asked.get("model")
     workers = await gateway.workers.remembered()
     if model not in {worker.model for worker in workers}:

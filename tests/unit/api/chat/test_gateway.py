@@ -1,6 +1,7 @@
 """The OpenAI gateway over real sockets, before workers that answer, refuse or die."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import re
@@ -484,15 +485,50 @@ class TestChoice:
 
 
 class TestBadBodies:
-    @pytest.mark.parametrize("sent", [b"{", b"[]", b'"text"', b'{"model": 5}', b"\xff\xfe", b"a=b"])
-    def test_not_a_json_object_with_a_model_is_400(
-        self, api: httpx.Client, start: Start, sent: bytes
+    @pytest.mark.parametrize(
+        ("sent", "why"),
+        [
+            (b"{", "no JSON: EOF while parsing an object at line 1 column 1"),
+            (b'{"model": "x",\n "messages": [}', "no JSON: expected value at line 2 column 15"),
+            (b"a=b", "no JSON: expected value at line 1 column 1"),
+            (b'{"messages": [{"content": "\\ud83d"}]}', "column 34, which is half of a surrogate"),
+            (b'{"x": "\\udc00"}', "surrogate in hex escape at line 1 column"),
+            (b'{"model": "\xff\xfe"}', "not UTF-8: byte 0xff at position 11"),
+            ('{"model": "x"}'.encode("utf-16"), "not UTF-8: byte 0xff at position 0"),
+            ('{"model": "\ud800"}'.encode("utf-8", "surrogatepass"), "byte 0xed at position 11"),
+            (
+                gzip.compress(b"{}", mtime=0),
+                "The body is gzip; say so with the header Content-Encoding: gzip.",
+            ),
+            (b"[]", "must be a JSON object"),
+            (b'"text"', "must be a JSON object"),
+            (b'{"model": 5}', "`model` must be a string"),
+            (b'{"messages": null}', "messages must be a list"),
+            (b"[" * 100_000, "recursion limit exceeded at line 1 column"),
+        ],
+    )
+    def test_what_cannot_be_read_is_400_that_says_why(
+        self, api: httpx.Client, start: Start, sent: bytes, why: str
     ) -> None:
         worker = start("w1", answers)
         answer = api.post(CHAT, content=sent, headers=JSON)
         assert answer.status_code == 400
-        assert answer.json()["error"]["type"] == "invalid_request_error"
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert why in error["message"]
         assert worker.received == []
+
+    @pytest.mark.parametrize("encoding", ["gzip", "GZIP"])
+    def test_compressed_body_reaches_the_worker_as_it_was_before(
+        self, api: httpx.Client, start: Start, encoding: str
+    ) -> None:
+        worker = start("w1", answers)
+        sent = json.dumps(body()).encode()
+        headers = JSON | {"Content-Encoding": encoding}
+        assert api.post(CHAT, content=gzip.compress(sent), headers=headers).status_code == 200
+        (received,) = worker.received
+        assert received.body == sent
+        assert received.values("content-encoding") == []
 
     def test_more_answers_than_one_request_may_have_reach_no_worker(
         self, api: httpx.Client, start: Start
