@@ -252,7 +252,8 @@ class ModelInfo:
         return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
 
 
-# In a chat answer: the worker's engine is gone, so another worker may answer the request.
+# In a chat answer: the worker's engine is gone, so another worker may answer the request. "0": it
+# was gone before the request came.
 ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
 # In a chat request: shows the worker that the request comes from an API of its own node.

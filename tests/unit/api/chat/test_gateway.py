@@ -710,6 +710,155 @@ class TestDeaths:
             api.post(CHAT, json=body())
 
 
+def loses_its_engine(call: Call) -> None:
+    call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1")
+
+
+def begins_and_dies(call: Call) -> None:
+    call.begin_stream()
+
+
+class TestRequestsThatEndEngines:
+    @pytest.mark.parametrize("dies", [hangs_up, loses_its_engine, begins_and_dies])
+    def test_go_to_one_other_worker_and_are_refused_by_every_api_from_then_on(
+        self, api: httpx.Client, start: Start, services: Services, dies: Behaviour
+    ) -> None:
+        workers = [start(f"w{n}", dies) for n in range(3)]
+        assert api.post(CHAT, json=body(stream=True)).status_code == 503
+        for n in range(2):
+            # another API process knows no more than Redis
+            services.gateway.workers = ChatWorkers(services.workers, registry.CHAT_MEMORY_S)
+            answer = api.post(CHAT, json=body(stream=bool(n), user=f"{n}"))
+            assert answer.status_code == 400
+            assert "refused for ten minutes" in answer.json()["error"]["message"]
+        assert sorted(len(worker.received) for worker in workers) == [0, 1, 1]
+        told = [one for one in services.events.read() if one.kind == "refused"]
+        (event,) = [one for one in told if "engines of 2 workers" in one.text]
+        assert CHAT in event.text
+        assert "proofline_chat_deadly_requests_total 1.0" in api.get("/metrics").text
+        workers[0].behaviour = workers[1].behaviour = workers[2].behaviour = answers
+        assert api.post(CHAT, json=body(max_tokens=5)).content == ANSWER
+
+    def test_are_known_again_where_the_only_worker_was_replaced(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        for n in range(2):
+            start(f"w{n}", hangs_up)
+            assert api.post(CHAT, json=body()).status_code == 503
+            services.workers.remove(f"w{n}")
+        worker = start("w2", answers)
+        assert api.post(CHAT, json=body()).status_code == 400
+        assert worker.received == []
+
+    def test_are_known_by_streams_that_broke_off_too(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=0)
+
+        def dies_in_the_stream(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(EVENTS[0])
+
+        for n in range(2):
+            start(f"w{n}", dies_in_the_stream)
+            assert b"was lost" in api.post(CHAT, json=body(stream=True)).content
+            services.workers.remove(f"w{n}")
+        start("w2", streams)
+        assert api.post(CHAT, json=body(stream=True)).status_code == 400
+
+    def test_are_not_those_that_were_never_in_an_engine(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        def was_lost_before(call: Call) -> None:
+            call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 0")
+
+        for n in range(3):
+            start(f"a{n}", answers).die()
+            start(f"b{n}", was_lost_before)
+        start("w", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+        assert not services.redis.keys("poc:chat:*")
+
+    def test_that_another_engine_answered_are_forgotten(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        first = start("w1", hangs_up, chat_active=0)
+        start("w2", answers, chat_active=1)
+        assert api.post(CHAT, json=body()).content == ANSWER
+        wait_until(lambda: not services.redis.keys("poc:chat:*"))
+        assert len(first.received) == 1
+
+    def test_leave_others_that_were_there_to_a_further_worker(
+        self,
+        api: httpx.Client,
+        start: Start,
+        services: Services,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 0.05)
+        honest, poison = body(max_tokens=1), body(max_tokens=2)
+
+        def engine(n_honest: int) -> Behaviour:
+            """Ends by the poison, when it has so many others."""
+            seen: list[bytes] = []
+            ended = threading.Event()
+
+            def dies(call: Call) -> None:
+                seen.append(call.received.body)
+                if any(b'"max_tokens":2' in one for one in seen) and len(seen) > n_honest:
+                    ended.set()
+                assert ended.wait(60)
+                loses_its_engine(call)
+
+            return dies
+
+        first = start("w1", engine(2), chat_active=0)
+        second = start("w2", engine(0), chat_active=10)
+        start("w3", answers, chat_active=20)
+        found: dict[str, int] = {}
+
+        def ask(name: str, sent: dict[str, Any]) -> None:
+            found[name] = api.post(CHAT, json=sent).status_code
+
+        threads = [
+            threading.Thread(target=ask, args=one)
+            for one in (("a", honest), ("b", body(max_tokens=3)), ("poison", poison))
+        ]
+        monkeypatch.setattr(
+            services.gateway,
+            "by_prefix",
+            lambda workers, _: sorted(workers, key=lambda one: one.id),
+        )
+        for n, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(lambda: len(first.received) == n)  # noqa: B023
+        for thread in threads:
+            thread.join(60)
+        assert found == {"a": 200, "b": 200, "poison": 503}
+        assert second.received
+        assert [api.post(CHAT, json=one).status_code for one in (honest, poison)] == [200, 400]
+
+
+class TestIdleConnections:
+    @pytest.mark.parametrize("n_workers", [1, 2])
+    def test_that_the_worker_has_closed_cost_it_no_request(
+        self, api: httpx.Client, start: Start, services: Services, n_workers: int
+    ) -> None:
+        def answers_and_closes_late(call: Call) -> None:
+            """Closes the connection when the next request is already on it."""
+            call.answer(ANSWER)
+            call.connection.recv(65536)
+
+        worker = start("w1", answers_and_closes_late)
+        others = [start("w2", answers, chat_active=5)] if n_workers == 2 else []
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        for _ in range(4):
+            assert api.post(CHAT, json=body()).content == ANSWER
+        assert len(worker.received) == 4
+        assert all(other.received == [] for other in others)
+        assert not services.redis.keys("poc:chat:*")
+
+
 class TestTimes:
     """What /metrics tells of requests."""
 
