@@ -32,7 +32,8 @@ class Strangers:
 
     def enter(self, connection: _Guarded) -> None:
         if self._n >= self._most:  # whoever holds most of them makes room
-            self.close(next(iter(max(self._by_address.values(), key=len))))
+            most = max(self._by_address.values(), key=len)
+            self.close(next(iter(most)))
         timer = connection.loop.call_later(SECONDS, self.close, connection)
         self._by_address.setdefault(connection.address, {})[connection] = timer
         self._n += 1
