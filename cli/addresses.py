@@ -1,6 +1,6 @@
 """Addresses on the command line: what they mean, and which cannot be."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from cli.terminal import UsageError
@@ -9,9 +9,9 @@ from poc_core.callbacks import literal_address
 _ALLOW = "POC_CALLBACK_ALLOW"
 
 
-def receiver_settings(host: str, port: int, env: Mapping[str, str]) -> dict[str, str]:
+def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
     """Settings that keep an open API's strangers off this host's loopback; those in `env` win."""
-    settings = {"POC_API_PORT": str(port)}
+    settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)
     if host != "localhost" and (address is None or not address.is_loopback) and not env.get(_ALLOW):
         settings[_ALLOW] = "public,private"

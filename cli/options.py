@@ -7,7 +7,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_PORT = 8000
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"  # as poc_core.settings, which takes long to import
 # what the network uses, and a distance round that names none (protocol.md, section 5)
 DEFAULT_SEQ_LEN = 256
@@ -33,6 +34,19 @@ MAX_TOKENS_HELP = (
 OUTPUT_HELP = "Write the JSON to this file instead of stdout."
 
 Url = Annotated[str, typer.Option("--url", help="Where the API runs.", envvar="PROOFLINE_URL")]
+Ports = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--port",
+        min=0,
+        max=65535,
+        envvar="POC_API_PORT",
+        help=(
+            "TCP port of the API; 0 for a free one. Given several times: the same API on each port."
+        ),
+        show_default=str(DEFAULT_PORT),
+    ),
+]
 Verbose = Annotated[
     bool,
     typer.Option(

@@ -1,4 +1,4 @@
-# Makes the passwords of a node, for the services of compose.yaml, and lets each service see its own alone.
+# Generates the passwords of a node, for the services of compose.yaml, and lets each service see its own alone.
 #
 #   sh make_secrets.sh ALL EACH USERS [ACL]
 #
@@ -8,10 +8,25 @@
 # USERS    the users' rights, users.acl beside this file
 # ACL      directory for users.acl where Redis may write, so that it keeps the users of joined hosts (`proofline hosts`); ALL
 #
-# A password is $REDIS_PASSWORD, $FLOWER_PASSWORD or $GRAFANA_PASSWORD where set, else the one already there, else made up.
+# A password is $REDIS_PASSWORD, $FLOWER_PASSWORD or $GRAFANA_PASSWORD where set, else what the file redis_password,
+# flower_password or grafana_password in the folder $GIVEN holds, else the one already there, else generated.
 set -eu
 umask 022
 ALL=$1 EACH=$2 USERS=$3 ACL=${4:-$1}
+
+if [ -n "${IN_ENV:-}" ]; then
+    echo "Take REDIS_PASSWORD, FLOWER_PASSWORD, GRAFANA_PASSWORD and METRICS_KEY out of .env, which every container gets;" \
+        "each is a file of docker/secrets: redis_password, flower_password, grafana_password, metrics_key." >&2
+    exit 1
+fi
+
+given() { # file's name, value from the environment
+    if [ -z "$2" ] && [ -s "${GIVEN:-/nowhere}/$1" ]; then
+        tr -d '\r\n' <"$GIVEN/$1"
+    else
+        printf %s "$2"
+    fi
+}
 
 put() { # value, file
     printf %s "$1" >"$2.new"
@@ -41,9 +56,9 @@ user() { # name, its passwords
     printf 'user %s on %s %s\n' "$1" "$2" "$(sed -n "s/^user $1 //p" "$USERS" | tr '\n' ' ')"
 }
 
-password redis_password "${REDIS_PASSWORD:-}" REDIS_PASSWORD
-password flower_password "${FLOWER_PASSWORD:-}" FLOWER_PASSWORD
-password grafana_password "${GRAFANA_PASSWORD:-}" GRAFANA_PASSWORD
+password redis_password "$(given redis_password "${REDIS_PASSWORD:-}")" REDIS_PASSWORD
+password flower_password "$(given flower_password "${FLOWER_PASSWORD:-}")" FLOWER_PASSWORD
+password grafana_password "$(given grafana_password "${GRAFANA_PASSWORD:-}")" GRAFANA_PASSWORD
 rights=$(user default "$(hashed redis_password)")
 for name in api worker courier flower; do
     password "${name}_redis_password" "" ""
@@ -57,7 +72,7 @@ done
 mkdir -p "$EACH/prometheus" "$EACH/grafana"
 put "$(cat "$ALL/flower_password")" "$EACH/flower/flower_password"
 put "$(cat "$ALL/flower_password")" "$EACH/prometheus/flower_password"
-put "${METRICS_KEY:-}" "$EACH/prometheus/metrics_key"
+put "$(given metrics_key "${METRICS_KEY:-}")" "$EACH/prometheus/metrics_key"
 put "$(cat "$ALL/grafana_password")" "$EACH/grafana/grafana_password"
 hosts=$(sed -n '/^user host-/p' "$ACL/users.acl" 2>/dev/null || true)
 put "$rights

@@ -16,6 +16,8 @@ from poc_core.redis_at.url import RedisUrl
 from poc_core.serving.trusted_models import parse_trusted
 from poc_core.work_settings import WorkSettings
 
+# In POC_TRUSTED_NETWORKS: the private networks.
+PRIVATE = "private"
 # Seconds to wait for Redis; a longer silence is an error, which clients see as 503.
 REDIS_TIMEOUT_S = 5.0
 
@@ -58,7 +60,8 @@ class Settings(WorkSettings):
         "",
         description=(
             "Addresses and networks (CIDR, after commas) whose clients need no key: where the"
-            " network's own client comes from."
+            " network node comes from. private: loopback and private networks, except gateways;"
+            " a request with X-Forwarded-For only if all addresses in it are trusted too."
         ),
     )
     allowed_hosts: str = Field(
@@ -111,6 +114,11 @@ class Settings(WorkSettings):
             "redis_url": parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
         }
 
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _no_key(cls, key: object) -> object:
+        return key or None  # Compose passes an empty one on
+
     @field_validator("redis_url")
     @classmethod
     def _redis_scheme(cls, url: str) -> str:
@@ -139,6 +147,12 @@ class Settings(WorkSettings):
     @classmethod
     def _real_networks(cls, text: str) -> str:
         parse_networks(text)
+        return text
+
+    @field_validator("api_port")
+    @classmethod
+    def _real_ports(cls, text: str) -> str:
+        parse_ports(text)
         return text
 
     @field_validator("allowed_origins")
@@ -172,7 +186,7 @@ class Settings(WorkSettings):
     @property
     def own_ports(self) -> frozenset[int]:
         """The ports known without asking Redis: the API's and Redis' own."""
-        return RedisUrl.of(self.redis_url).ports | {self.api_port}
+        return RedisUrl.of(self.redis_url).ports | set(parse_ports(self.api_port))
 
     @property
     def chat(self) -> ChatPolicy:
@@ -244,12 +258,22 @@ def listed(text: str) -> list[str]:
     return [entry.strip().lower() for entry in text.split(",") if entry.strip()]
 
 
+def parse_ports(text: str) -> list[int]:
+    """The ports between spaces, at least one. ValueError says what is allowed."""
+    ports = [int(part) if part.isdecimal() else 0 for part in text.split()]
+    if not ports or not all(0 < port < 65536 for port in ports):
+        raise ValueError("must be a port from 1 to 65535, or several with spaces between")
+    return ports
+
+
 def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
-    """The networks between commas. ValueError says what is allowed."""
+    """The networks between commas, PRIVATE left out. ValueError says what is allowed."""
     try:
-        return [ip_network(entry) for entry in listed(text)]
+        return [ip_network(entry) for entry in listed(text) if entry != PRIVATE]
     except ValueError:
-        raise ValueError("must be addresses or networks such as 10.0.0.0/8, after commas") from None
+        raise ValueError(
+            "must be addresses or networks such as 10.0.0.0/8, or private, after commas"
+        ) from None
 
 
 def load_settings(**overrides: object) -> Settings:

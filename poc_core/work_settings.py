@@ -45,8 +45,8 @@ class WorkSettings(BaseSettings):
         gt=0,
         description=(
             "Seconds a client with wait=true waits for the next batch before it gets 503, and"
-            " rounds and plain jobs for constant chat before they get a twentieth of the time."
-            " Validations get half of it at once."
+            " proofs for constant chat before they get a twentieth of the time, so that a"
+            " validation takes long instead of failing."
         ),
     )
     generate_result_ttl_sec: int = Field(
@@ -149,13 +149,12 @@ class WorkSettings(BaseSettings):
             " trusted there; unset: the system's. Read again when it changes."
         ),
     )
-    api_port: int = Field(
-        8000,
-        ge=1,
-        le=65535,
+    api_port: str = Field(
+        "8000",
+        coerce_numbers_to_str=True,
         description=(
-            "The API's port, where `up` and `api` have no --port; to it no callback goes on its own"
-            " machine."
+            "The API's port, or several with spaces between, where `up` and `api` have no --port;"
+            " no callback goes to them on their own machine."
         ),
     )
 

@@ -5,19 +5,19 @@ A route says what its path needs, so that no prefix of the path matters.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from ipaddress import ip_address
+from collections.abc import Callable
 
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.edge.keys import Caller, KeyFile, Role
+from api.edge.private_peers import Address, address_of, forwarded_for, is_private
 from api.edge.shares import CLIENT
 from api.errors import openai_error
 from api.seen.refusals import CALLER
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
-from poc_core.settings import Settings, parse_networks
+from poc_core.settings import PRIVATE, Settings, listed, parse_networks
 
 # Role that a route needs, by path; others need `read` for GET, `deploy` for anything else.
 _PROOFS = ("generate", "generate/{request_id}", "init/generate", "stop")
@@ -38,9 +38,6 @@ OPEN = {"/livez", "/api/v1/clock", "/console", "/console/", "/console/{name:path
 # What a host asks that has a token in place of a key: api/routes/hosts.py looks at it.
 OF_HOSTS = {"/api/v1/hosts/join", "/api/v1/hosts/standing"}
 
-# Headers that hold a key: everybody's, Anthropic's clients' and Azure's.
-_BEARER = b"authorization"
-_KEY_HEADERS = {_BEARER, b"x-api-key", b"api-key"}
 # Seconds' worth of requests that a client may send at once.
 _BURST_S = 10.0
 # Clients whose rate is remembered.
@@ -82,6 +79,7 @@ class Doorkeeper:
             settings.api_key.get_secret_value() if settings.api_key is not None else None,
         )
         self._trusted = parse_networks(settings.trusted_networks)
+        self._trusts_private = PRIVATE in listed(settings.trusted_networks)
         self._rates = (
             Rates(settings.max_requests_per_s, clock) if settings.max_requests_per_s else None
         )
@@ -99,10 +97,10 @@ class Doorkeeper:
             return self._app, scope
         peer = scope["client"][0] if scope.get("client") else ""
         who = peer
-        if self._wants_keys and not self._is_trusted(peer):
-            given = {header for header in scope["headers"] if header[0] in _KEY_HEADERS}
-            caller = self._caller(given)
-            refusal = self._refusal(caller, role_of(path, scope["method"]), bool(given))
+        if self._wants_keys and not self._is_trusted(peer, scope):
+            caller = self._caller(scope)
+            gave_one = any(name == b"authorization" for name, _ in scope["headers"])
+            refusal = self._refusal(caller, role_of(path, scope["method"]), gave_one)
             if refusal is not None:
                 return refusal, scope
             assert caller is not None
@@ -112,7 +110,7 @@ class Doorkeeper:
             scope = {
                 **scope,
                 CLIENT: who,
-                "headers": [header for header in scope["headers"] if header not in given],
+                "headers": [header for header in scope["headers"] if header[0] != b"authorization"],
             }
         wait_s = self._rates.take(who) if self._rates else 0.0
         if wait_s > 0:
@@ -134,20 +132,24 @@ class Doorkeeper:
                 partial = getattr(route, "path", None)
         return partial
 
-    def _is_trusted(self, peer: str) -> bool:
-        if not self._trusted:
-            return False
-        try:
-            address = ip_address(peer)
-        except ValueError:  # no address: a socket of this machine
-            return False
-        address = getattr(address, "ipv4_mapped", None) or address
+    def _is_trusted(self, peer: str, scope: Scope) -> bool:
+        address = address_of(peer)  # None: a socket of this machine
+        if address is not None and self._is_listed(address):
+            return True
+        return self._trusts_private and all(
+            one is not None and (self._is_listed(one) or is_private(one))
+            for one in (address, *forwarded_for(scope["headers"]))
+        )
+
+    def _is_listed(self, address: Address) -> bool:
         return any(address in network for network in self._trusted)
 
-    def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
-        """Whose key these headers hold; of two that differ, nobody's."""
-        keys = {_key(name, value.decode("latin-1")) for name, value in given}
-        return self._keys.caller(keys.pop()) if len(keys) == 1 else None
+    def _caller(self, scope: Scope) -> Caller | None:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = (
+            given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
+        )
+        return self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
 
     @staticmethod
     def _refusal(caller: Caller | None, role: Role, gave_one: bool) -> JSONResponse | None:
@@ -156,8 +158,8 @@ class Doorkeeper:
         if caller is None:
             status, kind = 401, "invalid_api_key"
             detail = (
-                "The key is wrong: the node knows none like that, or no longer, or two headers hold"
-                " two keys; its operator makes another with `proofline key new`."
+                "The key is wrong: the node knows none like that, or no longer; its operator makes"
+                " another with `proofline key new`."
                 if gave_one
                 else "This needs a key: send the header Authorization: Bearer KEY; the node's"
                 " operator makes one with `proofline key new`."
@@ -177,11 +179,6 @@ class Doorkeeper:
         if status == 401:
             answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
-
-
-def _key(name: bytes, value: str) -> str:
-    scheme, _, key = value.partition(" ") if name == _BEARER else ("bearer", "", value)
-    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 class Rates:

@@ -55,13 +55,10 @@ def deploy(body: DeployBody, services: Services) -> int:
     return generation
 
 
-def withdraw(services: Services, keeps: bool) -> int:
-    """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation.
-
-    `keeps`: engines that still load are kept for a while, see DeploymentStore.withdraw.
-    """
+def withdraw(services: Services) -> int:
+    """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation."""
     _end_work(services)
-    return services.deployments.withdraw(keeps)
+    return services.deployments.withdraw()
 
 
 async def until_served(request: Request, services: Services, generation: int) -> Response | Done:
@@ -96,7 +93,7 @@ async def until_served(request: Request, services: Services, generation: int) ->
 async def until_gone(
     services: Services, generation: int, clock: Callable[[], float] = time.monotonic
 ) -> Done:
-    """Waits until all hosts run nothing but what they keep. HTTPException 500: who still does."""
+    """Waits until all hosts run nothing. HTTPException 500 names hosts that do after a minute."""
     deadline = clock() + _GONE_S
     while True:
         status = await to_thread.run_sync(services.deployments.status)
@@ -112,9 +109,7 @@ async def until_gone(
 
 def _busy(status: DeploymentStatus) -> str:
     return ", ".join(
-        f"{host.host} ({host.state.lower()})"
-        for host in status.hosts
-        if host.state not in ("IDLE", "KEEPING")
+        f"{host.host} ({host.state.lower()})" for host in status.hosts if host.state != "IDLE"
     )
 
 

@@ -21,8 +21,10 @@ async def livez() -> answers.Health:
 
 @router.get("/health", summary="An engine can answer", responses=examples.REDIS_AWAY)
 def health(services: AppServices) -> answers.Health:
-    """200 while a worker whose engine goes on is ready, else 503. Supervisors use /livez."""
-    _models(services)
+    """200 while a worker whose engine goes on is ready, and on a node that waits for its first
+    deployment; else 503. Supervisors use /livez."""
+    if not _waits_for_its_first_deployment(services):
+        _models(services)
     return answers.Health()
 
 
@@ -49,6 +51,14 @@ def ready(services: AppServices) -> answers.Ready | JSONResponse:
     why = "The node cannot reach its Redis" if seen is None else "No worker is ready"
     refusal = answers.NotReady(detail=f"{why}: {health.text(now)}.", health=whole)
     return JSONResponse(refusal.model_dump(), 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def _waits_for_its_first_deployment(services: Services) -> bool:
+    """Whether a host is here, nothing was ever deployed, and nobody has started a worker."""
+    if services.workers.live():
+        return False
+    status = services.deployments.status()
+    return bool(status.hosts) and status.record is None and status.is_gone
 
 
 def _models(services: Services) -> list[str]:

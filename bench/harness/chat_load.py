@@ -68,16 +68,10 @@ def prompt(rng: random.Random, n_words: int) -> str:
     return " ".join(rng.choices(_WORDS, k=n_words))
 
 
-def stream(
-    http: httpx.Client,
-    model: str,
-    text: str | list[Any],
-    n_tokens: int,
-    tokens: list["Token"] | None = None,
-) -> Timed:
+def stream(http: httpx.Client, model: str, text: str | list[Any], n_tokens: int) -> Timed:
     """One answer of exactly `n_tokens` tokens to a text or to a conversation's messages.
 
-    `tokens` gets each as it comes. ChatError: refused, broken off or another number of tokens.
+    ChatError: refused, broken off or another number of tokens.
     """
     body = {
         "model": model,
@@ -95,9 +89,7 @@ def stream(
                 raise ChatError(f"{answer.status_code}: {answer.read()[:200]!r}")
             for line in answer.iter_lines():
                 if '"content":' in line and '"delta":{"role"' not in line:
-                    before, last_at = last_at or began, time.monotonic()
-                    if tokens is not None:
-                        tokens.append(Token(last_at, last_at - before, not first_at))
+                    last_at = time.monotonic()
                     first_at = first_at or last_at
                 elif '"usage":{' in line:
                     counted = line
@@ -141,15 +133,6 @@ def arriving(
     return [future.result() for future in futures]
 
 
-@dataclass(frozen=True)
-class Token:
-    """A token of an answer as its client saw it."""
-
-    at: float  # time.monotonic()
-    after_s: float  # since the one before; of the first, since the request
-    is_first: bool
-
-
 class ConstantChat:
     """Context manager: answers that overlap, so that chat is never idle."""
 
@@ -157,7 +140,6 @@ class ConstantChat:
         self, http: httpx.Client, model: str, n_threads: int = 3, n_tokens: int = 200
     ) -> None:
         self.problems: list[str] = []
-        self.tokens: list[Token] = []
         self._http, self._model, self._n_tokens = http, model, n_tokens
         self._stop = threading.Event()
         self._threads = [
@@ -184,7 +166,6 @@ class ConstantChat:
                     self._model,
                     prompt(rng, 20),
                     rng.randint(self._n_tokens // 2, self._n_tokens),
-                    self.tokens,
                 )
             except ChatError as error:
                 self.problems.append(str(error))

@@ -1,5 +1,6 @@
 """`proofline doctor`: what is wrong with this machine, before a start finds out."""
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from poc_core.gpus import Gpu
     from poc_core.settings import Settings
 
+# In each of our images; those of API, courier and Flower have no engine.
+OUR_IMAGE = Path("/usr/share/proofline/sbom.cdx.json")
+_ELSEWHERE = (
+    "this image has no engine and needs none; for the workers: docker compose exec worker proofline"
+    " doctor"
+)
 _SIGNS = {"ok": "ok", "warning": "look", "problem": "WRONG"}
 _COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem": typer.colors.RED}
 
@@ -83,15 +90,19 @@ def doctor(
     **Example:** proofline doctor --model Qwen/Qwen3-8B --callback-url http://aggregator:9100
     """
     from cli.examine import joined
-    from cli.examine.findings import findings_of
+    from cli.examine.findings import findings_of, ok
+    from poc_core.settings import parse_ports
 
     of_joining = joined.checks(join)
     settings, wrong = _settings()
     checks: list[Check] = [("settings", lambda: wrong)]
+    if not without_workers and not importlib.util.find_spec("vllm") and OUR_IMAGE.exists():
+        without_workers = True
+        checks.append(("vllm", lambda: [ok("vllm", _ELSEWHERE)]))
     if not without_workers:
         checks += _of_workers(settings, model, dtype, tensor_parallel, pipeline_parallel)
     checks += of_joining or _of_the_node(
-        settings, host, port or settings.api_port, data_dir, callback_url
+        settings, host, port or parse_ports(settings.api_port)[0], data_dir, callback_url
     )
     found = []
     for finding in findings_of(checks):
@@ -144,7 +155,6 @@ def _of_workers(
 ) -> "list[Check]":
     from api.models.cache import ModelCache
     from cli.examine import hardware, machine, packages
-    from cli.examine import model as models
     from cli.machine.cgroup import memory_left
     from poc_core.gpus import read
 
@@ -158,7 +168,6 @@ def _of_workers(
         ("memory", lambda: machine.memory(*memory_left())),
         ("nccl", lambda: hardware.multicast(gpus)),
         ("disk", lambda: machine.disk("models", ModelCache().path, 1, 20)),
-        ("models", models.in_cache),
     ]
     if model is not None:
         size = tensor_parallel * pipeline_parallel
@@ -175,8 +184,6 @@ def _of_the_model(
     settings: "Settings", name: str, dtype: Dtype, gpus: "Sequence[Gpu]", size: int
 ) -> "Iterator[Finding]":
     """Findings about the model; `gpus`: those of one worker, which is to have `size`."""
-    import importlib.util
-
     from cli.examine import model
     from cli.machine.gpus import vllm_runs_on_cpu
 

@@ -1,7 +1,6 @@
 """Memory in use and its limit, of this process's cgroup (version 2 or 1) or the whole machine."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -12,34 +11,23 @@ _V2 = ("memory.current", "memory.max", "inactive_file")
 _V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file")
 
 
-class Memory(NamedTuple):
-    """Memory in bytes."""
-
-    used: int
-    droppable: int  # of this, files that the kernel can drop, such as weights that were read
-    limit: int | None  # None: there is none
-
-
-def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
-    """The memory of this process's cgroup, else the machine's. OSError, ValueError: unknown."""
-    for folder, (usage, limit, droppable) in _folders(root, own):
-        if not (folder / usage).exists():
-            continue
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        text = (folder / limit).read_text().strip()
-        most = None if text == "max" or int(text) >= _NO_LIMIT else int(text)
-        return Memory(int((folder / usage).read_text()), int(stat.get(droppable, 0)), most)
-    memory = psutil.virtual_memory()
-    return Memory(int(memory.total - memory.available), 0, None)
-
-
 def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
     """(used, limit) in bytes, as the kernel counts before it kills. OSError, ValueError: unknown.
 
-    Used leaves out what can be dropped. Without a limit, the limit is the machine's memory.
+    Used leaves out files that the kernel can drop, such as weights that were read. Without a limit,
+    the limit is the machine's memory.
     """
-    found, total = container_memory(root, own), int(psutil.virtual_memory().total)
-    return max(0, found.used - found.droppable), min(found.limit or total, total)
+    memory = psutil.virtual_memory()
+    for folder, names in _folders(root, own):
+        usage, limit, droppable = names
+        if not (folder / usage).exists():
+            continue
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used = int((folder / usage).read_text()) - int(stat.get(droppable, 0))
+        text = (folder / limit).read_text().strip()
+        most = _NO_LIMIT if text == "max" else int(text)
+        return max(0, used), min(most, int(memory.total))
+    return int(memory.total - memory.available), int(memory.total)
 
 
 def memory_left() -> tuple[int, int]:

@@ -8,8 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
+from cli.machine.cgroup import memory_left
 from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.shipped import shipped_models
 
@@ -31,14 +30,8 @@ def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
     return {VARIABLE: str(min(MOST_GIB, max(LEAST_GIB, gib)))}
 
 
-def available_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes() -> int:
     """Bytes that this process could still take, of the machine's memory and its container's."""
-    found = []
-    with suppress(OSError):
-        found.append(int(psutil.virtual_memory().available))
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()  # "max" without a limit
-        found.append(int(limit) - int((cgroup / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
-    return max(0, min(found)) if found else 0
+    with suppress(OSError, ValueError):
+        return memory_left()[0]
+    return 0

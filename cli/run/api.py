@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -24,9 +25,7 @@ _OWN_BLOCK_BYTES = 72 * 1024
 
 def api(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, envvar="POC_API_PORT", help="TCP port to listen on.")
-    ] = 8000,
+    ports: options.Ports = None,
     redis_url: options.RedisUrl = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:
@@ -39,10 +38,11 @@ def api(
     _give_memory_back()
     import uvicorn
 
-    from cli.supervise.ports import reserve_port
+    from cli.supervise.ports import bound
 
-    reserve_port(host, port)
-    os.environ.update(receiver_settings(host, port, os.environ))
+    sockets = [bound(host, port) for port in ports or [options.DEFAULT_PORT]]
+    listens_on = [one.getsockname()[1] for one in sockets]
+    os.environ.update(receiver_settings(host, listens_on, os.environ))
     from api.app import create_app
     from api.edge.connections import (
         MAX_CONNECTIONS,
@@ -71,10 +71,8 @@ def api(
     # What exists by now lives to the end; searching it for garbage held up requests for 0.1 s.
     gc.collect()
     gc.freeze()
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         access_log=access_log,
         http=limited(Limits(connections)),
         ws="none",
@@ -84,6 +82,9 @@ def api(
         proxy_headers=False,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )
+    note(f"api: listens on {host}, port {' and '.join(map(str, listens_on))}")
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets)
 
 
 def _give_memory_back() -> None:

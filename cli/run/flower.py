@@ -1,5 +1,6 @@
 """`proofline flower`: Celery's own monitor of our queues, behind a password."""
 
+import contextlib
 import os
 import secrets
 import sys
@@ -13,6 +14,7 @@ from cli.terminal import UsageError, note
 
 AUTH = "FLOWER_BASIC_AUTH"  # Flower's own: USER:PASSWORD, more of them after commas
 USER = "proofline"
+SCRIPTS_WAIT_S = 60.0
 MAX_TASKS = 10_000  # that Flower keeps in memory; its own 100,000 take hundreds of MB
 
 
@@ -66,7 +68,20 @@ def flower(
         "flower",
         *flags,
     ]
+    _wait_for_scripts()
     os.execv(sys.executable, celery)
+
+
+def _wait_for_scripts() -> None:
+    """Waits for an API that starts too: without its scripts Flower logs errors."""
+    from redis.exceptions import RedisError
+
+    from poc_core.settings import load_settings
+    from poc_core.state import scripts
+    from poc_core.state.client import connect
+
+    with contextlib.suppress(RedisError):
+        scripts.wait_until_loaded(connect(load_settings()), SCRIPTS_WAIT_S)
 
 
 def credentials(password_file: Path | None) -> str:

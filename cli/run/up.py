@@ -1,6 +1,8 @@
 """`proofline up`: the whole stack in the foreground on one machine."""
 
+import os
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 # An engine may have to download and compile; the stages say every so often what is waited for.
 READY_TIMEOUT_S = 3600.0
 WATCH_S = 0.5
+# Variables that the network's operators set for MLNode, and beginnings of others.
+_OF_MLNODE = {
+    *("MODEL_NAME", "INFERENCE_PORT", "VLLM_ATTENTION_BACKEND", "VLLM_PYTHON_PATH"),
+    "VLLM_RUNNER_TIMEOUT",
+}
+_BEGINNINGS = ("POC_", "WATCHER_", "MLNODE_", "GONKA_")
 
 
 @takes_engine_options(needs_model=False)
@@ -38,15 +46,7 @@ def up(
     host: Annotated[
         str, typer.Option(help="Address the API listens on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65535,
-            envvar="POC_API_PORT",
-            help="TCP port of the API; 0 for a free one.",
-        ),
-    ] = 8000,
+    ports: options.Ports = None,
     redis_url: Annotated[
         str | None,
         typer.Option(
@@ -90,6 +90,9 @@ def up(
     from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
     from cli.supervise.stack import Stack
 
+    if (ignored := ignored_variables(os.environ)) is not None:
+        note(f"up: {ignored}")
+    first_port, *more_ports = ports or [options.DEFAULT_PORT]
     with stopped_by_signals("up"), ExitStack() as exits:
         log = exits.enter_context(logs_of_children(verbose, data_dir))
         stack = Stack(
@@ -97,7 +100,8 @@ def up(
             workers=workers or 1,
             deployed_workers=workers,
             host=host,
-            port=port,
+            port=first_port,
+            more_ports=more_ports,
             redis_url=redis_url,
             data_dir=data_dir,
             on_line=log,
@@ -112,6 +116,24 @@ def up(
         stack.wait_ready(READY_TIMEOUT_S)
         note(f"up: ready at {stack.base_url} {words_of_ready(stack)}; Ctrl-C stops everything")
         watch(stack)
+
+
+def ignored_variables(names: Iterable[str]) -> str | None:
+    """A sentence that names variables set for MLNode, or misspelt; None: there are none."""
+    from poc_core.settings import Settings
+
+    ours = {f"POC_{field.upper()}" for field in Settings.model_fields} | {"GONKA_METRICS"}
+    found = sorted(
+        name
+        for name in names
+        if name not in ours and (name in _OF_MLNODE or name.startswith(_BEGINNINGS))
+    )
+    if not found:
+        return None
+    text = f"ignoring {', '.join(found)}: this node has no such setting (docs/settings.md)"
+    if "VLLM_ATTENTION_BACKEND" in found:
+        text += "; vLLM takes --attention-backend of the deployment in place of its old variable"
+    return text
 
 
 def words_of_ready(stack: "Stack") -> str:

@@ -19,17 +19,29 @@ class AddressError(UsageError):
 
 def reserve_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. AddressError: nothing can listen there; says what to change."""
+    with bound(host, port) as probe:
+        chosen: int = probe.getsockname()[1]
+    return chosen
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket bound there; port 0: a free one. AddressError: as `reserve_port`."""
     if not 0 <= port <= 65535:
         raise AddressError(f"A port is a number from 0 to 65535, not {port}.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As uvicorn does: an earlier run's connections in TIME_WAIT are no obstacle.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            chosen: int = probe.getsockname()[1]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            # Connections of an earlier run in TIME_WAIT are no obstacle.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise AddressError.of(host, port, error) from error
-    return chosen
+    return listener

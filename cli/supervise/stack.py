@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -69,6 +69,7 @@ class Stack:
     deployed_workers: int | None = None
     host: str = "127.0.0.1"
     port: int = 0  # 0: one that is free
+    more_ports: Sequence[int] = ()  # on which the same API listens
     redis_url: str | None = None  # None: a Redis of our own
     data_dir: Path | None = None  # of our own Redis; None: a temporary directory
     # for API and workers, beside this process's own
@@ -139,6 +140,7 @@ class Stack:
         StackError, AddressError or RedisServerError: nothing is left running.
         """
         self.port = reserve_port(self.host, self.port)
+        self.more_ports = [reserve_port(self.host, port) for port in self.more_ports]
         try:
             began = time.monotonic()
             self._start_redis()
@@ -279,13 +281,18 @@ class Stack:
         return self._workers[index].tail[-lines:]
 
     def api_command(self) -> list[str]:
-        return command_of_proofline("api", "--host", self.host, "--port", str(self.port))
+        ports = [word for port in self._ports for word in ("--port", str(port))]
+        return command_of_proofline("api", "--host", self.host, *ports)
 
     def courier_command(self) -> list[str]:
         return command_of_proofline("courier")
 
     def worker_command(self) -> list[str]:
         return worker_command(self.options)
+
+    @property
+    def _ports(self) -> list[int]:
+        return [self.port, *self.more_ports]
 
     @property
     def _workers(self) -> list[Child]:
@@ -359,7 +366,7 @@ class Stack:
         self, name: str, command: list[str], grace_s: float, own: Mapping[str, str] = {}
     ) -> Child:
         # The url holds a password: the environment is private, a command line is not.
-        settings = receiver_settings(self.host, self.port, {**os.environ, **self.env})
+        settings = receiver_settings(self.host, self._ports, {**os.environ, **self.env})
         env = environment_of_proofline(
             {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own}, NOT_FOR_SERVICES
         )

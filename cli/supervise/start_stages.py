@@ -15,7 +15,7 @@ class StartStages:
     """Follows one start of `n` workers by their logs; for several threads.
 
     A stage counts as passed when all workers have begun a later one. A worker that begins anew
-    takes nothing back.
+    takes nothing back, but the time of the stage at hand.
     """
 
     def __init__(
@@ -39,6 +39,8 @@ class StartStages:
             with self._lock:
                 if found[1] not in self._order:
                     self._order.append(found[1])
+                if found[1] == self._stage and worker in self._reached:
+                    self._since = self._clock()  # begun anew after a crash
                 self._reach(worker, self._order.index(found[1]))
         elif found := stages.SPEED.search(line):
             with self._lock:

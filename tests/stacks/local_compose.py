@@ -109,8 +109,7 @@ class LocalCompose:
             entry
             for entry in log
             if entry["username"] in self.services
-            and entry["object"] not in ("auth", "script|load", "script")
-            and entry["object"].partition("|")[0] != "client"
+            and entry["object"] not in ("client", "auth", "script|load", "script")
         ]
 
     def secret(self, name: str) -> str:

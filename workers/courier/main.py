@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
 
 import httpx
+from redis.exceptions import RedisError
 
-from poc_core.callback_tls import CallbackTls
+from poc_core.callback_tls import CallbackTls, CertificateError
 from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
-from poc_core.state import WorkerRegistry
+from poc_core.state import WorkerRegistry, scripts
 from poc_core.state.client import connect, refuse_wrong
 from poc_core.state.delivery.outbox import Outbox
 from poc_core.state.delivery.receivers import Receivers
@@ -20,6 +22,8 @@ from workers.courier.own_ports import OwnPorts
 from workers.courier.poster import Poster
 from workers.courier.ticker import Ticker
 from workers.courier.tls_clients import CONNECTIONS
+
+SCRIPTS_WAIT_S = 20.0  # less than its supervisors wait for its end
 
 
 def run_courier(redis_url: str | None = None) -> None:
@@ -36,10 +40,15 @@ def run_courier(redis_url: str | None = None) -> None:
     # trust_env off: proxies in the environment are for the internet, not for aggregators.
     client = httpx.AsyncClient(trust_env=False, limits=CONNECTIONS)
     tls = CallbackTls(settings.callback_tls)
+    if settings.callback_tls.hosts:
+        with contextlib.suppress(CertificateError):  # it is logged, before a callback needs it
+            tls.context()
     poster = Poster(client, settings.callbacks, own_ports.now, tls=tls)
     courier = Courier(
         outbox, Receivers(redis), poster, settings.callback_max_retries, settings.callback_max_bytes
     )
+    with contextlib.suppress(RedisError):  # beside an API that starts too
+        scripts.wait_until_loaded(redis, SCRIPTS_WAIT_S)
     with courier.running():
         ticker = Ticker(outbox, courier, own_ports.look)
         ticker.start()

@@ -200,7 +200,7 @@ spec:
       # Nothing kills a worker that loads for hours or waits for a deployment: `workers` starts an engine that was lost anew by
       # itself, and ends when it gives up. So it has neither startupProbe nor livenessProbe.
       readinessProbe:
-        exec: { command: [proofline, ready] }
+        exec: { command: [sh, -c, 'test -n "$(find ${TMPDIR:-/tmp}/proofline-ready -mmin -1)"'] }
         periodSeconds: 15
         timeoutSeconds: 10
         failureThreshold: 4

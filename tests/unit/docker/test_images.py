@@ -40,15 +40,19 @@ def name_of(path: Path) -> str:
 
 @BY_FILE
 def test_bases_are_one_release_and_may_be_given_to_the_byte(path: Path) -> None:
-    *first, base = [stage.base for stage in stages(path.read_text())]
-    assert set(first) == {"python:3.12-slim-bookworm"}
-    assert base == first[0] or re.fullmatch(r"vllm/vllm-openai:v[\d.]+", base)
+    bases = {stage.base for stage in stages(path.read_text())}
+    bases -= {stage.name for stage in stages(path.read_text())}
+    python, *others = sorted(bases)
+    assert python == "python:3.12-slim-bookworm"
+    assert all(re.fullmatch(r"vllm/vllm-openai:v[\d.]+", other) for other in others)
     digest = f"python:3.12-slim-bookworm@sha256:{64 * 'a'}"
     assert stages(path.read_text(), {"PYTHON": digest})[0].base == digest
 
 
 @BY_FILE
 def test_an_image_asks_its_health_as_compose_does(path: Path) -> None:
+    if name_of(path) == "node":
+        pytest.skip("stands in the network's own Compose files")
     given, command = flags(last(final(path), "HEALTHCHECK"))
     composed = compose_file.services()[SERVICE[name_of(path)]]["healthcheck"]
     assert ["CMD", *words(command.removeprefix("CMD "))] == composed["test"]
@@ -71,8 +75,8 @@ def test_an_image_lists_its_packages_last(path: Path) -> None:
     """After the last install, with the hashes of the lock that it was installed from."""
     runs = [one.text for one in final(path).instructions if one.name == "RUN"]
     assert "/sbom/sbom.py" in runs[-1]
-    installed = re.findall(r"--require-hashes -r (locks/[\w-]+\.txt)", path.read_text())
-    told = re.findall(r"sbom\.py \S+ /(locks/[\w-]+\.txt)", runs[-1])
+    installed = re.findall(r"--require-hashes -r /?(locks/[\w-]+\.txt)", path.read_text())
+    told = re.findall(r" /(locks/[\w-]+\.txt)", runs[-1])
     assert told == [lock for lock in installed if lock != "locks/sbom.txt"]
 
 

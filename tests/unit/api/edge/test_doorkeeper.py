@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.edge import private_peers
 from api.edge.doorkeeper import OPEN, ROLES, Rates, keys_wanted, role_of
 from api.edge.keys import KeyFile, Role
 from poc_core.settings import Settings
@@ -93,21 +94,6 @@ def test_a_key_opens_what_its_role_is_for(
         path for path, answer in answers.items() if answer.status_code not in (401, 403)
     } == allowed
     assert {answer.status_code for path, answer in answers.items() if path not in allowed} == {403}
-
-
-@pytest.mark.parametrize("name", ["x-api-key", "api-key"])
-def test_a_key_may_come_as_anthropics_and_azures_clients_send_it(
-    opened: Opened, keys: KeyFile, name: str
-) -> None:
-    key, other = keys.add("a", [Role.CHAT]), keys.add("b", [Role.CHAT])
-    client = opened()
-
-    def status(headers: dict[str, str]) -> int:
-        return client.post(CHAT, json={"model": "x"}, headers=headers).status_code
-
-    assert status({name: key}) == status({name: key} | bearer(key)) == 503
-    assert status({name: "wrong"}) == status({name: other} | bearer(key)) == 401
-    assert status({name: key, "Authorization": "Basic YTpi"}) == 401
 
 
 def test_a_revoked_key_opens_nothing_from_the_next_request_on(
@@ -204,3 +190,70 @@ def test_a_wrong_key_is_told_apart_from_none(opened: Opened, keys: KeyFile) -> N
         401,
         "The key is wrong",
     )
+
+
+class TestPrivatePeers:
+    """POC_TRUSTED_NETWORKS=private, as in the image proofline-node behind nginx."""
+
+    @pytest.fixture(autouse=True)
+    def in_a_compose_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "route").write_text(
+            "Iface Destination Gateway Flags RefCnt Use Metric Mask\n"
+            "eth0 00000000 010012AC 0003 0 0 0 00000000\n"
+            "eth0 000012AC 00000000 0001 0 0 0 0000FFFF\n"
+            "eth1 000013AC 00000000 0001 0 0 0 0000FFFF\n"
+        )
+        nothing = 32 * "0"
+        (tmp_path / "ipv6_route").write_text(
+            f"fd{30 * '0'} 40 {nothing} 00 {nothing} 0 0 0 1 eth0\n"
+            f"{nothing} 00 {nothing} 00 fdff{27 * '0'}9 0 0 0 3 eth0\n"
+        )
+        found = private_peers.gateways(tmp_path)
+        monkeypatch.setattr(private_peers, "gateways", lambda: found)
+
+    @pytest.mark.parametrize(
+        ("peer", "status"),
+        [
+            *[(peer, 200) for peer in ("172.18.0.5", "10.1.2.3", "192.168.7.7", "127.0.0.1")],
+            *[(peer, 200) for peer in ("::ffff:172.18.0.5", "fd00::5", "::1")],
+            # Docker shows these for clients that it forwards by itself, as from IPv6.
+            *[(peer, 401) for peer in ("172.18.0.1", "172.19.0.1", "fd00::1", "fdff::9")],
+            *[(peer, 401) for peer in ("203.0.113.7", "100.64.0.1", "2001:db8::1", "169.254.1.1")],
+        ],
+    )
+    def test_private_networks_need_no_key_and_gateways_do(
+        self, opened: Opened, peer: str, status: int
+    ) -> None:
+        assert opened(peer, trusted_networks="private").get(STATUS).status_code == status
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"X-Real-IP": "172.18.0.5", "X-Forwarded-For": "172.18.0.5"}, 200),
+            ({"X-Forwarded-For": "10.0.0.9, 172.18.0.5"}, 200),
+            ({"X-Forwarded-For": "203.0.113.7"}, 401),
+            ({"X-Forwarded-For": "10.0.0.9, 203.0.113.7"}, 401),  # said by the client
+            ({"X-Forwarded-For": "203.0.113.7, 10.0.0.9"}, 401),  # behind another proxy
+            ({"X-Forwarded-For": "172.18.0.1"}, 401),  # forwarded by Docker itself
+            ({"X-Real-IP": "203.0.113.7"}, 401),
+            ({"X-Forwarded-For": "unknown"}, 401),
+            ({"X-Forwarded-For": ""}, 401),
+            ({"Forwarded": "for=10.0.0.9"}, 401),
+        ],
+    )
+    def test_a_proxys_request_is_its_clients(
+        self, opened: Opened, headers: dict[str, str], status: int
+    ) -> None:
+        client = opened("172.18.0.3", trusted_networks="private")
+        assert client.get(STATUS, headers=headers).status_code == status
+
+    def test_a_forwarded_address_makes_nobody_trusted(self, opened: Opened) -> None:
+        client = opened("203.0.113.7", trusted_networks="private")
+        assert client.get(STATUS, headers={"X-Forwarded-For": "10.0.0.9"}).status_code == 401
+
+    def test_others_may_be_listed_beside(self, opened: Opened) -> None:
+        settings = {"trusted_networks": "private, 100.64.0.0/10, 172.18.0.1"}
+        for peer in ("100.64.0.1", "172.18.0.1", "10.0.0.1"):
+            assert opened(peer, **settings).get(STATUS).status_code == 200
+        headers = {"X-Forwarded-For": "100.64.0.1"}
+        assert opened("172.18.0.3", **settings).get(STATUS, headers=headers).status_code == 200

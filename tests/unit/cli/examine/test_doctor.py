@@ -1,5 +1,6 @@
 """`proofline doctor` as a command: what it looks at, its words, its JSON, its exit code."""
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +116,14 @@ def test_the_data_directory_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_pa
     run("--data-dir", str(tmp_path))
     assert seen == [("Redis", tmp_path)]
     assert command.doctor.__doc__
+
+
+def test_an_image_without_an_engine_is_judged_by_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "OUR_IMAGE", tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0, done.output
+    assert "docker compose exec worker proofline doctor" in done.output
+    assert "make setup" not in done.output

@@ -2,14 +2,13 @@
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
-from cli.machine import cpu_memory
+from cli.machine import cgroup, cpu_memory
 from cli.machine.cpu_memory import GIB, available_bytes, kv_cache_environment
 from cli.main import app
 from cli.shipped import shipped_models
@@ -52,23 +51,22 @@ def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(
     assert kv_cache_environment("/models/large", 1) != {}
 
 
-def test_a_container_may_take_no_more_than_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8000 * 1024))
-    assert available_bytes(tmp_path) == 8000 * 1024
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(tmp_path) == 8000 * 1024
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert available_bytes(tmp_path) == 3000
+def test_a_container_may_take_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of cgroups of both versions: tests/unit/cli/machine/test_sensors.py."""
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=8000, total=9000)
+    )
+    for used, limit, left in ((1000, 9000, 8000), (2000, 5000, 3000)):
+        monkeypatch.setattr(cgroup, "working_memory", lambda u=used, m=limit: (u, m))
+        assert available_bytes() == left
 
 
-def test_where_nothing_is_known_nothing_is_promised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    assert available_bytes(tmp_path) == 0
+def test_where_nothing_is_known_nothing_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> tuple[int, int]:
+        raise OSError
+
+    monkeypatch.setattr(cgroup, "working_memory", unknown)
+    assert available_bytes() == 0
 
 
 def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(

@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ def switch_interval() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.supervise.ports.reserve_port", lambda host, port: port)
+    def bound(_host: str, port: int) -> Any:
+        return SimpleNamespace(getsockname=lambda: ("127.0.0.1", port))
+
+    monkeypatch.setattr("cli.supervise.ports.bound", bound)
 
 
 def test_what_reads_redis_does_not_wait_long_for_the_event_loop(
@@ -30,10 +34,10 @@ def test_what_reads_redis_does_not_wait_long_for_the_event_loop(
 ) -> None:
     while_it_serves: list[float] = []
 
-    def run(*_args: Any, **_options: Any) -> None:
+    def run(*_args: Any) -> None:
         while_it_serves.append(sys.getswitchinterval())
 
-    monkeypatch.setattr(uvicorn, "run", run)
+    monkeypatch.setattr(uvicorn.Server, "run", run)
     assert CliRunner().invoke(app, ["api"], env={"POC_REQUIRE_KEYS": "never"}).exit_code == 0
     assert while_it_serves == [pytest.approx(0.0005)]
 
@@ -41,12 +45,20 @@ def test_what_reads_redis_does_not_wait_long_for_the_event_loop(
 def test_the_setting_of_the_port_is_where_it_listens_unless_an_option_says_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ports: list[int] = []
-    monkeypatch.setattr(uvicorn, "run", lambda *_args, **options: ports.append(options["port"]))
+    ports: list[list[int]] = []
+
+    def run(_server: uvicorn.Server, sockets: list[Any]) -> None:
+        ports.append([one.getsockname()[1] for one in sockets])
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
     env = {"POC_REQUIRE_KEYS": "never", "POC_API_PORT": "8123"}
     assert CliRunner().invoke(app, ["api"], env=env).exit_code == 0
     assert CliRunner().invoke(app, ["api", "--port", "8124"], env=env).exit_code == 0
-    assert ports == [8123, 8124]
+    two = ["api", "--port", "8080", "--port", "5000"]
+    assert CliRunner().invoke(app, two, env=env).exit_code == 0
+    env["POC_API_PORT"] = "8080 5000"
+    assert CliRunner().invoke(app, ["api"], env=env).exit_code == 0
+    assert ports == [[8123], [8124], [8080, 5000], [8080, 5000]]
 
 
 def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garbage(
@@ -54,10 +66,10 @@ def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garb
 ) -> None:
     looked_through: list[bool] = []
 
-    def run(served: Any, **_options: Any) -> None:
-        looked_through.append(any(found is served for found in gc.get_objects()))
+    def run(server: uvicorn.Server, _sockets: Any) -> None:
+        looked_through.append(any(found is server.config.app for found in gc.get_objects()))
 
-    monkeypatch.setattr(uvicorn, "run", run)
+    monkeypatch.setattr(uvicorn.Server, "run", run)
     assert CliRunner().invoke(app, ["api"], env={"POC_REQUIRE_KEYS": "never"}).exit_code == 0
     assert looked_through == [False]
 
@@ -65,10 +77,10 @@ def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garb
 def test_connections_have_limits_and_no_header_says_whose_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(uvicorn, "run", lambda *_args, **options: given.update(options))
+    given: list[Any] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, _: given.append(server.config))
     monkeypatch.setattr(connections, "raise_file_limit", lambda: 2**20)
     assert CliRunner().invoke(app, ["api"], env={"POC_REQUIRE_KEYS": "never"}).exit_code == 0
-    assert given["http"].limits == connections.Limits(4096, request_s=60)
-    assert given["limit_concurrency"] == 4098
-    assert (given["ws"], given["proxy_headers"]) == ("none", False)
+    assert given[0].http.limits == connections.Limits(4096, request_s=60)
+    assert given[0].limit_concurrency == 4098
+    assert (given[0].ws, given[0].proxy_headers) == ("none", False)

@@ -58,6 +58,14 @@ def test_a_worker_that_begins_anew_repeats_no_stage() -> None:
     ]
 
 
+def test_a_stage_that_a_crash_began_anew_takes_as_long_as_its_last_try() -> None:
+    start = Start(1)
+    for now in (1.0, 70.0, 140.0):
+        start.at(now, "worker-0", "start: importing vLLM")
+    start.at(200.0, "worker-0", "start: loading the model")
+    assert start.told[-1] == "importing vLLM: 60.0 s"
+
+
 def test_a_long_wait_is_told_of_ever_more_seldom() -> None:
     start = Start(1)
     start.at(1, "worker-0", "start: loading the model")

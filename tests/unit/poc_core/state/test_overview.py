@@ -264,3 +264,5 @@ def test_a_host_whose_reports_ended_is_gone_unless_it_left_or_is_back(
     seen = overviews.read()
     assert seen.gone == [GoneHost("h2", clock.now)]
     assert [report.id for report in seen.deployment.hosts] == ["h3-8-bbbbbb"]
+    store.leave("h3-8-bbbbbb")  # the last: since when nobody is here h2 does not say
+    assert overviews.read().gone == []
