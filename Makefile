@@ -75,6 +75,7 @@ fuzz: setup ## what hypothesis and schemathesis try in `make test`, ever new and
 	@$(BIN)/python -m pytest -n 2 --timeout 3600 -m fuzz tests/unit
 	@$(BIN)/python -m tests.described --cases $(CASES)
 	@$(BIN)/python -m tests.described --cases $(CASES) --keys
+	@$(BIN)/python -m tests.poison.campaign --cases $(CASES)
 
 patience: export PROOFLINE_TIMES := real
 patience: setup ## an engine under too much chat and one that stands still, with the times of production: 20 minutes

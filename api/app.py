@@ -11,6 +11,8 @@ from starlette.middleware.cors import CORSMiddleware
 from api import errors
 from api.edge.body_limit import BodyLimit
 from api.edge.doorkeeper import Doorkeeper, keys_wanted
+from api.edge.encodings import Decoded
+from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
 from api.edge.in_turns import InTurns
 from api.edge.perimeter import Perimeter
@@ -44,8 +46,8 @@ _DESCRIPTION = """\
 A Proof-of-Compute node. Jobs go into Redis and over Celery to GPU workers; results come back by
 `request_id`.
 
-Errors are `{"detail": ...}`: a sentence, or an object or list that tells more. 429 and 503 carry
-`Retry-After`.
+Errors are `{"detail": ...}`: a sentence, or an object or list that tells more. Below `/v1` they
+have OpenAI's form, below `/v1/messages` Anthropic's. 429 and 503 carry `Retry-After`.
 """
 
 
@@ -85,6 +87,7 @@ def create_app(
     app.state.services = services or Services.create(settings)
     # From the innermost to the outermost: access is decided last, on the path that routes know.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(Decoded, max_bytes=settings.max_body_bytes)
     app.add_middleware(InTurns)
     app.add_middleware(
         Doorkeeper,
@@ -100,8 +103,9 @@ def create_app(
             CORSMiddleware,
             allow_origins=listed(settings.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["authorization", "x-api-key", "api-key", "content-type"],
         )
+    app.add_middleware(ErrorShapes)
     app.add_middleware(Watch)
     app.add_middleware(HeadAsGet)
     app.add_middleware(VersionSegment)  # outermost: all others see the path without its version

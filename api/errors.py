@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 # Seconds after which to try again: a restarted Redis or worker is back, a batch or two are done.
 RETRY_AFTER_S = 5
+# What an error that nobody foresaw is answered with.
+MISTAKE = {"detail": "The node made a mistake; its log tells more."}
 
 # Problems listed for one body, and characters of a field's name: enough to mend, short in logs.
 _MAX_PROBLEMS = 10
@@ -40,7 +42,9 @@ def malformed_body(error: ValidationError) -> HTTPException:
     return malformed({**problem, "loc": ("body", *problem["loc"])} for problem in problems)
 
 
-def openai_error(status: int, message: str, kind: str, param: str | None = None) -> JSONResponse:
+def openai_error(
+    status: int, message: str, kind: str | None = None, param: str | None = None
+) -> JSONResponse:
     """A refusal on the paths of OpenAI's API; with 503 it says when to come again."""
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
     return JSONResponse(error_body(status, message, kind, param), status, headers)
@@ -100,7 +104,7 @@ async def _nobody_there(_: Request, error: Exception) -> Response:
 
 
 async def _bug(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": "The node made a mistake; its log tells more."}, 500)
+    return JSONResponse(MISTAKE, 500)
 
 
 def _answer(error: HTTPException) -> JSONResponse:

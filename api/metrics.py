@@ -66,6 +66,11 @@ class NodeMetrics(Collector):
         yield from _workers(health.seats)
         yield from _chat(health.seats)
         yield from self._services.chats.times.collect()
+        yield _counter(
+            "proofline_chat_deadly_requests",
+            "Chat requests that ended two engines, and were refused for ten minutes.",
+            self._services.workers.n_deadly(),
+        )
         yield from _verdicts(self._services.jobs.verdicts())
         yield _build(seen)
 

@@ -1,9 +1,12 @@
 """What --model may be: a shipped model's name, a directory, or a name on the Hugging Face hub."""
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from api.models.cache import ModelCache
+from api.models.files import BrokenModelError
 from cli.shipped import ModelChoiceError, check_spelling, shipped_models
 from poc_core.errors import ProoflineError
 from workers.engines.options import EngineOptions
@@ -62,15 +65,29 @@ def check_is_there(options: EngineOptions) -> None:
     """Looks for the chosen model before an engine does, which asks the hub for minutes: in this
     machine's cache, then on the hub, once.
 
-    ModelChoiceError: there is no such model. ProoflineError: the hub cannot be reached.
+    ModelChoiceError: there is no such model, or not this revision. ProoflineError: the hub cannot
+    be reached.
     """
     name = options.model
     elsewhere = any(os.environ.get(variable) for variable in _ELSEWHERE) or any(
         word.replace("_", "-").startswith("--download-dir") for word in options.vllm_args
     )
-    if options.engine == "synthetic" or elsewhere or _directory(name) or _is_cached(name):
+    if options.engine == "synthetic" or elsewhere or _directory(name):
         return
-    _ask_hub(name)
+    revision = _revision(options.vllm_args)
+    here = _here(name, revision)
+    if here is not None:
+        _ask_hub(name, revision, here)
+
+
+def _revision(vllm_args: Sequence[str]) -> str | None:
+    """The last --revision: of several vLLM takes this."""
+    found = None
+    for word, after in itertools.zip_longest(vllm_args, vllm_args[1:]):
+        option, _, value = word.partition("=")
+        if option == "--revision":
+            found = value or after
+    return found
 
 
 def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
@@ -83,35 +100,45 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
     check_is_there(EngineOptions(model=model, engine="vllm", vllm_args=tuple(vllm_args)))
 
 
-def _is_cached(name: str) -> bool:
-    """Whether anything of the model is in the Hugging Face cache; what lacks is fetched later."""
+def _here(name: str, revision: str | None) -> str | None:
+    """What of the model the Hugging Face cache has, in words; None: what is wanted of it.
+
+    Any file will do: what lacks is fetched later. Without a revision any will do, too, where the
+    hub may be asked; else vLLM takes `main` alone.
+    """
     from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.file_download import repo_folder_name
 
+    cache, repo = ModelCache(), name.partition(":")[0]
+    if revision is None and constants.HF_HUB_OFFLINE:
+        revision = "main"
     try:
-        folder = repo_folder_name(repo_id=name.partition(":")[0], repo_type="model")
-    except HFValidationError:
-        return False
-    return any(Path(constants.HF_HUB_CACHE, folder, "snapshots").glob("*/*"))
+        found = cache.revisions(repo, revision)
+    except BrokenModelError as error:
+        return str(error)
+    if any(any(one.folder.glob("*")) for one in found):
+        return None
+    return cache.here(repo)
 
 
-def _ask_hub(name: str) -> None:
+def _ask_hub(name: str, revision: str | None, here: str) -> None:
     from huggingface_hub import HfApi, errors
 
+    what = repr(name) + (f" at the revision {revision!r}" if revision else "")
     try:
-        HfApi().model_info(name.partition(":")[0], timeout=HUB_TIMEOUT_S)
+        HfApi().model_info(name.partition(":")[0], revision=revision, timeout=HUB_TIMEOUT_S)
     except errors.OfflineModeIsEnabled:
-        raise ProoflineError(f"There is no model {name!r} here: {NOT_HERE}.") from None
+        raise ProoflineError(f"There is no model {what} here: {NOT_HERE} ({here}).") from None
+    except errors.RevisionNotFoundError:
+        raise ModelChoiceError(f"The hub has no model {what} ({here}).") from None
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         answer = getattr(error, "response", None)
         if answer is None or answer.status_code in _NOT_FOUND:
-            raise ModelChoiceError(f"There is no model {name!r}: {NOT_ON_HUB}.") from None
+            raise ModelChoiceError(f"There is no model {what}: {NOT_ON_HUB}.") from None
         # Else the hub has a trouble that may have passed when the engine asks.
     except Exception as error:  # of whatever client the hub's package has
         said = " ".join(str(error).split()) or type(error).__name__
         raise ProoflineError(
-            f"The model {name!r} is not on this machine, and the Hugging Face hub cannot be reached"
-            f" ({said}): give a model's directory, copy the model into HF_HOME, or take a shipped"
-            f" one: {', '.join(shipped_models())}."
+            f"The model {what} is not on this machine ({here}), and the Hugging Face hub cannot be"
+            f" reached ({said}): give a model's directory, copy the model into HF_HOME, or take a"
+            f" shipped one: {', '.join(shipped_models())}."
         ) from None

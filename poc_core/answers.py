@@ -146,8 +146,12 @@ class Worker(BaseModel):
 
 
 class Status(BaseModel):
-    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
-    state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
+        description="What the node does; IDLE once the round has ended."  # STOPPED: of older nodes
+    )
+    state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
+        description="Of the round stored last; IDLE before the first."
+    )
     config: dict[str, JsonValue] | None = Field(
         description="Of the round that runs; null without one."
     )
@@ -232,7 +236,7 @@ class Done(BaseModel):
 class NodeState(BaseModel):
     state: Literal["INFERENCE", "STOPPED"]
     version: str
-    poc_status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    poc_status: Literal["IDLE", "GENERATING", "VALIDATING"]
     inference_healthy: bool = Field(description="A worker of the deployed model is ready.")
     loaded_model: str = Field(description="As it was asked for; empty while none is served.")
     poc_validation_inference: bool = Field(description="Chat is served while proofs are computed.")
@@ -241,7 +245,9 @@ class NodeState(BaseModel):
 class HostStatus(BaseModel):
     id: str
     host: str
-    state: Literal["idle", "stopping", "starting", "serving", "failed"]
+    state: Literal["idle", "stopping", "keeping", "starting", "serving", "failed"] = Field(
+        description="keeping: what was stopped while it was loading goes on for 120 s."
+    )
     model: str | None = None
     workers: int = Field(description="Workers that the host runs.")
     ready: int = Field(description="Of these, ready.")
@@ -254,9 +260,15 @@ class HostStatus(BaseModel):
     )
 
 
+StartupStatus = Literal["not_started", "in_progress", "completed", "failed", "cancelled"]
+
+
 class UpStatus(BaseModel):
     is_running: bool
     status: Literal["idle", "starting", "running", "failed"]
+    startup_status: StartupStatus | None = Field(
+        None, description="The same in MLNode's words; cancelled: stopped while it was loading."
+    )
     elapsed_seconds: float | None = Field(
         description="From the request until now, or until it served or failed."
     )

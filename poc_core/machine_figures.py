@@ -14,13 +14,22 @@ class GpuFigures(BaseModel, frozen=True):
     xid_events: dict[int, int] = {}  # XID of the driver's -> how often since this host's start
 
 
+class CpuTimes(BaseModel, frozen=True):
+    """Seconds of all cores since the machine's start."""
+
+    busy: float
+    steal: float  # taken by other machines of the same host
+    all: float  # the idle ones too
+
+
 class MachineFigures(BaseModel, frozen=True):
     """The figures of one machine at one moment. `gpus` are in their order on the bus."""
 
     host: str  # its name
     read_at: float  # seconds since the epoch
     gpus: tuple[GpuFigures, ...] = ()
-    sensors: dict[str, float] = {}  # the same names, without mlnode_
+    sensors: dict[str, float] = {}  # the same names, without mlnode_host_
+    cpu: CpuTimes | None = None
 
 
 def is_short_of_memory(left: float, limit: float) -> bool:

@@ -158,6 +158,11 @@ class RoundState(StrEnum):
     VALIDATING = "VALIDATING"
     STOPPED = "STOPPED"
 
+    @property
+    def activity(self) -> "RoundState":
+        """What the node does in this state; in the network's words a round that ended is none."""
+        return RoundState.IDLE if self is RoundState.STOPPED else self
+
 
 class RoundConfig(BaseModel, frozen=True):
     """What a round was started with; checked before it is stored."""
@@ -220,6 +225,7 @@ class Lease:
     spec: ProofSpec
     nonces: Sequence[int]
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # of a round: RoundConfig.terms
+    urgent: bool = False  # of a validation, which has a deadline
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,8 @@ class ModelInfo:
         return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
 
 
-# In a chat answer: the worker's engine is gone, so another worker may answer the request.
+# In a chat answer: the worker's engine is gone, so another worker may answer the request. "0": it
+# was gone before the request came.
 ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
 # In a chat request: shows the worker that the request comes from an API of its own node.

@@ -45,8 +45,8 @@ class WorkSettings(BaseSettings):
         gt=0,
         description=(
             "Seconds a client with wait=true waits for the next batch before it gets 503, and"
-            " proofs for constant chat before they get a twentieth of the time, so that a"
-            " validation takes long instead of failing."
+            " rounds and plain jobs for constant chat before they get a twentieth of the time."
+            " Validations get half of it at once."
         ),
     )
     generate_result_ttl_sec: int = Field(

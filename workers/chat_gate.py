@@ -13,6 +13,8 @@ from poc_core.settings import ChatPolicy
 _POLL_S = 0.005
 # Seconds without a question after which nobody waits for chat to end.
 _GIVEN_UP_S = 5.0
+# The part of the time that a validation gets beside chat: the chain waits two minutes for it.
+VALIDATION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,28 @@ class GateStats:
     proof_busy_s: float  # time of the engine that proofs took
 
 
+class _Pace:
+    """When the next slice beside chat may begin, so that slices have `share` of the time."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self.not_before = 0.0
+
+    def ran(self, started: float, busy_s: float) -> None:
+        # From when the slice should have begun, so that the share holds although each is late.
+        # At most one period back: time that chat did not want is not held against proofs.
+        period_s = busy_s / self._share
+        self.not_before = min(started, max(self.not_before, started - period_s)) + period_s
+
+
 class ChatGate:
     """Gate between proofs and chat, asked before each slice by the thread that computes proofs.
 
     `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat
     it is as `share` with the starvation's share, until chat is idle again. `share`: slices also run
     beside chat, but so seldom that proofs have the fraction F of the time. `exclusive`: proofs
-    never wait, chat is refused while a round runs; without a round, as `yield`.
+    never wait, chat is refused while a round runs; without a round, as `yield`. Under each,
+    urgent slices (validations) have half of the time at least.
     """
 
     def __init__(
@@ -65,7 +82,9 @@ class ChatGate:
         self._skips = 0
         self._proof_busy_s = 0.0
         self._computes_round = False
-        self._not_before = 0.0  # beside chat: when the next slice may begin
+        share = policy.fraction if policy.mode == "share" else starvation.share
+        self._pace = _Pace(share)
+        self._urgent_pace = _Pace(max(share, VALIDATION_SHARE))
         # `yield`: when chat took the engine from proofs that want it.
         self._denied_since: float | None = None
         self._asked_at = 0.0
@@ -101,16 +120,16 @@ class ChatGate:
         """Whether a slice would run beside chat now."""
         return not self._is_exclusive_now() and self._unfinished() > 0
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, urgent: bool = False) -> bool:
         """Waits until a slice may run, at most `timeout_s`; False: it may not.
 
         With 0 it only asks, which does not count as a skip.
         """
         deadline = self._clock() + timeout_s
         with self._changed:
-            if timeout_s > 0 and self._wait_s() > 0:
+            if timeout_s > 0 and self._wait_s(urgent) > 0:
                 self._skips += 1
-            while (wait_s := self._wait_s()) > 0:
+            while (wait_s := self._wait_s(urgent)) > 0:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
                     return False
@@ -121,12 +140,8 @@ class ChatGate:
         """Slices that began at `started` (this gate's clock) kept the engine busy for `busy_s`."""
         with self._changed:
             self._proof_busy_s += busy_s
-            # From when the slice should have begun, so that the fraction holds although each is
-            # late. At most one period back: time that chat did not want is not held against proofs.
-            period_s = busy_s / (
-                self._policy.fraction if self._policy.mode == "share" else self._starvation.share
-            )
-            self._not_before = min(started, max(self._not_before, started - period_s)) + period_s
+            self._pace.ran(started, busy_s)
+            self._urgent_pace.ran(started, busy_s)
 
     def stats(self) -> GateStats:
         with self._changed:
@@ -137,16 +152,18 @@ class ChatGate:
     def _is_exclusive_now(self) -> bool:
         return self._policy.mode == "exclusive" and self._computes_round
 
-    def _wait_s(self) -> float:
+    def _wait_s(self, urgent: bool) -> float:
         """Seconds a slice has to wait as things stand; infinite until something changes."""
         if self._is_exclusive_now() or self._unfinished() == 0:
             self._denied_since = None
             return 0.0
         now = self._clock()
+        if urgent:
+            return self._urgent_pace.not_before - now
         if self._policy.mode != "share":
             if self._denied_since is None or now - self._asked_at > _GIVEN_UP_S:
                 self._denied_since = now
             self._asked_at = now
             if now - self._denied_since < self._starvation.after_s:
                 return float("inf")
-        return self._not_before - now
+        return self._pace.not_before - now

@@ -40,6 +40,7 @@ class Heartbeat:
         self._served: tuple[Proofs, int | None] | None = None
         self._gpus = GpuWatch(record.host)
         self._still_since: float | None = None  # when the engine last went on; None: it goes on
+        self._mute_since: float | None = None  # since when the chat port gives no answer
         self._draining = threading.Event()
         self._told_draining = False
         self._hung = threading.Event()
@@ -73,6 +74,10 @@ class Heartbeat:
             self._still_since = None
         elif self._still_since is None:
             self._still_since = round(time.time() - seconds, 1)
+
+    def chat_answers(self, does: bool) -> None:
+        """Whether the chat port gave an answer; sent with the next beat."""
+        self._mute_since = None if does else self._mute_since or round(time.time(), 1)
 
     def hung(self) -> None:
         """The engine hangs: from now on nobody counts on this worker, which is about to end."""
@@ -109,6 +114,8 @@ class Heartbeat:
             now |= {"info": engine.info, "stats": proofs.chat_stats()}
             if self._still_since is not None:
                 now["stats"]["engine_still_since"] = self._still_since
+            if self._mute_since is not None:
+                now["stats"]["chat_mute_since"] = self._mute_since
         if self._hung.is_set() or self._draining.is_set():
             now["state"] = "hung" if self._hung.is_set() else "draining"
         self._registry.heartbeat(dataclasses.replace(self._record, **now), self._hand.told())

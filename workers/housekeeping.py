@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException
 
 from kombu.exceptions import OperationalError
 
@@ -35,6 +36,9 @@ _MOST_REPUBLISHED_IN_ALL = 4000
 # of a model whose workers are all gone.
 _RECOUNT_S = 60.0
 
+# Seconds for the chat port's answer.
+_ANSWER_S = 2.0
+
 # Jobs whose trouble was logged, to log it once.
 _MOST_REMEMBERED = 1000
 
@@ -62,6 +66,8 @@ class Housekeeper:
         self._steps = steps
         self._proofs: Proofs | None = None
         self._runner: RoundSteps | None = None
+        self._chat_host = settings.chat_host
+        self._chat_at: tuple[str, int] | None = None
         self._interval_s = settings.heartbeat_s
         self._work = Periodic("housekeeping", settings.heartbeat_s, self._keep_house)
         self._hung_after_s = settings.engine_hung_s
@@ -79,6 +85,7 @@ class Housekeeper:
         """Offers the loaded engine to clients, and joins the current round."""
         self._runner = runner
         self._proofs = proofs
+        self._chat_at = None if chat_port is None else (self._chat_host, chat_port)
         self._heartbeat.ready(proofs, chat_port)
 
     def beat(self) -> None:
@@ -98,6 +105,8 @@ class Housekeeper:
         if self._proofs is None or self._runner is None:
             return
         self._check_engine(self._proofs)
+        if self._chat_at is not None:
+            self._heartbeat.chat_answers(_answers(*self._chat_at))
         if self._heartbeat.is_draining:
             return
         self._join_round(self._proofs, self._runner)
@@ -221,3 +230,16 @@ class Housekeeper:
                 self._logged[job_id] = None
             while len(self._logged) > _MOST_REMEMBERED:
                 del self._logged[next(iter(self._logged))]
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether anything answers there, as a client that nobody knows is."""
+    connection = HTTPConnection(host, port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse()
+        return True
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 
 from pydantic import JsonValue
 from redis.exceptions import RedisError
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.05
 # Seconds that chat keeps the engine before clients are told that their job waits for it.
 _CHAT_WAIT_S = 1.0
+# Seconds for which a task keeps its thread in a process whose engine is lost and that is about to
+# end: else it would take the message that it has just handed on.
+_LOST_PAUSE_S = 1.0
 
 
 class JobBatches:
@@ -39,7 +44,7 @@ class JobBatches:
         self.worker_id = worker_id
         self.jobs = jobs
         self.queue = queue
-        self._hand = hand
+        self.hand = hand
         self.leaving = threading.Event()
 
     def leave(self) -> None:
@@ -51,27 +56,52 @@ class JobBatches:
 
         Does nothing where somebody else has the batch, a round has the engine or the job has ended.
         """
+        if self.proofs.is_lost:  # another worker is to have it
+            self.queue.publish(job_id, [batch_index])
+            self.leaving.wait(_LOST_PAUSE_S)
+            return
         if not self._chat_allows(job_id):
             if self.leaving.is_set():
                 self.queue.publish(job_id, [batch_index])
             return
-        name = self._hand.take()
-        try:
-            source = _Neighbours(self, job_id, batch_index, name)
-            Runner(self.proofs, source).run(is_over=lambda: False)
-        finally:
-            self._hand.drop(name)
+        self._run(iter([(job_id, batch_index)]))
+
+    def run_validations(self) -> None:
+        """Computes what nobody computes of validations, however many jobs wait before them.
+
+        Their messages wait behind those of plain jobs, or died with a worker.
+        """
+        if (first := self._next_validation()) is not None:
+            rest = iter(lambda: until_redis_answers(self._next_validation), None)
+            self._run(chain([first], rest))
 
     def note(self, job_ids: Sequence[str], what: str) -> bool:
         """Shows the jobs' clients what they wait for. False: none of them is to be computed now."""
         wanted = [self.jobs.note_waiting(job_id, what) for job_id in job_ids]
         return any(wanted)
 
+    def _next_validation(self) -> tuple[str, int] | None:
+        if self.leaving.is_set() or self.proofs.is_lost:
+            return None
+        return self.jobs.next_validation(self.proofs.engine.info.name)
+
+    def _run(self, places: Iterator[tuple[str, int]]) -> None:
+        source = _Neighbours(self, places)
+        try:
+            Runner(self.proofs, source).run(is_over=lambda: False)
+        finally:
+            for name in source.names:
+                self.hand.drop(name)
+
     def _chat_allows(self, job_id: str) -> bool:
         """Waits for chat before anything is leased: a worker with idle chat may take the job.
 
-        False: the job is not to be run here.
+        False: the job is not to be run here. A validation has its share at once.
         """
+        if self.proofs.chat_allows(0) or until_redis_answers(
+            lambda: self.jobs.is_validation(job_id)
+        ):
+            return True
         if self.proofs.chat_allows(_CHAT_WAIT_S):
             return True
         while (
@@ -84,40 +114,39 @@ class JobBatches:
 
 
 class _Neighbours:
-    """Source of the batch that a message names, and of those beside it: gives each lease once."""
+    """Source of named batches, and of those beside each: gives each lease once."""
 
     cuts = True
 
-    def __init__(self, worker: JobBatches, job_id: str, batch_index: int, name: str) -> None:
-        """`name`: the one that all leases bear."""
+    def __init__(self, worker: JobBatches, places: Iterator[tuple[str, int]]) -> None:
+        """`places`: jobs and batches of theirs."""
         self._worker = worker
         self._jobs = worker.jobs
-        self._named: tuple[str, int] | None = (job_id, batch_index)
-        self._name = name
+        self._places = places
+        self.names: list[str] = []  # of the leases
         self.look_s = _LOOK_S
         self._waits_since: float | None = None  # monotonic time; None: chat is not waited for
         self._said = False  # to the jobs' clients, that they wait
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        if self._named is None:
-            return None
-        (job_id, index), self._named = self._named, None
-        lease = until_redis_answers(
-            lambda: self._jobs.lease(job_id, index, self._worker.worker_id, self._name)
-        )
-        if not isinstance(lease, Lease):
+        for job_id, index in self._places:
+            self.names.append(name := self._worker.hand.take())
+            lease = until_redis_answers(
+                partial(self._jobs.lease, job_id, index, self._worker.worker_id, name)
+            )
+            if isinstance(lease, Lease):
+                room = self._worker.proofs.batch_size(lease.spec) - len(lease.nonces)
+                more = until_redis_answers(partial(self._jobs.lease_more, lease, name, room))
+                return [lease, *more]
             logger.debug("batch %d of job %s not run here: %s", index, job_id, lease)
-            return None
-        room = self._worker.proofs.batch_size(lease.spec) - len(lease.nonces)
-        more = until_redis_answers(lambda: self._jobs.lease_more(lease, self._name, room))
-        return [lease, *more]
+        return None
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
         job_ids = _jobs_of(leases)
         try:
             if not self._jobs.any_active(job_ids):
                 return False
-            if self._worker.proofs.chat_allows(0):
+            if leases[0].urgent or self._worker.proofs.chat_allows(0):
                 self._waits_since = None
                 self._said = self._said and not self._worker.note(job_ids, "")
                 return True

@@ -13,6 +13,7 @@ from functools import partial
 
 from celery.signals import worker_shutting_down
 
+from poc_core.periodic import Periodic
 from poc_core.queues import model_queue, worker_queue
 from poc_core.records import WorkerRecord
 from poc_core.serving.logs import log_to_stderr
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 # Seconds after SIGTERM in which chat requests under way may end; supervisors wait for 30.
 CHAT_GRACE_S = 20.0
 _CHAT_POLL_S = 0.1
+# Seconds between two looks for validations whose messages wait behind others or are lost.
+_VALIDATIONS_LOOK_S = 0.5
 # Python's are 700, 10, 10: an answer's objects die without a search, and beside forty long streams
 # each search, which found nothing, held up everybody's answers for 0.04 to 0.2 s.
 _GARBAGE_THRESHOLDS = (10_000, 10, 50)
@@ -109,6 +112,8 @@ def run_worker(
 
             worker_shutting_down.connect(leave, weak=False)
             housekeeper.ready(proofs, round_steps, chat_port)
+            validations = Periodic("validations", _VALIDATIONS_LOOK_S, job_batches.run_validations)
+            validations.start()
             engine.begin_work()
             _let_garbage_wait()
             logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
@@ -126,6 +131,7 @@ def run_worker(
                 without_gossip=True,
                 without_mingle=True,
             ).start()
+            validations.stop()
             proofs.stop()
             if gate is not None and began_to_leave:
                 housekeeper.beat()

@@ -41,8 +41,17 @@ class Pipeline:
         """Whether nothing is to be launched, and only values are awaited."""
         return not self._waiting and all(one.launched for one in self._going.values())
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether something urgent is to be launched, at once or behind what has its stage."""
+        going = (one for one in self._going.values() if not one.launched)
+        return any(one.urgent for one in (*self._waiting, *going))
+
     def add(self, micro_batch: MicroBatch) -> None:
-        self._waiting.append(micro_batch)
+        """Queues it: an urgent one before all that are not."""
+        waiting = self._waiting
+        n_before = sum(one.urgent for one in waiting) if micro_batch.urgent else len(waiting)
+        waiting.insert(n_before, micro_batch)
 
     def cancel(self, micro_batch: MicroBatch) -> None:
         """Forgets the micro-batch; nothing of it is launched any more."""

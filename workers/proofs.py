@@ -47,6 +47,7 @@ class Proofs:
         self._slices = 0
         self._failures = 0
         self._last_error: ProoflineError | None = None
+        self._is_lost = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="proofs", daemon=True)
         self._thread.start()
@@ -76,10 +77,10 @@ class Proofs:
         most = contract.max_batch(spec, self.engine.info)
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
-    def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> MicroBatch:
+    def submit(self, spec: ProofSpec, nonces: Sequence[int], urgent: bool = False) -> MicroBatch:
         """Queues the nonces as one micro-batch. SpecError: the model cannot follow the spec."""
         self.engine.check_spec(spec)
-        micro_batch = MicroBatch(spec, nonces)
+        micro_batch = MicroBatch(spec, nonces, urgent=urgent)
         micro_batch.future.add_done_callback(self._ended)
         with self._changed:
             self._added.append(micro_batch)
@@ -92,9 +93,9 @@ class Proofs:
             self._cancelled.append(micro_batch)
             self._changed.notify_all()
 
-    def chat_allows(self, wait_s: float) -> bool:
+    def chat_allows(self, wait_s: float, urgent: bool = False) -> bool:
         """Whether a slice may run, after waiting for chat for at most `wait_s`."""
-        return self.gate is None or self.gate.wait(wait_s)
+        return self.gate is None or self.gate.wait(wait_s, urgent)
 
     def set_computes_round(self, computes: bool) -> None:
         """Tells the gate whether this worker computes for a round."""
@@ -109,20 +110,39 @@ class Proofs:
         validations = self.engine.validations
         return counted if validations is None else counted | validations.told()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this process ends for another engine: it takes no more work."""
+        if not self._is_lost:
+            try:
+                self.engine.check()
+            except EngineLostError:
+                self._is_lost = True
+        return self._is_lost
+
+    def note(self, error: ProoflineError) -> None:
+        """Counts an error that ended work, before the work is given back: an engine that is lost
+        must not take it again.
+        """
+        with self._changed:
+            is_new = error is not self._last_error  # one failure ends several micro-batches
+            if is_new and not isinstance(error, SpecError):
+                self._last_error = error
+                self._failures += 1
+            if isinstance(error, EngineLostError) or self._failures >= _MOST_FAILURES:
+                self._is_lost = True
+
     def judge(self, error: ProoflineError) -> bool:
         """Whether work that ended with `error` gets another try; False: it fails on any engine.
 
         To be called when the work was given back: does not return when this process needs another
         engine.
         """
+        self.note(error)
         if isinstance(error, SpecError):
             return False
         if isinstance(error, EngineLostError):
             self.exit_without_engine(error)
-        with self._changed:
-            if error is not self._last_error:  # one failure ends several micro-batches
-                self._last_error = error
-                self._failures += 1
         if self._failures >= _MOST_FAILURES:
             self.exit_without_engine(
                 EngineLostError(f"The engine failed {self._failures} times in a row: {error}.")
@@ -132,6 +152,7 @@ class Proofs:
 
     def exit_without_engine(self, error: EngineLostError) -> NoReturn:
         """Ends this process for a fresh one by its supervisor; other workers take its batches."""
+        self._is_lost = True
         logger.critical(
             "%s This worker exits with status %d; its batches run elsewhere.",
             error,
@@ -181,7 +202,7 @@ class Proofs:
         """Runs a slice of every stage; without any, or under chat, fetches what was left."""
         if self._pipeline.is_empty:
             return
-        if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):
+        if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):
             self._pipeline.fetch()
             return
         beside_chat = self.gate is not None and self.gate.chat_waits()

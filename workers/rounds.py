@@ -103,7 +103,7 @@ class RoundSteps:
         if any(lease.owner_id != round_id for lease in self._runner.held):
             self._runner.give_back()
         record = until_redis_answers(lambda: self._rounds.read(round_id))
-        if record is None or record.state is not RoundState.GENERATING:
+        if record is None or record.state is not RoundState.GENERATING or self._proofs.is_lost:
             return False
         self._record = record
         # Before the first look at the gate: `exclusive` does not wait for chat.

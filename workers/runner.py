@@ -129,10 +129,10 @@ class Runner:
         return True
 
     def _submit(self, unit: _Unit) -> bool:
-        spec = unit.leases[0].spec
+        spec, urgent = unit.leases[0].spec, unit.leases[0].urgent
         size = self._proofs.batch_size(spec) if self._source.cuts else len(unit.waiting)
         try:
-            unit.micro_batches.append(self._proofs.submit(spec, unit.waiting[:size]))
+            unit.micro_batches.append(self._proofs.submit(spec, unit.waiting[:size], urgent))
         except ProoflineError as error:
             return self._fail(unit.leases, error)
         del unit.waiting[:size]
@@ -146,6 +146,7 @@ class Runner:
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:
             self._source.fail(leases, error)
+        self._proofs.note(error)
         try:
             self.give_back(lost_engine=not is_hopeless)
         finally:

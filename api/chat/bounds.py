@@ -1,26 +1,146 @@
-"""How much one chat request may have computed, so that none keeps an engine from all others."""
+"""What bounds a chat request, so that none keeps an engine from all others: two tables, of paths
+and of fields. A path that stands in none is not passed on (poc_core/serving/openai_paths.py).
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from poc_core.records import ModelInfo
 
+# Commas of a body. Parsing holds the event loop by items, not by bytes: 33 MB of text or of a
+# picture take 3 ms, half a million items 50 ms, 33 MB of short items 260 ms and 550 MB.
+MAX_COMMAS = 500_000
 # An engine computes max_num_seqs answers at a time: a request may have this part of them.
 _PART_OF_ENGINE = 2
 # Answers that any request may have.
 _ALWAYS = 16
-# As many answers may be as long as the model's context; more have so many tokens together.
+# As many answers, or prompts, may be as long as the model's context; more share so many tokens.
 _WHOLE_CONTEXTS = 16
-# Of what is compiled before an answer begins: values of a schema, choices or tools, how deep they
-# lie in each other, and characters of a text. A worker tries what is within, with a limit of time.
-_MOST_VALUES = 10_000
+# Logprobs of each of these tokens: the token's own and five more, which the network asks for.
+_LOGPROBS = 6
+# Texts that a model embeds, scores or classifies, and their tokens together: OpenAI's own limits.
+_INPUTS, _INPUT_TOKENS = 2048, 300_000
+# Bytes of a text for each token of the context, and of an input that a client has truncated.
+_TOKEN_BYTES, _TRUNCATED_BYTES = 8, 32 * 1024
+# Levels of lists and objects in each other.
 _DEEPEST = 64
-_LONGEST_TEXT = 128 * 1024
 # What vLLM computes for a completion that names no max_tokens.
 _COMPLETION_TOKENS = 16
+
+Kind = Literal["answers", "inputs", "tokens", "form"]
+
+# What a path computes: answers of tokens, one vector or score an input, nothing but tokens, or
+# answers by a form instead of JSON. Then the fields whose entries are each a prompt.
+PATHS: dict[str, tuple[Kind, tuple[str, ...]]] = {
+    "/v1/chat/completions": ("answers", ("messages",)),
+    "/v1/chat/completions/batch": ("answers", ("messages",)),
+    "/v1/completions": ("answers", ("prompt",)),
+    "/v1/responses": ("answers", ("input",)),
+    "/v1/messages": ("answers", ("messages",)),
+    "/cohere/v2/chat": ("answers", ("messages",)),
+    "/v1/chat/completions/render": ("tokens", ("messages",)),
+    "/v1/completions/render": ("tokens", ("prompt",)),
+    "/v1/responses/render": ("tokens", ("input",)),
+    "/v1/messages/render": ("tokens", ("messages",)),
+    "/v1/messages/count_tokens": ("tokens", ("messages",)),
+    "/cohere/v2/chat/render": ("tokens", ("messages",)),
+    "/tokenize": ("tokens", ("prompt", "messages")),
+    "/detokenize": ("tokens", ("tokens",)),
+    "/v1/embeddings": ("inputs", ("input", "messages")),
+    "/v2/embed": ("inputs", ("texts", "images", "inputs")),
+    "/pooling": ("inputs", ("input", "messages", "data")),
+    "/classify": ("inputs", ("input", "messages")),
+    **dict.fromkeys(
+        ("/score", "/v1/score"),
+        ("inputs", ("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2")),
+    ),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ("inputs", ("query", "documents"))),
+    "/v1/audio/transcriptions": ("form", ()),
+    "/v1/audio/translations": ("form", ()),
+}
+
+_OBJECT, _CHOICE = "an object", "a text or an object"
+_LIST, _OBJECTS = "a list", "a list of objects"
+_IS: dict[str, Any] = {_OBJECT: dict, _LIST: list, _OBJECTS: list, _CHOICE: str | dict}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What fields may hold. `texts`: bytes of all together; None: they are a part of the prompt,
+    which has 8 for each token of the context. What they are is None where vLLM says it."""
+
+    fields: str
+    kind: str | None
+    entries: int  # of any one list or object
+    values: int  # at all levels
+    text: int  # bytes of any one text
+    texts: int | None
+    why: str
+    paths: str = "/"  # the beginnings of those that it is about
+    messages: bool = False  # or the like, parts of which may be pictures or sounds
+
+
+_ANY, _KB, _MB = 1 << 40, 1024, 1024 * 1024
+# fields, what they are, entries, values, a text, all texts, why
+FIELDS = (
+    Row("messages", _LIST, 4096, 65_536, _ANY, None, "a template renders each", messages=True),
+    Row(
+        "input inputs query queries documents items text_1 text_2 data_1 data_2",
+        None, 4096, 65_536, _ANY, None, "the same, by other names", messages=True,
+    ),
+    Row(
+        "prompt suffix tokens system instructions previous_input_messages texts instruction"
+        " chat_template",
+        None, 4096, 65_536, _ANY, None, "a part of the prompt; a token's id counts as 8 bytes",
+    ),
+    Row("tools", _OBJECTS, 10_000, 10_000, 128 * _KB, None, "rendered, and made a grammar"),
+    Row("chat_template_kwargs", _OBJECT, 1000, 1000, _ANY, None, "a template sees all of them"),
+    Row(
+        "structured_outputs response_format",
+        _OBJECT, 10_000, 10_000, 128 * _KB, _MB, "made a grammar before the answer begins",
+        paths="/v1/chat /v1/completions /v1/responses /v1/messages /cohere",
+    ),
+    Row(
+        "text output_config",
+        _OBJECT, 10_000, 10_000, 128 * _KB, _MB, "the same, by other names",
+        paths="/v1/responses /v1/messages",
+    ),
+    Row(
+        "reasoning metadata thinking",
+        _OBJECT, 1000, 1000, 128 * _KB, 128 * _KB, "vLLM reads its entries",
+        paths="/v1/responses /v1/messages",
+    ),
+    Row(
+        "stream_options logit_bias mm_processor_kwargs media_io_kwargs kv_transfer_params"
+        " ec_transfer_params vllm_xargs repetition_detection",
+        _OBJECT, 10_000, 10_000, 128 * _KB, 128 * _KB, "vLLM reads its entries",
+    ),
+    Row("tool_choice", _CHOICE, 1000, 1000, 128 * _KB, 128 * _KB, "vLLM reads its entries"),
+    Row("stop stop_sequences bad_words", None, 1024, 1025, 16 * _KB, 16 * _KB, "sought or encoded"),
+    Row("images data prompt_embeds", None, 4096, 65_536, _ANY, _ANY, "bytes, and no text"),
+)  # fmt: skip
+_OTHER = Row("", None, 10_000, 10_000, 128 * _KB, 128 * _KB, "no field needs more")
+_ROWS = {name: row for row in FIELDS for name in row.fields.split()}
+# Objects within: vLLM reads their entries before it looks at what they are.
+_WITHIN = {
+    "messages": {"tool_calls": _OBJECTS},
+    "tools": {"function": _OBJECT},
+    "tool_choice": {"function": _OBJECT},
+    "response_format": {"json_schema": _OBJECT},
+}
+# Bytes of a known token, of a text to be encoded or an id. What else is wrong in them is a worker's
+# to say: its words decide about who gave the tokens.
+KNOWN_TOKENS = {"enforced_str": 8, "enforced_tokens": 32}
+
+# Where a message or a part of one holds others, and where a part holds bytes that are no text.
+_PARTS = {"content", "output"}
+_MEDIA = {
+    "image_url", "audio_url", "video_url", "input_audio", "image_embeds", "audio_embeds", "image",
+    "source", "file_data",
+}  # fmt: skip
 
 _NUMBER = TypeAdapter(int)
 
@@ -30,110 +150,228 @@ class Excess:
     """What a request asks too much of: a sentence, and the field that says it."""
 
     message: str
-    field: str
+    field: str | None
 
 
-class _Asked(BaseModel):
-    n: JsonValue = None
-    best_of: JsonValue = None
-    max_tokens: JsonValue = None
-    max_completion_tokens: JsonValue = None
-    prompt: JsonValue = None
-    messages: JsonValue = None
-    structured_outputs: JsonValue = None
-    response_format: JsonValue = None
-    tools: JsonValue = None
-    text: JsonValue = None
-    output_config: JsonValue = None
+@dataclass(frozen=True)
+class _Size:
+    text: int  # bytes, with 8 for each number
+    longest: int  # of these, of one text
+    too_much: str = ""
 
 
-def excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
-    """What is too much for the smallest of these engines; None: nothing, or the body is no JSON.
+def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | None:
+    """What is too much for the smallest of these engines, or no object where one is due; None:
+    nothing.
 
-    Fields that are wrong in themselves are vLLM's to refuse.
+    Other values that are wrong in themselves are vLLM's to refuse. A `path` that is not in the
+    table is bounded as one that answers.
     """
+    kind, prompts = PATHS.get(path, PATHS["/v1/chat/completions"])
     engines = list(infos)
-    try:
-        asked = _Asked.model_validate_json(body)
-    except ValidationError:
-        return None
-    for name, said in _grammars(asked).items():
-        if why := _too_complex(said):
-            return Excess(f"What {name} asks for {why}.", name)
+    context = min((info.max_seq_len for info in engines), default=0)
+    sizes: dict[str, _Size] = {}
+    for name, said in asked.items() if kind != "form" else ():
+        if name in KNOWN_TOKENS:
+            if context and _is_long(said, context, KNOWN_TOKENS[name]):
+                return Excess(f"{name} does not fit this node's context of {context}.", None)
+            continue
+        row = _row(name, path)
+        if fault := _fault(name, said, row) if said is not None or (name,) == prompts else None:
+            return Excess(f"{fault}.", name)
+        size = _measure(said, row)
+        if size.too_much:
+            return Excess(f"{name} {size.too_much} ({row.why}).", name)
+        if row.texts is None:
+            sizes[name] = size
     if not engines:
         return None
-    n, best_of = _number(asked.n), _number(asked.best_of)
-    field = "prompt" if asked.prompt is not None else "messages"
-    prompts = _prompts(asked)
-    answers = prompts * max(n, best_of, 1)
+    given = {name: _entries(name, asked[name]) for name in prompts if asked.get(name) is not None}
+    if kind == "inputs":
+        return _inputs(given, sizes, context)
+    many = max(1, min(max(given.values(), default=1), _WHOLE_CONTEXTS))
+    if (total := sum(size.text for size in sizes.values())) > many * context * _TOKEN_BYTES:
+        return _long(sizes, total, many * context)
+    return None if kind == "tokens" else _answers(path, asked, given, total, engines)
+
+
+def _answers(
+    path: str,
+    asked: Mapping[str, Any],
+    given: Mapping[str, int],
+    prompt_bytes: int,
+    engines: list[ModelInfo],
+) -> Excess | None:
+    """Answers, their tokens, and the logprobs of these and of the prompts."""
+    context = min(info.max_seq_len for info in engines)
+    n, best_of = _number(asked, "n"), _number(asked, "best_of")
+    field, prompts = max(given.items(), key=lambda one: one[1], default=("messages", 1))
+    answers = max(prompts, 1) * max(n, best_of, 1)
     most = max(_ALWAYS, min(info.max_sequences for info in engines) // _PART_OF_ENGINE)
     if answers > most:
         if prompts <= most:
             field = "best_of" if best_of > n else "n"
         return Excess(f"One request may have {most} answers, this asks for {answers}.", field)
-    context = min(info.max_seq_len for info in engines)
-    tokens = answers * min(_tokens(asked, context), context)
-    if tokens > _WHOLE_CONTEXTS * context:
+    limits = [
+        name for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")
+        if _number(asked, name) > 0
+    ]  # fmt: skip
+    named = max((_number(asked, name) for name in limits), default=0)
+    is_short = path == "/v1/completions" and "max_tokens" not in asked
+    tokens = answers * min(named or (_COMPLETION_TOKENS if is_short else context), context)
+    room = _WHOLE_CONTEXTS * context
+    if tokens > room:
         return Excess(
-            f"The {answers} answers of this request may have {_WHOLE_CONTEXTS * context} tokens"
-            f" together, {_WHOLE_CONTEXTS * context // answers} each; this asks for {tokens}.",
-            "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens",
+            f"The {answers} answers of this request may have {room} tokens together,"
+            f" {room // answers} each; this asks for {tokens}.",
+            limits[-1] if limits else "max_tokens",
+        )
+    of_answers, of_prompts = _widths(path, asked)
+    prompt_tokens = min(prompt_bytes, max(prompts, 1) * context) * max(n, best_of, 1)
+    numbers = tokens * of_answers + prompt_tokens * of_prompts
+    if numbers > room * _LOGPROBS:
+        if tokens * of_answers > prompt_tokens * of_prompts:
+            field = "logprobs" if path == "/v1/completions" else "top_logprobs"
+        else:
+            field = "prompt_logprobs" if _number(asked, "prompt_logprobs") else "echo"
+        return Excess(
+            f"One request may have {room * _LOGPROBS} logprobs, of prompts and answers together;"
+            f" this asks for {numbers}. Ask for fewer of each token, or for fewer tokens.",
+            field,
         )
     return None
 
 
-def _prompts(asked: _Asked) -> int:
-    """Prompts of a completion, where numbers are tokens of one, or conversations of a batch."""
-    given: Any = asked.prompt if asked.prompt is not None else asked.messages
-    if not isinstance(given, list) or not given:
+def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
+    """Numbers told of each token of an answer, and of each of a prompt."""
+    by_id = asked.get("logprob_token_ids")
+    of_answers = max(_number(asked, "top_logprobs"), len(by_id) if isinstance(by_id, list) else 0)
+    is_echo = False
+    if path == "/v1/completions":
+        of_answers = max(of_answers, _number(asked, "logprobs"))
+        is_echo = bool(asked.get("echo")) and asked.get("logprobs") is not None
+    elif path != "/v1/responses" and not asked.get("logprobs"):
+        of_answers = 0
+    of_prompts = 0
+    if asked.get("prompt_logprobs") is not None or is_echo:
+        of_prompts = 1 + max(_number(asked, "prompt_logprobs"), of_answers if is_echo else 0)
+    return 1 + of_answers, of_prompts
+
+
+def _inputs(given: Mapping[str, int], sizes: Mapping[str, _Size], context: int) -> Excess | None:
+    """Texts to embed, score or classify. One query is computed with every document."""
+    n = max(given.values(), default=1)
+    if n > _INPUTS:
+        field = max(given, key=lambda name: given[name])
+        return Excess(f"One request may have {_INPUTS} inputs, this has {n}.", field)
+    each = max(context * _TOKEN_BYTES, _TRUNCATED_BYTES)
+    for name, size in sizes.items():
+        if size.longest > each:
+            return _long({name: size}, size.longest, each // _TOKEN_BYTES)
+    total = sum(size.text * (n if given.get(name) == 1 else 1) for name, size in sizes.items())
+    room = max(_WHOLE_CONTEXTS * context, _INPUT_TOKENS)
+    return _long(sizes, total, room) if total > room * _TOKEN_BYTES else None
+
+
+def _long(sizes: Mapping[str, _Size], total: int, tokens: int) -> Excess:
+    field = max(sizes, key=lambda name: sizes[name].text)
+    return Excess(
+        f"This model's maximum context length allows {tokens} tokens here, at most"
+        f" {tokens * _TOKEN_BYTES} bytes of text; this has {total}.",
+        field,
+    )
+
+
+def _is_long(said: Any, context: int, each: int) -> bool:
+    """Whether known tokens are more than an answer holds."""
+    tokens = said.get("tokens") if isinstance(said, dict) else said
+    if isinstance(tokens, str):
+        return _bytes(tokens) > each * context
+    if not isinstance(tokens, list):
+        return False
+    texts = (one.get("token") for one in tokens[:context] if isinstance(one, dict))
+    n_bytes = sum(_bytes(text) for text in texts if isinstance(text, str))
+    return len(tokens) >= context or n_bytes > each * context
+
+
+def _row(name: str, path: str) -> Row:
+    row = _ROWS.get(name, _OTHER)
+    return row if path.startswith(tuple(row.paths.split())) else _OTHER
+
+
+def _fault(name: str, said: Any, row: Row) -> str | None:
+    """Where an object or a list is due and something else stands."""
+    if row.kind is not None and not _is_a(said, row.kind):
+        return f"{name} must be {row.kind}"
+    entries = said if isinstance(said, list) else [said]
+    for within, kind in _WITHIN.get(name, {}).items() if row.kind is not None else ():
+        for one in entries:
+            found = one.get(within) if isinstance(one, dict) else None
+            if found is not None and not _is_a(found, kind):
+                return f"{within} in {name} must be {kind}"
+    return None
+
+
+def _is_a(said: Any, kind: str) -> bool:
+    if not isinstance(said, _IS[kind]):
+        return False
+    return kind != _OBJECTS or all(isinstance(one, dict) for one in said)
+
+
+def _entries(name: str, given: Any) -> int:
+    """Prompts or inputs that a field holds. Numbers are tokens of one, messages a conversation."""
+    if not isinstance(given, list) or not given or isinstance(given[0], int | float):
         return 1
-    return len(given) if isinstance(given[0], str | list) else 1
+    is_conversation = name in ("messages", "input") and isinstance(given[0], dict)
+    return 1 if is_conversation else len(given)
 
 
-def _tokens(asked: _Asked, context: int) -> int:
-    """The most tokens of each answer."""
-    named = max(_number(asked.max_tokens), _number(asked.max_completion_tokens))
-    if named > 0:
-        return named
-    is_short = asked.prompt is not None and "max_tokens" not in asked.model_fields_set
-    return _COMPLETION_TOKENS if is_short else context
+def _measure(said: Any, row: Row) -> _Size:
+    """How large a value is, level by level and no further than its limits."""
+    n_values = text = longest = 0
+    level = [(said, "message" if row.messages else "")]  # and whether it is one, or a part of one
+    for _ in range(_DEEPEST):
+        n_values += len(level)
+        if n_values > row.values:
+            return _Size(text, longest, f"has more than {row.values} values")
+        deeper: list[tuple[Any, str]] = []
+        for one, place in level:
+            size = 0
+            if isinstance(one, str):
+                size = _bytes(one)
+            elif isinstance(one, list) and all(type(each) is int for each in one):
+                size = _TOKEN_BYTES * len(one)
+            elif isinstance(one, list | dict) and len(one) > row.entries:
+                return _Size(text, longest, f"has more than {row.entries} entries")
+            elif isinstance(one, list):
+                deeper += [(each, place) for each in one]
+            elif isinstance(one, dict):
+                text += sum(map(_bytes, one))
+                deeper += [
+                    (each, "part" if place and name in _PARTS else "")
+                    for name, each in one.items()
+                    if place != "part" or name not in _MEDIA
+                ]
+            text += size
+            longest = max(longest, size)
+        if longest > row.text:
+            return _Size(text, longest, f"has a text of more than {row.text} bytes")
+        if row.texts is not None and text > row.texts:
+            return _Size(text, longest, f"has more than {row.texts} bytes of text")
+        level = deeper
+        if not level:
+            return _Size(text, longest)
+    return _Size(text, longest, f"lies more than {_DEEPEST} levels deep")
 
 
-def _number(value: JsonValue) -> int:
-    """As vLLM reads it; 0: it is none."""
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _number(asked: Mapping[str, Any], name: str) -> int:
+    """As vLLM reads it; 0: it is none. All of a vocabulary (-1) is more than any limit."""
     try:
-        return _NUMBER.validate_python(value)
+        number = _NUMBER.validate_python(asked.get(name))
     except ValidationError:
         return 0
-
-
-def _grammars(asked: _Asked) -> dict[str, JsonValue]:
-    """What becomes a grammar, by vLLM's names and OpenAI's."""
-    return {
-        "structured_outputs": asked.structured_outputs,
-        "response_format": asked.response_format,
-        "tools": asked.tools,
-        "text": asked.text,
-        "output_config": asked.output_config,
-    }
-
-
-def _too_complex(said: JsonValue) -> str | None:
-    """What a grammar, with all that is around it, has too much of."""
-    n_values, level = 0, [said]
-    for _ in range(_DEEPEST):
-        values = [value for value in level if isinstance(value, dict | list)]
-        n_values += len(level)
-        if n_values > _MOST_VALUES:
-            return f"has more than {_MOST_VALUES} values"
-        for value in level:
-            if isinstance(value, str) and len(value) > _LONGEST_TEXT:
-                return f"has a text longer than {_LONGEST_TEXT} characters"
-        level = [
-            one
-            for value in values
-            for one in (value.values() if isinstance(value, dict) else value)
-        ]
-        if not level:
-            return None
-    return f"lies more than {_DEEPEST} levels deep"
+    return 1 << 20 if number == -1 and name.endswith("logprobs") else number

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from anyio import to_thread
 
@@ -32,6 +33,7 @@ class ChatWorkers:
         self._workers: list[WorkerRecord] = []
         self._read_at = -math.inf  # when the reading of _workers began
         self._reading: asyncio.Task[None] | None = None
+        self.deadly: frozenset[str] = frozenset()  # fingerprints of requests that are refused
         self._lost: dict[str, float] = {}  # worker id -> when it was last found not to answer
 
     async def remembered(self) -> list[WorkerRecord]:
@@ -55,6 +57,22 @@ class ChatWorkers:
         """Leaves out a worker that did not answer until Redis has been asked about it."""
         self._lost[worker_id] = self._clock()
 
+    async def died_with(self, worker_id: str, request: str, what: str) -> int:
+        """How many engines have died so far while they had the request (its fingerprint); 0: Redis
+        is away, and does not hear of this one."""
+        try:
+            n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
+        except TRANSIENT:
+            return 0
+        if n > 1:
+            self.deadly |= {request}
+        return n
+
+    async def outlived(self, request: str) -> None:
+        """An engine answered the request as a whole."""
+        with suppress(*TRANSIENT):
+            await to_thread.run_sync(self._registry.outlived, request)
+
     async def _not_older_than(self, oldest: float) -> list[WorkerRecord]:
         while self._read_at < oldest:
             if self._reading is None or self._reading.done():
@@ -70,6 +88,7 @@ class ChatWorkers:
     async def _read(self) -> None:
         began_at = self._clock()
         ready = await to_thread.run_sync(self._registry.ready)
+        self.deadly = await to_thread.run_sync(self._registry.deadly)
         self._workers = [worker for worker in ready if worker.port is not None]
         self._read_at = began_at
         # Forget who was lost before the reading: Redis hears later of those lost meanwhile.

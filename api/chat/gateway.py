@@ -9,16 +9,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from urllib.parse import quote
 
 import httpx
+from anyio import to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.chat.chat_workers import ChatWorkers
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
+from api.chat.suspects import LostError, Trials, fingerprint
 from api.errors import openai_error
 from api.seen.chats import Chats
 from poc_core.records import (
@@ -71,6 +74,25 @@ class NoWorkerError(Exception):
     """No worker of the model answered."""
 
 
+class DeadlyRequestError(Exception):
+    """Two engines died lately while they had this request."""
+
+
+class _Way:
+    """How far a request came."""
+
+    def __init__(self) -> None:
+        self.is_new = False  # its connection
+        self.was_sent = False  # as a whole
+        self.is_answered = False
+
+    async def note(self, event: str, _: object) -> None:
+        """What httpcore tells of a request (its extension `trace`)."""
+        self.is_new |= event.startswith("connection.connect_")
+        self.was_sent |= event == "http11.send_request_body.complete"
+        self.is_answered |= event == "http11.receive_response_headers.complete"
+
+
 class Gateway:
     """Sends each request to a worker of its model: the one with its prefix, or the least busy."""
 
@@ -80,6 +102,7 @@ class Gateway:
         self._clients = Clients()
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
         self._prefixes = PrefixMemory()
+        self._trials = Trials()
 
     async def close(self) -> None:
         await self._clients.close()
@@ -110,40 +133,117 @@ class Gateway:
         """Yields the answer of the first worker that gives one, and its body for the client.
 
         `workers`: of one model, one at least. Leaving cancels what is still under way.
-        NoWorkerError: all workers are gone.
+        NoWorkerError: all workers are gone, or two engines died while they had the request.
+        DeadlyRequestError: they did lately.
         """
+        if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
+            raise DeadlyRequestError
+        n_lost = 0  # engines that died while they had the request
         with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
                 async with AsyncExitStack() as stack:
                     stack.enter_context(self._counted(worker))
                     self._prefixes.remember(request.prefix, worker.id)
+                    ask = partial(self._ask, stack, worker, request)
                     try:
-                        client = stack.enter_context(self._clients.lend())
-                        response = await client.send(_sent(worker, request), stream=True)
-                        stack.push_async_callback(_cancel, response)
-                        if ENGINE_LOST_HEADER in response.headers:
-                            raise httpx.RemoteProtocolError("its engine is lost")
-                        # A worker that dies before its first byte has done nothing that the client
-                        # saw.
-                        chunks = response.aiter_raw()
-                        first = await anext(chunks, b"")
-                    except httpx.TransportError as error:
-                        self.workers.lost(worker.id)
-                        log.warning(
-                            "worker %s did not answer a chat request (%r); trying another",
-                            worker.id,
-                            error,
+                        response, first, chunks = await (
+                            self._trials.begin(worker, request, ask) if n_lost else ask()
                         )
+                    except LostError as error:
+                        self.workers.lost(worker.id)
+                        log.warning("worker %s did not answer a chat request: %s", worker.id, error)
+                        if error.in_engine:
+                            n_lost += 1
+                            if await self._died_with(worker, request, n_lost) > 1:
+                                break
                         continue
                     if response.status_code >= 500:
                         chat.failed()
                     elif _is_stream(response):
                         chat.first_token()
-                    yield response, _body(worker, response, first, chunks)
+                    body = self._body(worker, request, response, first, chunks, n_lost)
+                    yield response, body
                     chat.ended()
                     return
             chat.failed()
         raise NoWorkerError
+
+    async def _ask(
+        self, stack: AsyncExitStack, worker: WorkerRecord, request: ProxyRequest
+    ) -> tuple[httpx.Response, bytes, AsyncIterator[bytes]]:
+        """A worker's answer, its first bytes and what follows; what is to be closed goes on the
+        stack. LostError: it died before, and has done nothing that the client saw."""
+        client = stack.enter_context(self._clients.lend())
+        was_sent = False
+        while True:
+            way = _Way()
+            try:
+                response = await client.send(_sent(worker, request, way), stream=True)
+                stack.push_async_callback(_cancel, response)
+                lost = response.headers.get(ENGINE_LOST_HEADER)
+                if lost is not None:
+                    raise LostError("its engine is lost", in_engine=lost != "0")
+                chunks = response.aiter_raw()
+                return response, await anext(chunks, b""), chunks
+            except httpx.TransportError as error:
+                was_sent |= way.was_sent
+                if way.is_new or way.is_answered:
+                    raise LostError(repr(error), was_sent) from error
+                # An idle connection, which the worker had closed: the worker itself may be well.
+
+    async def _body(
+        self,
+        worker: WorkerRecord,
+        request: ProxyRequest,
+        response: httpx.Response,
+        first: bytes,
+        rest: AsyncIterator[bytes],
+        n_lost: int,
+    ) -> AsyncIterator[bytes]:
+        """Yields the body as it comes; a stream whose worker dies ends with an error event.
+
+        Other answers raise httpx's TransportError, so that nobody takes a part for the whole.
+        `n_lost`: engines that died while they had the request before.
+        """
+        is_stream = _is_stream(response)
+        # of a stream only whole lines: half a line followed by an error event would be neither
+        held = b""
+        chunk = first
+        try:
+            while chunk:
+                end = chunk.rfind(b"\n") + 1 if is_stream else len(chunk)
+                if end:
+                    yield held + chunk[:end]
+                    held = b""
+                held += chunk[end:]
+                chunk = await anext(rest, b"")
+        except httpx.TransportError as error:
+            log.warning("worker %s died in the middle of an answer: %r", worker.id, error)
+            await self._died_with(worker, request, 1)
+            if not is_stream:
+                raise
+            event = error_body(
+                502,
+                "The worker that computed this answer was lost; send the request again.",
+                "worker_lost",
+            )
+            # the first newline ends an event cut short
+            yield b"\ndata: " + json.dumps(event).encode() + b"\n\n"
+        else:
+            if held:
+                yield held
+            if n_lost:
+                await self.workers.outlived(await _fingerprint(request))
+
+    async def _died_with(self, worker: WorkerRecord, request: ProxyRequest, n_lost: int) -> int:
+        """How many engines died, as far as is known, because of the request; this one too.
+        `n_lost`: engines that it has lost by now; of three it is blamed for the last."""
+        if n_lost < 3 and not self._trials.blames(worker, request):
+            return 0
+        path = request.path.partition(b"?")[0].decode("latin-1")
+        what = f"A request of {request.client} to {path[:80]}"
+        told = await self.workers.died_with(worker.id, await _fingerprint(request), what)
+        return max(n_lost, told)
 
     @contextmanager
     def _counted(self, worker: WorkerRecord) -> Iterator[None]:
@@ -195,44 +295,15 @@ class ProxiedAnswer(Response):
                 async for chunk in body:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
+        except DeadlyRequestError:
+            message = (
+                "Two engines died while they computed this request: it is refused for ten minutes."
+                " Change it, and tell the node's operator."
+            )
+            await openai_error(400, message)(scope, receive, send)
         except NoWorkerError:
             message = "No worker could answer; try again in some seconds."
-            await openai_error(503, message, "service_unavailable")(scope, receive, send)
-
-
-async def _body(
-    worker: WorkerRecord, response: httpx.Response, first: bytes, rest: AsyncIterator[bytes]
-) -> AsyncIterator[bytes]:
-    """Yields the body as it comes; a stream whose worker dies ends with an error event.
-
-    Other answers raise httpx's TransportError, so that nobody takes a part for the whole.
-    """
-    is_stream = _is_stream(response)
-    # of a stream only whole lines: half a line followed by an error event would be neither
-    held = b""
-    chunk = first
-    try:
-        while chunk:
-            end = chunk.rfind(b"\n") + 1 if is_stream else len(chunk)
-            if end:
-                yield held + chunk[:end]
-                held = b""
-            held += chunk[end:]
-            chunk = await anext(rest, b"")
-    except httpx.TransportError as error:
-        log.warning("worker %s died in the middle of an answer: %r", worker.id, error)
-        if not is_stream:
-            raise
-        event = error_body(
-            502,
-            "The worker that computed this answer was lost; send the request again.",
-            "worker_lost",
-        )
-        # the first newline ends an event cut short
-        yield b"\ndata: " + json.dumps(event).encode() + b"\n\n"
-    else:
-        if held:
-            yield held
+            await openai_error(503, message)(scope, receive, send)
 
 
 def _is_stream(response: httpx.Response) -> bool:
@@ -252,7 +323,11 @@ async def _client_gone(receive: Receive) -> None:
         pass
 
 
-def _sent(worker: WorkerRecord, request: ProxyRequest) -> httpx.Request:
+async def _fingerprint(request: ProxyRequest) -> str:
+    return await to_thread.run_sync(fingerprint, request.path, request.body)
+
+
+def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Request:
     # Not client.build_request: it adds headers, such as accept-encoding. httpx sets the body's
     # length: the client's body may have come in chunks.
     headers = [header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS]
@@ -263,7 +338,7 @@ def _sent(worker: WorkerRecord, request: ProxyRequest) -> httpx.Request:
         _url(worker, request.path),
         headers=[*headers, *_secret(worker), (GATEWAY_CLIENT_HEADER.encode(), client)],
         content=request.body or None,
-        extensions={"timeout": TIMEOUT.as_dict()},
+        extensions={"timeout": TIMEOUT.as_dict(), "trace": way.note},
     )
 
 

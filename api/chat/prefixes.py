@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
-
-from pydantic_core import from_json
+from typing import Any
 
 from poc_core.records import WorkerRecord
 
@@ -17,8 +16,8 @@ from poc_core.records import WorkerRecord
 _BLOCK = 512
 # Blocks that are looked at: 128 thousand characters tell a conversation from all others.
 _MAX_BLOCKS = 256
-# Bytes of a body that is read for its prefix; parsing holds the event loop for 5 ms a MiB.
-_MAX_BODY = 1 << 20
+# Bytes of a body that is read for its prefix: texts are hashed for 5 ms a MiB.
+MAX_BODY = 1 << 20
 # Blocks that are remembered, about 100 bytes each.
 _MEMORY = 200_000
 _DIGEST = 16  # bytes of a hash
@@ -38,17 +37,11 @@ class Prefix:
 NO_PREFIX = Prefix()
 
 
-def prefix_of(body: bytes) -> Prefix:
-    """The prefix of a chat or completion body; NO_PREFIX: too large, or without a prompt."""
-    if len(body) > _MAX_BODY:
-        return NO_PREFIX
-    try:
-        request = from_json(body)
-    except ValueError:
-        return NO_PREFIX
-    match request:
+def prefix_of(asked: Mapping[str, Any]) -> Prefix:
+    """The prefix of a chat or completion; NO_PREFIX: it has no prompt."""
+    match asked:
         case {"messages": [*messages]}:
-            return _of_conversation(messages, json.dumps(request.get("tools")))
+            return _of_conversation(messages, json.dumps(asked.get("tools")))
         case {"prompt": str() | list() as prompt}:
             return Prefix(tuple(_chain(_text(prompt), b"")), 0, 1)
     return NO_PREFIX

@@ -5,11 +5,13 @@ them makes room; so nobody who holds connections open keeps others out.
 """
 
 import asyncio
+import json
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
+from urllib.parse import unquote
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
@@ -19,6 +21,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from api.edge.shares import Holdings, of_address
+from api.edge.version_segment import without_version
+from poc_core.serving.openai_errors import shaped
+from poc_core.serving.openai_paths import is_clients_path
 
 # Seconds from the connection's beginning, or a request's first byte, to the end of its headers.
 HEADERS_S = 10.0
@@ -170,6 +175,7 @@ class _Limited(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.timeout_keep_alive = self.limits.idle_s
+        self.url = b""  # of the request, once its first line is there
         self.owner = ""  # the client that the connection counts for
         self.place: Holdings[_Limited] | None = None
         self.placed_at = 0.0
@@ -227,6 +233,12 @@ class _Limited(HttpToolsProtocol):
             and self.cycle.scope["path"].endswith(ENDLESS)
         ):
             self.transport.close()  # else the server would wait for an end that does not come
+
+    def send_400_response(self, msg: str) -> None:
+        if is_clients_path(self._path()):
+            self._refuse(400, msg)
+        else:
+            super().send_400_response(msg)
 
     # What the parser calls.
 
@@ -351,6 +363,10 @@ class _Limited(HttpToolsProtocol):
             return False
         return now - since > self.limits.request_s
 
+    def _path(self) -> str:
+        raw = self.url.partition(b"?")[0]
+        return unquote((without_version(raw) or raw).decode("latin-1"))
+
     def _refuse(self, status: int, detail: str) -> None:
         under_way = bool(self.pipeline) or (
             self.cycle is not None
@@ -358,7 +374,7 @@ class _Limited(HttpToolsProtocol):
             and not self.cycle.response_complete
         )
         if not under_way:
-            body = b'{"detail":"' + detail.encode() + b'"}'
+            body = json.dumps(shaped(self._path(), status, {"detail": detail})).encode()
             length = str(len(body)).encode()
             head = (
                 b"content-type: application/json\r\ncontent-length: "

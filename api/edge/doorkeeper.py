@@ -5,7 +5,7 @@ A route says what its path needs, so that no prefix of the path matters.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Match
@@ -38,6 +38,9 @@ OPEN = {"/livez", "/api/v1/clock", "/console", "/console/", "/console/{name:path
 # What a host asks that has a token in place of a key: api/routes/hosts.py looks at it.
 OF_HOSTS = {"/api/v1/hosts/join", "/api/v1/hosts/standing"}
 
+# Headers that hold a key: everybody's, Anthropic's clients' and Azure's.
+_BEARER = b"authorization"
+_KEY_HEADERS = {_BEARER, b"x-api-key", b"api-key"}
 # Seconds' worth of requests that a client may send at once.
 _BURST_S = 10.0
 # Clients whose rate is remembered.
@@ -98,9 +101,9 @@ class Doorkeeper:
         peer = scope["client"][0] if scope.get("client") else ""
         who = peer
         if self._wants_keys and not self._is_trusted(peer, scope):
-            caller = self._caller(scope)
-            gave_one = any(name == b"authorization" for name, _ in scope["headers"])
-            refusal = self._refusal(caller, role_of(path, scope["method"]), gave_one)
+            given = {header for header in scope["headers"] if header[0] in _KEY_HEADERS}
+            caller = self._caller(given)
+            refusal = self._refusal(caller, role_of(path, scope["method"]), bool(given))
             if refusal is not None:
                 return refusal, scope
             assert caller is not None
@@ -110,7 +113,7 @@ class Doorkeeper:
             scope = {
                 **scope,
                 CLIENT: who,
-                "headers": [header for header in scope["headers"] if header[0] != b"authorization"],
+                "headers": [header for header in scope["headers"] if header not in given],
             }
         wait_s = self._rates.take(who) if self._rates else 0.0
         if wait_s > 0:
@@ -144,12 +147,10 @@ class Doorkeeper:
     def _is_listed(self, address: Address) -> bool:
         return any(address in network for network in self._trusted)
 
-    def _caller(self, scope: Scope) -> Caller | None:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = (
-            given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
-        )
-        return self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
+    def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
+        """Whose key these headers hold; of two that differ, nobody's."""
+        keys = {_key(name, value.decode("latin-1")) for name, value in given}
+        return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 
     @staticmethod
     def _refusal(caller: Caller | None, role: Role, gave_one: bool) -> JSONResponse | None:
@@ -158,8 +159,8 @@ class Doorkeeper:
         if caller is None:
             status, kind = 401, "invalid_api_key"
             detail = (
-                "The key is wrong: the node knows none like that, or no longer; its operator makes"
-                " another with `proofline key new`."
+                "The key is wrong: the node knows none like that, or no longer, or two headers hold"
+                " two keys; its operator makes another with `proofline key new`."
                 if gave_one
                 else "This needs a key: send the header Authorization: Bearer KEY; the node's"
                 " operator makes one with `proofline key new`."
@@ -179,6 +180,11 @@ class Doorkeeper:
         if status == 401:
             answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
+
+
+def _key(name: bytes, value: str) -> str:
+    scheme, _, key = value.partition(" ") if name == _BEARER else ("bearer", "", value)
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 class Rates:

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from poc_core.serving.openai_paths import is_clients_path
 from poc_core.settings import Settings, listed
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
@@ -25,7 +26,8 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 
 
 class Perimeter:
-    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body not JSON."""
+    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body not JSON,
+    400 on the paths of a model's clients."""
 
     def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:
         """`own_names`: names of this node besides those of the settings."""
@@ -37,7 +39,7 @@ class Perimeter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = None
         if scope["type"] == "http":
-            scope = _typed(scope)
+            _type(scope)
             refusal = self._refusal(scope)
         await (refusal or self._app)(scope, receive, send)
 
@@ -66,11 +68,13 @@ class Perimeter:
         types = [
             value.partition(";")[0].strip().lower() for value in headers.get(b"content-type", [])
         ]
-        if types == [_FORM] and _AUDIO in scope["path"] and not origins:
+        is_audio = types == [_FORM] and _AUDIO in scope["path"]
+        if is_audio and not origins:
             return None  # no page's: those that can send forms say their origin
         if len(types) != 1 or not _JSON.fullmatch(types[0]):
+            # The network forwards its users' own types to a model's paths, where vLLM answers 400.
             return _answer(
-                415,
+                400 if is_clients_path(scope["path"]) and not is_audio else 415,
                 "A body must be JSON and say so: send the header Content-Type: application/json.",
             )
         return None
@@ -100,12 +104,14 @@ def _is_of(origin: str, host: str) -> bool:
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
 
 
-def _typed(scope: Scope) -> Scope:
-    """The request, called JSON where it does not say what it is and no page can have sent it."""
+def _type(scope: Scope) -> None:
+    """Calls the request JSON where it does not say what it is and no page can have sent it.
+
+    In place: the layers outside read in this very scope whose key it has.
+    """
     names = {name.lower() for name, _ in scope["headers"]}
-    if not scope["path"].startswith(_UNTYPED) or names & {b"content-type", b"origin"}:
-        return scope
-    return {**scope, "headers": [*scope["headers"], (b"content-type", b"application/json")]}
+    if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:
+        scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
 
 
 def _has_body(headers: dict[bytes, list[str]]) -> bool:

@@ -11,7 +11,8 @@ from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
 from poc_core.state.overview import Overview
 
-# Seconds without a sign of life after which a supervisor, and the courier, count as silent.
+# Seconds without a sign of life after which a supervisor or a chat port, and the courier, count as
+# silent.
 HOST_SILENT_S = 5.0
 COURIER_SILENT_S = 3.0
 # Tries in a row after which a receiver is a trouble, and restarts within LATELY_S.
@@ -91,7 +92,9 @@ def judge(snapshot: Snapshot) -> Health:
     seats = roster(seen, now, snapshot.worker_ttl_s)
     found = [
         *_workers(seen, seats),
+        *_lost(snapshot, seen),
         *_restarts(seats),
+        *_chat(seats, now),
         *_hosts(snapshot, seen),
         *_receivers(snapshot, seen),
         *_courier(snapshot, seen),
@@ -137,6 +140,16 @@ def _nobody(seen: Overview) -> Reason:
     return Reason("workers", Level.DOWN, "no worker is here", more, at)
 
 
+def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
+    """Redis was emptied lately: clients that wait for a job or a round would wait in vain."""
+    record = seen.deployment.record
+    at = record.restored_at if record is not None else None
+    if at is not None and snapshot.now - at < LATELY_S:
+        what = f"Redis lost its records {duration(snapshot.now - at)} ago"
+        more = ", jobs and rounds among them: the model is served again; find out what emptied it"
+        yield Reason("redis", Level.DEGRADED, what, more)
+
+
 def _restarts(seats: Sequence[Seat]) -> Iterator[Reason]:
     for seat in seats:
         place = seat.place
@@ -144,6 +157,14 @@ def _restarts(seats: Sequence[Seat]) -> Iterator[Reason]:
             often = f"{place.restarts_lately} times in {LATELY_S / 60:g} min"
             what = f"worker {seat.name} was restarted {often}"
             yield Reason("restarts", Level.DEGRADED, what, f", last after: {place.last_exit}")
+
+
+def _chat(seats: Sequence[Seat], now: float) -> Iterator[Reason]:
+    for seat in seats:
+        since = seat.worker.stats.get("chat_mute_since", now) if seat.worker else now
+        if now - since >= HOST_SILENT_S:
+            what = f"the chat port of {seat.name} has not answered"
+            yield Reason("workers", Level.DEGRADED, what, ": chat fails there", since)
 
 
 def _hosts(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:

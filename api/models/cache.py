@@ -1,16 +1,28 @@
-"""The Hugging Face cache of this machine: which models lie there, whole or in part."""
+"""The Hugging Face cache of this machine: which models lie there, whole or in part.
 
-import json
+What cannot be read is its own trouble: no model's answer depends on another's files.
+"""
+
+import os
 import shutil
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from api.models.files import BrokenModelError, missing
+from poc_core.errors import ProoflineError
 
 _GB = 1024**3
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_PREFIX = "models--"
 
 Stage = Literal["DOWNLOADED", "PARTIAL", "NOT_FOUND"]
+
+
+class CacheError(ProoflineError):
+    """The cache cannot be read or changed; the text says where and why."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,19 @@ class Space:
     cache_size_gb: float
     available_gb: float
     cache_path: str
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A model at one commit, as far as it is here."""
+
+    commit: str
+    refs: frozenset[str]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.commit} ({', '.join(sorted(self.refs))})" if self.refs else self.commit
 
 
 class ModelCache:
@@ -33,84 +58,207 @@ class ModelCache:
 
         return self._path or Path(constants.HF_HUB_CACHE)
 
+    def folder(self, hf_repo: str) -> Path:
+        return self.path / (_PREFIX + hf_repo.replace("/", "--"))
+
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
         """How much of a model is there; without a commit, of `main` or any revision."""
-        repo = self._repo(hf_repo)
-        if repo is None:
-            return "NOT_FOUND"
-        revisions = self._revisions(repo, hf_commit)
-        if any(is_whole(Path(revision.snapshot_path)) for revision in revisions):
-            return "DOWNLOADED"
-        begun = any((Path(repo.repo_path) / "blobs").glob("*.incomplete"))
-        return "PARTIAL" if revisions or begun else "NOT_FOUND"
-
-    def models(self) -> Iterator[tuple[str, str, Stage]]:
-        """(repository, commit, stage) of every revision of a model."""
-        for repo in self._repos():
-            for revision in sorted(repo.revisions, key=lambda one: str(one.commit_hash)):
-                stage: Stage = "DOWNLOADED" if is_whole(Path(revision.snapshot_path)) else "PARTIAL"
-                yield repo.repo_id, revision.commit_hash, stage
-
-    def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Deletes a revision, or all without a commit; False: there is none."""
-        repo = self._repo(hf_repo)
-        if repo is None:
-            return False
-        if hf_commit is None:
-            shutil.rmtree(repo.repo_path)
-            return True
-        commits = [revision.commit_hash for revision in self._revisions(repo, hf_commit)]
-        if commits:
-            self._scan().delete_revisions(*commits).execute()
-        return bool(commits)
-
-    def space(self) -> Space:
-        path = self.path
-        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        used = sum(repo.size_on_disk for repo in self._repos())
-        return Space(used / _GB, shutil.disk_usage(existing).free / _GB, str(path))
-
-    def _scan(self) -> Any:
-        from huggingface_hub import scan_cache_dir
-
-        return scan_cache_dir(self.path)
-
-    def _repos(self) -> list[Any]:
-        from huggingface_hub.errors import CacheNotFound
-
         try:
-            found = self._scan().repos
-        except CacheNotFound:  # nothing was ever downloaded
-            return []
-        return sorted(
-            (repo for repo in found if repo.repo_type == "model"),
-            key=lambda repo: str(repo.repo_id),
+            revisions = self.revisions(hf_repo, hf_commit)
+        except BrokenModelError:
+            return "PARTIAL"
+        if any(_is_whole(revision) for revision in revisions):
+            return "DOWNLOADED"
+        return "PARTIAL" if revisions or self.begun_bytes(hf_repo) else "NOT_FOUND"
+
+    def trouble(self, hf_repo: str, hf_commit: str | None) -> str | None:
+        """What of a model cannot be read, and why; None: everything that is there can be."""
+        try:
+            for revision in self.revisions(hf_repo, hf_commit):
+                missing(revision.folder)
+        except BrokenModelError as error:
+            return f"{error}."
+        return None
+
+    def offline(self, hf_repo: str) -> str | None:
+        """Why the hub is not asked for a model, and what is here of it; None: it may be."""
+        from huggingface_hub import constants
+
+        if not constants.HF_HUB_OFFLINE:
+            return None
+        return f"HF_HUB_OFFLINE forbids to ask the hub for {hf_repo}; {self.here(hf_repo)}."
+
+    def here(self, hf_repo: str) -> str:
+        """Which revisions of a model are in the cache, in words."""
+        try:
+            names = [one.name for one in self.revisions(hf_repo, None, all_of_them=True)]
+        except BrokenModelError as error:
+            return str(error)
+        return f"{self.path} has " + (
+            f"its revisions {', '.join(names)}" if names else "no revision of it"
         )
 
-    def _repo(self, hf_repo: str) -> Any | None:
-        return next((repo for repo in self._repos() if repo.repo_id == hf_repo), None)
+    def models(self) -> Iterator[tuple[str, str | None, Stage]]:
+        """(repository, commit, stage) of each revision; no commit where none can be read.
 
-    def _revisions(self, repo: Any, hf_commit: str | None) -> list[Any]:
+        CacheError: the cache itself cannot be read.
+        """
+        for name in self._entries():
+            hf_repo = name.removeprefix(_PREFIX).replace("--", "/")
+            if hf_repo == name:  # a data set
+                continue
+            try:
+                revisions = self.revisions(hf_repo, None, all_of_them=True)
+            except BrokenModelError:
+                yield hf_repo, None, "PARTIAL"
+                continue
+            for revision in revisions:
+                yield hf_repo, revision.commit, "DOWNLOADED" if _is_whole(revision) else "PARTIAL"
+            if not revisions and self.begun_bytes(hf_repo):
+                yield hf_repo, None, "PARTIAL"
+
+    def revisions(
+        self, hf_repo: str, hf_commit: str | None, all_of_them: bool = False
+    ) -> list[Revision]:
+        """The revisions that are meant, or all. BrokenModelError."""
+        folder = self.folder(hf_repo)
+        try:
+            commits = sorted(os.listdir(folder / "snapshots"))
+        except FileNotFoundError:
+            if folder.is_symlink() and not folder.exists():
+                raise BrokenModelError(f"{folder} is a link to nothing") from None
+            commits = []
+        except OSError as error:
+            raise BrokenModelError(
+                f"{error.filename} cannot be read: {error.strerror or error}"
+            ) from None
+        refs = _refs(folder / "refs")
+        found = [
+            Revision(
+                commit,
+                frozenset(name for name, of in refs.items() if of == commit),
+                folder / "snapshots" / commit,
+            )
+            for commit in commits
+            if not commit.startswith(".")
+        ]
+        if all_of_them:
+            return found
         if hf_commit is not None:
-            return [
-                one
-                for one in repo.revisions
-                if one.commit_hash == hf_commit or hf_commit in one.refs
-            ]
-        return [one for one in repo.revisions if "main" in one.refs] or list(repo.revisions)
+            return [one for one in found if hf_commit == one.commit or hf_commit in one.refs]
+        return [one for one in found if "main" in one.refs] or found
+
+    def begun_bytes(self, hf_repo: str) -> int:
+        """Bytes of files whose download has begun and not ended."""
+        begun = (self.folder(hf_repo) / "blobs").glob("*.incomplete")
+        return sum(1 + _size(path) for path in begun)
+
+    def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
+        """Deletes a revision, or all without a commit; False: there is none.
+
+        CacheError: it is still there, or a part of it.
+        """
+        folder = self.folder(hf_repo)
+        try:
+            if hf_commit is None:
+                return _remove(folder)
+            revisions = self.revisions(hf_repo, None, all_of_them=True)
+            wanted = [one for one in revisions if hf_commit == one.commit or hf_commit in one.refs]
+            if wanted and wanted == revisions:
+                return _remove(folder)
+            kept = _blobs(folder, [one for one in revisions if one not in wanted])
+            unused = _blobs(folder, wanted) - kept
+            for revision in wanted:
+                for ref in revision.refs:
+                    _remove(folder / "refs" / ref)
+                _remove(revision.folder)
+            for blob in unused:
+                _remove(blob)
+        except BrokenModelError as error:
+            raise CacheError(f"{hf_repo} cannot be deleted by its commit: {error}.") from None
+        except OSError as error:
+            raise CacheError(
+                f"{hf_repo} could not be deleted completely: {folder}: {error.strerror or error}."
+            ) from None
+        return bool(wanted)
+
+    def space(self) -> Space:
+        """CacheError: the cache cannot be read."""
+        path = self.path
+        used = sum(
+            _size(os.path.join(folder, name))
+            for entry in self._entries()
+            for folder, _, names in os.walk(path / entry)
+            for name in names
+        )
+        return Space(used / _GB, shutil.disk_usage(existing(path)).free / _GB, str(path))
+
+    def _entries(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path))
+        except FileNotFoundError:  # nothing was ever downloaded
+            return []
+        except OSError as error:
+            raise CacheError(
+                f"The cache {self.path} cannot be read: {error.strerror or error}; HF_HOME names"
+                " another."
+            ) from None
 
 
-def is_whole(snapshot: Path) -> bool:
-    """Whether a snapshot has a configuration and all weights of its index, or any without one.
+def existing(path: Path) -> Path:
+    """The path, or the closest folder above it that is there."""
+    return next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
 
-    A file that is still being downloaded is not there.
-    """
-    if not (snapshot / "config.json").exists():
+
+def _is_whole(revision: Revision) -> bool:
+    try:
+        return not missing(revision.folder)
+    except BrokenModelError:
         return False
-    for index in sorted(snapshot.glob("*.index.json")):
-        shards = set(json.loads(index.read_text()).get("weight_map", {}).values())
-        if shards and all((snapshot / shard).exists() for shard in shards):
-            return True
-    if any(snapshot.glob("*.index.json")):
+
+
+def _refs(folder: Path) -> dict[str, str]:
+    """The commit of each ref that can be read."""
+    found = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            with suppress(OSError, ValueError):
+                found[path.relative_to(folder).as_posix()] = path.read_text().strip()
+    return found
+
+
+def _blobs(repo: Path, revisions: list[Revision]) -> set[str]:
+    """The files of these revisions that lie in the repository's store. OSError."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = set()
+    for revision in revisions:
+        for place, _, names in os.walk(revision.folder, onerror=fail):
+            for path in (os.path.join(place, name) for name in names):
+                if os.path.islink(path):
+                    found.add(os.path.abspath(os.path.join(place, os.readlink(path))))
+    store = os.path.join(os.path.abspath(repo), "blobs", "")
+    return {path for path in found if path.startswith(store)}
+
+
+def _remove(path: str | Path) -> bool:
+    """Deletes a file, a link or a folder. Returns whether it was there. OSError."""
+    if not os.path.lexists(path):
         return False
-    return any(path.exists() for pattern in _WEIGHTS for path in snapshot.glob(pattern))
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+    return True
+
+
+def _size(path: str | Path) -> int:
+    """Bytes of a file of its own; 0 for links, and for what is gone."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0
+    return 0 if stat.S_ISLNK(found.st_mode) else found.st_size

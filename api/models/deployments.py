@@ -55,10 +55,13 @@ def deploy(body: DeployBody, services: Services) -> int:
     return generation
 
 
-def withdraw(services: Services) -> int:
-    """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation."""
+def withdraw(services: Services, keeps: bool) -> int:
+    """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation.
+
+    `keeps`: engines that still load are kept for a while, see DeploymentStore.withdraw.
+    """
     _end_work(services)
-    return services.deployments.withdraw()
+    return services.deployments.withdraw(keeps)
 
 
 async def until_served(request: Request, services: Services, generation: int) -> Response | Done:
@@ -93,7 +96,7 @@ async def until_served(request: Request, services: Services, generation: int) ->
 async def until_gone(
     services: Services, generation: int, clock: Callable[[], float] = time.monotonic
 ) -> Done:
-    """Waits until all hosts run nothing. HTTPException 500 names hosts that do after a minute."""
+    """Waits until all hosts run nothing but what they keep. HTTPException 500: who still does."""
     deadline = clock() + _GONE_S
     while True:
         status = await to_thread.run_sync(services.deployments.status)
@@ -109,7 +112,9 @@ async def until_gone(
 
 def _busy(status: DeploymentStatus) -> str:
     return ", ".join(
-        f"{host.host} ({host.state.lower()})" for host in status.hosts if host.state != "IDLE"
+        f"{host.host} ({host.state.lower()})"
+        for host in status.hosts
+        if host.state not in ("IDLE", "KEEPING")
     )
 
 

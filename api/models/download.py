@@ -4,14 +4,21 @@ It ends when nobody wants the model any more, and says in Redis that it lives: w
 is started, which keeps what was downloaded.
 """
 
+import glob
 import logging
 import os
+import shutil
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from redis.exceptions import RedisError
 
+from api.models.cache import CacheError, ModelCache, existing
+from api.models.files import BrokenModelError, chosen, indexed, missing, small
+from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
@@ -21,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which Redis may be away: the process's stack may have ended.
 _PATIENCE_S = 60.0
+_GB = 1e9
 
 
 def main(name: str, task_id: str) -> None:
@@ -36,15 +44,80 @@ def main(name: str, task_id: str) -> None:
 
 
 def fetch(download: Download) -> str | None:
-    """Downloads the model; why that failed, or None."""
-    from huggingface_hub import snapshot_download
-
+    """Downloads what the engine loads of the model; why that failed, or None."""
+    cache = ModelCache()
     try:
-        snapshot_download(download.hf_repo, revision=download.hf_commit)
+        _fetch(download, cache)
     except Exception as error:  # the hub's, the network's, the disk's
         logger.warning("%s could not be downloaded: %s", download.name, error)
-        return f"{type(error).__name__}: {error}"[:1000]
+        said = (
+            str(error) if isinstance(error, ProoflineError) else f"{type(error).__name__}: {error}"
+        )
+        return f"{said[:800]} ({cache.here(download.hf_repo)})"
     return None
+
+
+def _fetch(download: Download, cache: ModelCache) -> None:
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    repo, api = download.hf_repo, HfApi()
+    commit = api.model_info(repo, revision=download.hf_commit).sha
+    tree = {
+        file.path: file
+        for file in api.list_repo_tree(repo, recursive=True, revision=commit)
+        if hasattr(file, "size")
+    }
+
+    def get(name: str, again: bool = False) -> Path:
+        path = hf_hub_download(
+            repo, name, revision=commit, cache_dir=cache.path, force_download=again
+        )
+        return Path(path)
+
+    def get_right(name: str) -> Path:
+        """What a copy or another program left in its place may be of another size."""
+        path = get(name)
+        return path if path.stat().st_size == tree[name].size else get(name, again=True)
+
+    weights, index = chosen(tree)
+    if index in tree and index.endswith(".safetensors.index.json"):  # vLLM reads no other
+        weights = indexed(get_right(index)) & tree.keys()
+    others = small(tree)
+    wanted = weights | others
+    _check_room(cache, repo, [tree[name] for name in wanted])
+    folder = snapshot_download(
+        repo,
+        revision=download.hf_commit,
+        cache_dir=cache.path,
+        allow_patterns=[glob.escape(name) for name in sorted(wanted)],
+    )
+    for name in sorted(wanted):
+        get_right(name)
+    try:
+        lacks = missing(Path(folder))
+    except BrokenModelError:  # of the right size
+        for name in others:
+            get(name, again=True)
+        lacks = missing(Path(folder))
+    if lacks:
+        raise BrokenModelError(f"The hub's {repo} at {commit} has no {', '.join(lacks)}")
+
+
+def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
+    """CacheError: there is too little room on the disk for what is not there yet."""
+    blobs = cache.folder(repo) / "blobs"
+    needs = sum(
+        file.size
+        for file in files
+        if not (blobs / (file.lfs.sha256 if file.lfs else file.blob_id)).exists()
+    )
+    needs -= cache.begun_bytes(repo)
+    free = shutil.disk_usage(existing(cache.path)).free
+    if needs > free:
+        raise CacheError(
+            f"{repo} needs {needs / _GB:.1f} GB more and {cache.path} has {free / _GB:.1f} GB free:"
+            " delete another model, or name another disk with HF_HOME"
+        )
 
 
 class _Life:

@@ -1,4 +1,4 @@
-"""Samples beside the figures: versions of the schema, Proofline and vLLM, and engine settings."""
+"""Samples beside the figures: versions of the schema and of Proofline, and engine settings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ SCHEMA_VERSION = "1"
 
 def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
     """The samples; `engines`: the ready ones. Each model has a line: an upgrade shows two."""
-    versions = labels(version=OURS, vllm_version=deployment.vllm_versions)
     lines: Lines = {
         SCHEMA.name: [line(SCHEMA.name, labels(version=SCHEMA_VERSION), "1")],
-        VERSION.name: [line(VERSION.name, versions, "1")],
+        VERSION.name: [line(VERSION.name, labels(version=OURS), "1")],
     }
     for model in sorted({engine.model for engine in engines}):
         of_model = [engine for engine in engines if engine.model == model]

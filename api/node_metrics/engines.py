@@ -11,8 +11,9 @@ from api.node_metrics.engine_samples import EngineSamples, samples_of
 from api.node_metrics.fetch import FetchError
 from poc_core.records import WorkerRecord
 
-# Seconds that a scrape waits for engines; a late one is read on, and waited for again once in time.
-DEADLINE_S = 0.25
+# Seconds that a scrape, which the network gives 5, waits for engines; a late one is read on, and
+# waited for again once in time.
+DEADLINE_S = 2.5
 
 Ask = Callable[[WorkerRecord], Awaitable[str]]
 """A worker's metrics as text. FetchError: the worker does not tell them."""

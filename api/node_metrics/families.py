@@ -18,7 +18,7 @@ class Family(NamedTuple):
 
 SCHEMA = Family("gonka_metrics_schema_info", "gauge", "The version of this schema.")
 CONFIG = Family("mlnode_config_info", "gauge", "How the engines are set up; empty: not given.")
-VERSION = Family("mlnode_version_info", "gauge", "What serves: this node's release, and vLLM's.")
+VERSION = Family("mlnode_version_info", "gauge", "The release of this node.")
 READ_AT = Family(
     "mlnode_source_scrape_timestamp_seconds",
     "gauge",
@@ -51,34 +51,32 @@ XID_EVENTS = Family(
     "Faults that the driver told of, by its number for the kind (XID).",
 )
 GPU = (
-    Family("mlnode_gpu_temperature_celsius", "gauge", "Temperature of the core."),
+    Family("mlnode_gpu_temp_core_celsius", "gauge", "Temperature of the core."),
     Family("mlnode_gpu_memory_used_bytes", "gauge", "Memory in use."),
     Family("mlnode_gpu_memory_free_bytes", "gauge", "Memory that is free."),
-    Family("mlnode_gpu_power_watts", "gauge", "Power drawn."),
+    Family("mlnode_gpu_power_draw_watts", "gauge", "Power drawn."),
     Family("mlnode_gpu_power_limit_watts", "gauge", "Power that it may draw."),
     Family("mlnode_gpu_sm_clock_hertz", "gauge", "Clock of the multiprocessors."),
     Family("mlnode_gpu_sm_clock_max_hertz", "gauge", "The highest that it may have."),
     Family(
-        "mlnode_gpu_clock_event_reasons", "gauge", "Why the clock is not higher: NVML's bit mask."
+        "mlnode_gpu_clocks_event_reasons", "gauge", "Why the clock is not higher: NVML's bit mask."
     ),
-    Family(
-        "mlnode_gpu_ecc_double_bit_errors_total", "counter", "Errors of memory not corrected, ever."
-    ),
-    Family("mlnode_gpu_memory_temperature_celsius", "gauge", "Temperature of the memory."),
-    Family("mlnode_gpu_pcie_replays_total", "counter", "Packets that the bus had to send again."),
+    Family("mlnode_gpu_ecc_dbe_total", "counter", "Errors of memory not corrected, ever."),
+    Family("mlnode_gpu_temp_hbm_celsius", "gauge", "Temperature of the memory."),
+    Family("mlnode_gpu_pcie_replay_total", "counter", "Packets that the bus had to send again."),
 )
 HOST = (
-    Family("mlnode_cpu_busy_seconds_total", "counter", "Core seconds at work, of all cores."),
-    Family("mlnode_cpu_steal_seconds_total", "counter", "Core seconds that other machines took."),
     Family(
-        "mlnode_memory_used_bytes", "gauge", "Memory in use, without files that can be dropped."
+        "mlnode_host_cpu_busy_ratio", "gauge", "Share of CPU time at work since the last scrape."
     ),
     Family(
-        "mlnode_memory_limit_bytes",
+        "mlnode_host_cpu_steal_ratio",
         "gauge",
-        "Memory that there is, or that the container may have.",
+        "Share of CPU time that other machines took since the last scrape.",
     ),
-    Family("mlnode_model_cache_free_bytes", "gauge", "Room on the disk of the model cache."),
+    Family("mlnode_host_memory_used_bytes", "gauge", "Memory in use, of the container."),
+    Family("mlnode_host_memory_limit_bytes", "gauge", "Memory that the container may have."),
+    Family("mlnode_host_hf_cache_free_bytes", "gauge", "Room on the disk of the model cache."),
 )
 ALL = (
     SCHEMA,

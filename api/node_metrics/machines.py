@@ -6,10 +6,33 @@ from collections.abc import Mapping, Sequence
 
 from api.node_metrics.exposition import Lines, labels, line, number
 from api.node_metrics.families import GPU, HOST, READ_AT, XID_EVENTS, Family
-from poc_core.machine_figures import GpuFigures, MachineFigures
+from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 
 
-def machine_samples(machines: Sequence[MachineFigures]) -> Lines:
+class CpuShares:
+    """Shares of the hosts' CPU time between one scrape and the next; none at the first."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, CpuTimes] = {}  # by host, as of the last scrape
+        self._shares: dict[str, dict[str, float]] = {}
+
+    def since_last(self, machine: MachineFigures) -> dict[str, float]:
+        """The shares by name. A host that has not reported since keeps those of before."""
+        now, before = machine.cpu, self._times.get(machine.host)
+        if now is None or before == now:
+            return self._shares.get(machine.host, {})
+        self._times[machine.host], shares = now, {}
+        if before is not None and now.all > before.all:  # else it was booted again
+            passed = now.all - before.all
+            shares = {
+                "cpu_busy_ratio": (now.busy - before.busy) / passed,
+                "cpu_steal_ratio": (now.steal - before.steal) / passed,
+            }
+        self._shares[machine.host] = shares
+        return shares
+
+
+def machine_samples(machines: Sequence[MachineFigures], cpu: CpuShares) -> Lines:
     """Samples of all hosts. `gpu_index` counts their GPUs, each once, as /api/v1/gpu/devices does.
 
     Several hosts are told apart by a number, `host_index`: their names are nobody's business.
@@ -18,7 +41,8 @@ def machine_samples(machines: Sequence[MachineFigures]) -> Lines:
     gpus: dict[str, tuple[int, GpuFigures]] = {}
     for index, machine in enumerate(machines):
         numbered = {"host_index": index} if len(machines) > 1 else {}
-        _add(lines, HOST, "mlnode_", machine.sensors, labels(**numbered))
+        told = {**machine.sensors, **cpu.since_last(machine)}
+        _add(lines, HOST, "mlnode_host_", told, labels(**numbered))
         source = labels(source="host", **numbered)
         _append(lines, READ_AT.name, source, machine.read_at)
         if machine.gpus:

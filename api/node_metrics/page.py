@@ -17,7 +17,7 @@ from api.node_metrics.engine_samples import EngineSamples, Series, as_replica
 from api.node_metrics.engines import Ask, EngineReadings, Reading
 from api.node_metrics.exposition import Lines, labels, line, number
 from api.node_metrics.families import READ_AT
-from api.node_metrics.machines import machine_samples
+from api.node_metrics.machines import CpuShares, machine_samples
 from poc_core.machine_figures import MachineFigures
 from poc_core.records import WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus
@@ -47,6 +47,7 @@ class Page:
         """`look` is called in a thread."""
         self._look = look
         self._readings = EngineReadings(ask, clock)
+        self._cpu = CpuShares()
         self._fresh_s = fresh_s
         self._text = b""
         self._made_at = -math.inf
@@ -66,16 +67,16 @@ class Page:
 
     async def _make(self) -> None:
         node = await to_thread.run_sync(self._look)
-        readings = await self._readings.read(
-            [one for one in node.workers if one.is_ready and one.port]
-        )
-        self._text = await to_thread.run_sync(_rendered, node, readings)
+        # One that hangs is shown as it was last.
+        shown = [one for one in node.workers if one.is_ready or one.state == "hung"]
+        readings = await self._readings.read([one for one in shown if one.port])
+        self._text = await to_thread.run_sync(_rendered, node, readings, self._cpu)
         self._made_at = time.monotonic()
 
 
-def _rendered(node: Node, readings: Mapping[str, Reading]) -> bytes:
+def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> bytes:
     lines = about(node.deployment, [one for one in node.workers if one.is_ready])
-    for name, found in machine_samples(node.machines).items():
+    for name, found in machine_samples(node.machines, cpu).items():
         lines.setdefault(name, []).extend(found)
     # Numbered among all that live, by host and GPU: a restarted engine gets its number back.
     read = [

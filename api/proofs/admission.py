@@ -107,9 +107,10 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
         raise unavailable(
             f"No worker serves the model {model} right now; try again when one has started."
         )
-    # Live models first: a client should ask for one of these.
+    # Live models first: a client should ask for one of these. While none is served nobody can say
+    # that the model will not be.
     deployed = list(dict.fromkeys([*(worker.model for worker in live), *known]))
-    if deployed:
+    if any(worker.is_ready for worker in live):
         raise _mismatch(
             f"The model {model} is not deployed here; ask for {' or '.join(deployed)}.",
             {"model": (model, deployed[0] if len(deployed) == 1 else deployed)},

@@ -46,8 +46,9 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 def _only_model(workers: WorkerRegistry) -> str:
     """The only model served, meant by clients that name none (those of the earlier generation)."""
-    models = sorted({worker.model for worker in workers.live()}) or sorted(workers.known_models())
-    if not models:
+    live = sorted({worker.model for worker in workers.live()})
+    models = live or sorted(workers.known_models())
+    if not models or (len(models) > 1 and not live):
         raise unavailable("No worker serves a model yet; try again when one has started.")
     if len(models) > 1:
         raise HTTPException(
@@ -96,7 +97,7 @@ def status_of(services: Services, seen: Overview, first: int | None, most: int) 
     record = seen.round.record if seen.round is not None else None
     state, stats = record.state if record is not None else RoundState.IDLE, stats_of(services, seen)
     return {
-        "status": state.value,
+        "status": state.activity.value,
         "state": state.value,
         "config": config_of(record.config) if record is not None else None,
         "stats": stats,

@@ -10,7 +10,7 @@ from api.services import AppServices, Services
 from poc_core.gpus import Gpu, GpuDriver, MachineGpus
 from poc_core.state.unreadable import readable
 
-router = APIRouter(prefix="/api/v1/gpu", tags=["aggregator"])
+router = APIRouter(prefix="/api/v1/gpu", tags=["GPU"])
 
 
 class Gpus(BaseModel):

@@ -7,6 +7,7 @@ from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, BaseModel, Field
 
 from api.errors import unavailable
+from api.models.cache import CacheError
 from api.schema import examples
 from api.services import AppServices, Services
 from poc_core.state.downloads import MOST_AT_A_TIME
@@ -43,7 +44,9 @@ class OneStatus(BaseModel):
     model: HubModel
     status: ModelStatus
     progress: DownloadProgress | None = None
-    error_message: str | None = Field(None, description="Why the last download failed.")
+    error_message: str | None = Field(
+        None, description="Why the last download failed, or what cannot be read on disk."
+    )
 
 
 class Task(BaseModel):
@@ -57,9 +60,15 @@ class Deleted(BaseModel):
     model: HubModel
 
 
+class ModelOnDisk(BaseModel):
+    hf_repo: str
+    hf_commit: str | None = Field(description="null: the revisions of the model cannot be read.")
+
+
 class Listed(BaseModel):
-    model: HubModel
+    model: ModelOnDisk
     status: ModelStatus
+    error_message: str | None = Field(None, description="What of the model cannot be read.")
 
 
 class AllListed(BaseModel):
@@ -80,8 +89,10 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
         elapsed_s = max(0.0, time.time() - found.started_at)
         progress = DownloadProgress(start_time=found.started_at, elapsed_seconds=elapsed_s)
         return OneStatus(model=model, status="DOWNLOADING", progress=progress)
-    stage = services.model_cache.stage(model.hf_repo, model.hf_commit)
-    error = found.error if found is not None and stage != "DOWNLOADED" else None
+    cache = services.model_cache
+    stage, error = cache.stage(model.hf_repo, model.hf_commit), None
+    if stage != "DOWNLOADED":
+        error = found.error if found is not None else cache.trouble(model.hf_repo, model.hf_commit)
     return OneStatus(model=model, status=stage, error_message=error)
 
 
@@ -91,10 +102,12 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
 def download(model: HubModel, services: AppServices) -> Task:
     """Runs in a process of its own, which survives the API; a repeated download goes on.
 
-    409 while it is under way, 429 when three are.
+    409 while it is under way or HF_HUB_OFFLINE is set, 429 when three are.
     """
     if services.model_cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)
+    if why_not := services.model_cache.offline(model.hf_repo):
+        raise HTTPException(409, why_not)
     downloads = services.downloads
     started = downloads.store.start(model.hf_repo, model.hf_commit, downloads.machine)
     if started == "running":
@@ -115,12 +128,19 @@ def download(model: HubModel, services: AppServices) -> Task:
     "", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS
 )
 def delete(model: HubModel, services: AppServices) -> Deleted:
-    """All revisions without hf_commit. 409 while a worker serves the model, 404: not there."""
+    """All revisions without hf_commit.
+
+    409 while a worker serves the model or its files cannot be deleted, 404: not there.
+    """
     if services.downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)
     if _is_served(model.hf_repo, services):
         raise HTTPException(409, f"Workers serve {model.hf_repo}; deploy another model first.")
-    if not services.model_cache.delete(model.hf_repo, model.hf_commit):
+    try:
+        was_there = services.model_cache.delete(model.hf_repo, model.hf_commit)
+    except CacheError as error:
+        raise HTTPException(409, str(error)) from None
+    if not was_there:
         raise HTTPException(
             404, f"{model.hf_repo} is not in the cache {services.model_cache.path}."
         )
@@ -129,19 +149,30 @@ def delete(model: HubModel, services: AppServices) -> Deleted:
 
 @router.get("/list", summary="The models on disk", responses=examples.REDIS_AWAY)
 def listed(services: AppServices) -> AllListed:
-    running = [
-        HubModel(hf_repo=one.hf_repo, hf_commit=one.hf_commit)
+    found = [
+        Listed(
+            model=ModelOnDisk(hf_repo=one.hf_repo, hf_commit=one.hf_commit), status="DOWNLOADING"
+        )
         for one in services.downloads.store.running()
     ]
-    found = [Listed(model=model, status="DOWNLOADING") for model in running]
-    for hf_repo, hf_commit, stage in services.model_cache.models():
-        found.append(Listed(model=HubModel(hf_repo=hf_repo, hf_commit=hf_commit), status=stage))
+    cache = services.model_cache
+    try:
+        on_disk = list(cache.models())
+    except CacheError as error:
+        raise unavailable(str(error)) from None
+    for hf_repo, hf_commit, stage in on_disk:
+        model = ModelOnDisk(hf_repo=hf_repo, hf_commit=hf_commit)
+        trouble = None if stage == "DOWNLOADED" else cache.trouble(hf_repo, hf_commit)
+        found.append(Listed(model=model, status=stage, error_message=trouble))
     return AllListed(models=found)
 
 
-@router.get("/space", summary="Room for models")
+@router.get("/space", summary="Room for models", responses=examples.CACHE_AWAY)
 def space(services: AppServices) -> DiskSpace:
-    return DiskSpace(**vars(services.model_cache.space()))
+    try:
+        return DiskSpace(**vars(services.model_cache.space()))
+    except CacheError as error:
+        raise unavailable(str(error)) from None
 
 
 def _is_served(hf_repo: str, services: Services) -> bool:

@@ -17,6 +17,14 @@ from poc_core.serving.deployments import DeploymentState, HostReport
 
 router = APIRouter(prefix="/api/v1", tags=["node"])
 
+# MLNode's words for a deployment; "cancelled" is one that was withdrawn while it was loading.
+_STARTUP: dict[DeploymentState, answers.StartupStatus] = {
+    DeploymentState.IDLE: "not_started",
+    DeploymentState.STARTING: "in_progress",
+    DeploymentState.RUNNING: "completed",
+    DeploymentState.FAILED: "failed",
+}
+
 
 @router.get("/state", summary="What the node is there for right now", responses=examples.REDIS_AWAY)
 def state(services: AppServices) -> answers.NodeState:
@@ -31,7 +39,7 @@ def state(services: AppServices) -> answers.NodeState:
     return answers.NodeState(
         state="INFERENCE" if serves else "STOPPED",
         version=VERSION,
-        poc_status=(current.state if current is not None else RoundState.IDLE).value,
+        poc_status=(current.state if current is not None else RoundState.IDLE).activity.value,
         inference_healthy=serves
         and (not status.hosts or status.wanted is None or status.wanted.name in ready),
         loaded_model=loaded,
@@ -41,18 +49,21 @@ def state(services: AppServices) -> answers.NodeState:
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
 async def stop(services: AppServices) -> answers.Done:
-    """Answers when the engines are gone; cancels jobs, still delivers the round's results."""
-    generation = await to_thread.run_sync(deployments.withdraw, services)
+    """Answers when the engines are gone; cancels jobs, still delivers the round's results.
+
+    Engines that still load are kept for 120 s: the very same /inference/up goes on with them.
+    """
+    generation = await to_thread.run_sync(deployments.withdraw, services, True)
     return await deployments.until_gone(services, generation)
 
 
-router.add_api_route(
-    "/inference/down",
-    stop,
-    methods=["POST"],
-    summary="As /api/v1/stop",
-    responses=examples.STOP_ERRORS,
+@router.post(
+    "/inference/down", summary="As /api/v1/stop, and keep nothing", responses=examples.STOP_ERRORS
 )
+async def down(services: AppServices) -> answers.Done:
+    """As /api/v1/stop, but engines that still load end too."""
+    generation = await to_thread.run_sync(deployments.withdraw, services, False)
+    return await deployments.until_gone(services, generation)
 
 
 @router.post(
@@ -96,9 +107,11 @@ def up_status(services: AppServices) -> answers.UpStatus:
             if starting
             else DeploymentState.IDLE
         )
+    was_cancelled = record is not None and record.cancelled
     return answers.UpStatus(
         is_running=found is DeploymentState.RUNNING,
         status=found.value,
+        startup_status="cancelled" if was_cancelled else _STARTUP[found],
         elapsed_seconds=services.deployments.elapsed_s(record)
         if record and record.wanted
         else None,

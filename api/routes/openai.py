@@ -8,15 +8,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.chat.bounds import excess
+from api.chat.bounds import MAX_COMMAS, excess
+from api.chat.fields import UnreadableError, fields_of
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
-from api.chat.named_model import model_in
-from api.chat.prefixes import NO_PREFIX, prefix_of
+from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
 from api.edge.shares import client_of
 from api.errors import openai_error
 from api.schema.bodies import whole_body
 from api.services import AppServices, Services
-from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, is_among
+from poc_core.serving.deployments import DeploymentState
+from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, is_among
 
 router = APIRouter(tags=["chat"])
 
@@ -60,9 +61,9 @@ _BODY = {
         },
     }
 }
-# Commas of a chat body. Parsing holds the event loop by items, not by bytes: 33 MB of text or of a
-# picture take 3 ms, half a million items 50 ms, 33 MB of short items 260 ms and 550 MB.
-_MAX_COMMAS = 500_000
+# Ends of the paths on which models answer with embeddings.
+_EMBEDDINGS = ("/embeddings", "/embed")
+_MOST_PATH_CHARS = 80
 
 
 async def proxy(request: Request, services: AppServices) -> Response:
@@ -73,38 +74,36 @@ async def proxy(request: Request, services: AppServices) -> Response:
 
 async def _pass_on(request: Request, services: Services, path: str) -> Response:
     body = await whole_body(request)
-    if body.count(b",") > _MAX_COMMAS:
-        message = f"The body has more than {_MAX_COMMAS} items; split the request."
-        return openai_error(413, message, "invalid_request_error")
+    if body.count(b",") > MAX_COMMAS:
+        message = f"The body has more than {MAX_COMMAS} items; split the request."
+        return openai_error(413, message)
     try:
-        model = await to_thread.run_sync(model_in, request.headers.get("content-type", ""), body)
-    except ValueError:
-        return openai_error(
-            400,
-            "The body must be a JSON object whose `model` is a string.",
-            "invalid_request_error",
-        )
-    gateway = services.gateway
+        content_type = request.headers.get("content-type", "")
+        asked = await to_thread.run_sync(fields_of, content_type, body)
+    except UnreadableError as error:
+        return openai_error(400, str(error), param=error.param)
+    gateway, model = services.gateway, asked.get("model")
     workers = await gateway.workers.remembered()
     if model not in {worker.model for worker in workers}:
         workers = await gateway.workers.now()  # before anybody is refused
-    chosen = [worker for worker in workers if model is None or worker.model == model]
-    chosen = [
-        worker for worker in chosen if is_among(worker.chat_paths, request.method, path)
-    ] or chosen
     models = sorted({worker.model for worker in workers})
     if model is None and len(models) > 1:
-        return openai_error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
-    if not chosen:
+        return openai_error(400, f"Name a model: {', '.join(models)}.")
+    of_model = [worker for worker in workers if model is None or worker.model == model]
+    if not of_model:
         return await to_thread.run_sync(_nobody, model, models, services)
+    chosen = [worker for worker in of_model if is_among(worker.chat_paths, request.method, path)]
+    if not chosen:
+        return _not_served(of_model[0].model, path)
     infos = [worker.info for worker in chosen if worker.info is not None]
-    too_much = await to_thread.run_sync(excess, body, infos)
+    too_much = await to_thread.run_sync(excess, path, asked, infos)
     if too_much is not None:
-        return openai_error(400, too_much.message, "invalid_request_error", too_much.field)
+        return openai_error(400, too_much.message, param=too_much.field)
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
     # One worker has every prefix.
-    prefix = await to_thread.run_sync(prefix_of, body) if len(chosen) > 1 else NO_PREFIX
+    is_read = len(chosen) > 1 and len(body) <= MAX_BODY
+    prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX
     sent = ProxyRequest(
         request.method, target, request.headers.raw, body, prefix, client_of(request.scope)
     )
@@ -175,16 +174,12 @@ async def _entries(
 
 
 async def other(request: Request, services: AppServices) -> Response:
-    """Other paths of a worker's vLLM, such as /v1/messages or /score; none that administers it."""
-    workers = await services.gateway.workers.remembered() or await services.gateway.workers.now()
-    wanted: str = request.scope["path"]
-    if workers and not any(
-        is_among(worker.chat_paths, request.method, wanted) for worker in workers
-    ):
-        return openai_error(404, "No model that is served here has this path.", "NotFoundError")
-    if not workers:
-        return await to_thread.run_sync(_nobody, None, [], services)
-    return await _pass_on(request, services, wanted)
+    """Other paths of a worker's vLLM, such as /v1/messages or /score; none that is not bounded."""
+    path = request.scope["path"]
+    if not is_among(PASSED_ON, request.method, path):
+        message = f"The node passes on no such path. It passes on {', '.join(PASSED_ON)}."
+        return openai_error(404, message)
+    return await _pass_on(request, services, path)
 
 
 for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
@@ -194,17 +189,29 @@ for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
     )
 
 
+def _not_served(model: str, path: str) -> Response:
+    """404 for a path that the model's workers do not have."""
+    if path.endswith(_EMBEDDINGS):
+        lacks = "makes no embeddings; deploy one that does, under its own name"
+    else:
+        lacks = f"has no {path[:_MOST_PATH_CHARS]}"
+    return openai_error(404, f"The model `{model}` {lacks}.")
+
+
 def _nobody(model: str | None, models: list[str], services: Services) -> Response:
-    """404 for a model that is not served here, 503 for one whose workers are away."""
-    known = services.workers.known_models()
-    if (model is None and not models) or model in known:
+    """404 for a name that is none of the models of a node that serves; 503 while it may become one.
+
+    The network asks another node after 503; after a validator's 404 it convicts the executor.
+    """
+    if not models or model in services.workers.known_models() or _loads(services):
         who = f"the model {model}" if model else "a model"
-        return openai_error(
-            503,
-            f"No worker serves chat for {who} right now; try again later.",
-            "service_unavailable",
-        )
-    served = f"; ask for one of {', '.join(models)}" if models else ""
-    return openai_error(
-        404, f"The model `{model}` is not served here{served}.", "NotFoundError", "model"
+        return openai_error(503, f"No worker serves chat for {who} right now; try again later.")
+    message = f"The model `{model}` is not served here; ask for one of {', '.join(models)}."
+    return openai_error(404, message, param="model")
+
+
+def _loads(services: Services) -> bool:
+    """Whether a model is being loaded, whatever it is called."""
+    return services.deployments.status().state is DeploymentState.STARTING or any(
+        worker.state == "starting" for worker in services.workers.live()
     )

@@ -6,7 +6,14 @@ from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
 from fastapi import HTTPException, Request
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
@@ -15,7 +22,7 @@ from poc_core.fields import Text
 from poc_core.schemes import contracts, recognised
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
-from poc_core.serving.dtypes import Dtype
+from poc_core.serving.dtypes import Dtype, dtype_of
 
 # Commas a body may hold per nonce that may wait; a nonce with an artifact to validate takes 3.
 # Parsing takes memory per item: a body of short items alone would take 30 times its size.
@@ -33,6 +40,10 @@ def _printable(name: str) -> str:
     return name
 
 
+def _dtype(given: Any) -> Any:
+    return dtype_of(given) if isinstance(given, str) else given
+
+
 class DeployBody(BaseModel):
     """A model to deploy, as the network's client asks for it."""
 
@@ -43,7 +54,9 @@ class DeployBody(BaseModel):
         ),
         examples=["Qwen/Qwen3-8B"],
     )
-    dtype: Dtype = Field("auto", description="Number format of the weights.")
+    dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
+        "auto", description="Number format of the weights."
+    )
     additional_args: list[Annotated[str, Field(max_length=8192)]] = Field(
         default=[],
         max_length=200,

@@ -211,7 +211,7 @@ JOIN_ERRORS: dict[int | str, dict[str, Any]] = {
 DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
     409: _error(
         Refused,
-        "It is being downloaded already.",
+        "It is being downloaded already, or HF_HUB_OFFLINE is set.",
         "Qwen/Qwen3-8B is being downloaded already; /api/v1/models/status tells how it goes.",
     ),
     429: _error(
@@ -221,6 +221,13 @@ DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     **REDIS_AWAY,
 }
+CACHE_AWAY: dict[int | str, dict[str, Any]] = {
+    503: _error(
+        Refused,
+        "The folder of the models cannot be read.",
+        "The cache /models cannot be read: Permission denied; HF_HOME names another.",
+    )
+}
 DELETE_ERRORS: dict[int | str, dict[str, Any]] = {
     404: _error(
         Refused,
@@ -228,7 +235,9 @@ DELETE_ERRORS: dict[int | str, dict[str, Any]] = {
         "Qwen/Qwen3-8B is not in the cache /root/.cache/huggingface/hub.",
     ),
     409: _error(
-        Refused, "Workers serve it.", "Workers serve Qwen/Qwen3-8B; deploy another model first."
+        Refused,
+        "Workers serve it, or its files cannot be deleted.",
+        "Workers serve Qwen/Qwen3-8B; deploy another model first.",
     ),
     **REDIS_AWAY,
 }

@@ -68,10 +68,16 @@ def prompt(rng: random.Random, n_words: int) -> str:
     return " ".join(rng.choices(_WORDS, k=n_words))
 
 
-def stream(http: httpx.Client, model: str, text: str | list[Any], n_tokens: int) -> Timed:
+def stream(
+    http: httpx.Client,
+    model: str,
+    text: str | list[Any],
+    n_tokens: int,
+    tokens: list["Token"] | None = None,
+) -> Timed:
     """One answer of exactly `n_tokens` tokens to a text or to a conversation's messages.
 
-    ChatError: refused, broken off or another number of tokens.
+    `tokens` gets each as it comes. ChatError: refused, broken off or another number of tokens.
     """
     body = {
         "model": model,
@@ -89,7 +95,9 @@ def stream(http: httpx.Client, model: str, text: str | list[Any], n_tokens: int)
                 raise ChatError(f"{answer.status_code}: {answer.read()[:200]!r}")
             for line in answer.iter_lines():
                 if '"content":' in line and '"delta":{"role"' not in line:
-                    last_at = time.monotonic()
+                    before, last_at = last_at or began, time.monotonic()
+                    if tokens is not None:
+                        tokens.append(Token(last_at, last_at - before, not first_at))
                     first_at = first_at or last_at
                 elif '"usage":{' in line:
                     counted = line
@@ -133,6 +141,15 @@ def arriving(
     return [future.result() for future in futures]
 
 
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer as its client saw it."""
+
+    at: float  # time.monotonic()
+    after_s: float  # since the one before; of the first, since the request
+    is_first: bool
+
+
 class ConstantChat:
     """Context manager: answers that overlap, so that chat is never idle."""
 
@@ -140,6 +157,7 @@ class ConstantChat:
         self, http: httpx.Client, model: str, n_threads: int = 3, n_tokens: int = 200
     ) -> None:
         self.problems: list[str] = []
+        self.tokens: list[Token] = []
         self._http, self._model, self._n_tokens = http, model, n_tokens
         self._stop = threading.Event()
         self._threads = [
@@ -166,6 +184,7 @@ class ConstantChat:
                     self._model,
                     prompt(rng, 20),
                     rng.randint(self._n_tokens // 2, self._n_tokens),
+                    self.tokens,
                 )
             except ChatError as error:
                 self.problems.append(str(error))

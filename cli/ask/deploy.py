@@ -37,7 +37,7 @@ def deploy(
         ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Number format of the weights: auto, float32 or bfloat16.")
+        str, typer.Option(help="Number format of the weights: auto, float32, bfloat16 or float16.")
     ] = "auto",
     status: Annotated[
         bool, typer.Option("--status", help="Deploy nothing; show what is deployed, host by host.")
@@ -113,7 +113,7 @@ def is_on_node(client: "Client", model: str) -> bool:
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
-    """End the round and all workers; the hosts go on waiting for `proofline deploy`."""
+    """End the round and all workers, loading ones too; hosts then wait for `proofline deploy`."""
     from cli.ask.connection import connect
 
     with connect(url) as client:

@@ -155,6 +155,7 @@ def _of_workers(
 ) -> "list[Check]":
     from api.models.cache import ModelCache
     from cli.examine import hardware, machine, packages
+    from cli.examine import model as models
     from cli.machine.cgroup import memory_left
     from poc_core.gpus import read
 
@@ -168,6 +169,7 @@ def _of_workers(
         ("memory", lambda: machine.memory(*memory_left())),
         ("nccl", lambda: hardware.multicast(gpus)),
         ("disk", lambda: machine.disk("models", ModelCache().path, 1, 20)),
+        ("models", models.in_cache),
     ]
     if model is not None:
         size = tensor_parallel * pipeline_parallel

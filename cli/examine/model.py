@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.models.cache import ModelCache, is_whole
+from api.models.cache import CacheError, ModelCache
+from api.models.files import BrokenModelError, missing
 from cli.examine.findings import Finding, ok, problem, warning
 from cli.machine.cpu_memory import available_bytes
 from cli.machine.model_memory import weights_bytes
@@ -43,8 +44,11 @@ class Model:
     def config(self) -> dict[str, Any]:
         if self.folder is None:
             return {}
-        found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        return found
+        try:
+            found = json.loads((self.folder / "config.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}  # which is a finding about its files
+        return found if isinstance(found, dict) else {}
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
@@ -59,30 +63,36 @@ def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list
 
 
 def _files(folder: Path) -> Finding:
-    if is_whole(folder):
+    remedy = "Download or copy the model again, whole."
+    try:
+        lacks = missing(folder)
+    except BrokenModelError as error:
+        return problem("model", f"{error}.", remedy)
+    if not lacks:
         return ok(
             "model",
-            f"{folder}: configuration and weights are there,"
+            f"{folder}: configuration, weights and tokenizer are there,"
             f" {weights_bytes(folder, 'auto') / 1e9:.1f} GB",
         )
-    missing = _missing_shards(folder)
-    if missing:
-        says = (
-            f"{folder}: {len(missing)} of the files that its index names are missing, such as"
-            f" {missing[0]}."
+    more = f" and {len(lacks) - 3} more" if len(lacks) > 3 else ""
+    return problem("model", f"{folder} lacks {', '.join(lacks[:3])}{more}.", remedy)
+
+
+def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
+    """A finding for each model of the cache that is not whole or cannot be read."""
+    cache = cache or ModelCache()
+    try:
+        found = [one for one in cache.models() if one[2] == "PARTIAL"]
+    except CacheError as error:
+        yield problem("models", str(error), "Correct the folder, or its permissions.")
+        return
+    for hf_repo, commit, _ in found:
+        why = cache.trouble(hf_repo, commit) or "is here in part."
+        yield warning(
+            "models",
+            f"{hf_repo}{f' at {commit}' if commit else ''}: {why}",
+            f"hf download {hf_repo}, which completes it; or delete it.",
         )
-    else:
-        says = f"{folder} has a configuration and no weights (*.safetensors, *.bin or *.pt)."
-    return problem("model", says, "Download or copy the model again, whole.")
-
-
-def _missing_shards(folder: Path) -> list[str]:
-    listed = {
-        shard
-        for index in folder.glob("*.index.json")
-        for shard in json.loads(index.read_text())["weight_map"].values()
-    }
-    return sorted(shard for shard in listed if not (folder / shard).exists())
 
 
 def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:

@@ -1,6 +1,7 @@
 """Memory in use and its limit, of this process's cgroup (version 2 or 1) or the whole machine."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -11,23 +12,34 @@ _V2 = ("memory.current", "memory.max", "inactive_file")
 _V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file")
 
 
-def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
-    """(used, limit) in bytes, as the kernel counts before it kills. OSError, ValueError: unknown.
+class Memory(NamedTuple):
+    """Memory in bytes."""
 
-    Used leaves out files that the kernel can drop, such as weights that were read. Without a limit,
-    the limit is the machine's memory.
-    """
-    memory = psutil.virtual_memory()
-    for folder, names in _folders(root, own):
-        usage, limit, droppable = names
+    used: int
+    droppable: int  # of this, files that the kernel can drop, such as weights that were read
+    limit: int | None  # None: there is none
+
+
+def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
+    """The memory of this process's cgroup, else the machine's. OSError, ValueError: unknown."""
+    for folder, (usage, limit, droppable) in _folders(root, own):
         if not (folder / usage).exists():
             continue
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        used = int((folder / usage).read_text()) - int(stat.get(droppable, 0))
         text = (folder / limit).read_text().strip()
-        most = _NO_LIMIT if text == "max" else int(text)
-        return max(0, used), min(most, int(memory.total))
-    return int(memory.total - memory.available), int(memory.total)
+        most = None if text == "max" or int(text) >= _NO_LIMIT else int(text)
+        return Memory(int((folder / usage).read_text()), int(stat.get(droppable, 0)), most)
+    memory = psutil.virtual_memory()
+    return Memory(int(memory.total - memory.available), 0, None)
+
+
+def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
+    """(used, limit) in bytes, as the kernel counts before it kills. OSError, ValueError: unknown.
+
+    Used leaves out what can be dropped. Without a limit, the limit is the machine's memory.
+    """
+    found, total = container_memory(root, own), int(psutil.virtual_memory().total)
+    return max(0, found.used - found.droppable), min(found.limit or total, total)
 
 
 def memory_left() -> tuple[int, int]:

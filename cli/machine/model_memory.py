@@ -1,9 +1,10 @@
 """Whether a model's weights fit on a worker's GPUs, told before an engine spends minutes on it."""
 
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from api.models.files import BrokenModelError, chosen, indexed, parsed
 from cli.machine.cgroup import memory_left
 from cli.machine.gpus import memory_bytes
 from cli.terminal import UsageError
@@ -13,7 +14,6 @@ GB = 1e9
 GIB = 2**30
 # An engine's process with its libraries, before it has loaded anything.
 PROCESS_GIB = 1.0
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # in the order in which vLLM prefers them
 # With these arguments vLLM does not load the weights as they are stored.
 CHANGES_SIZE = ("--load-format", "--quantization", "-q", "--cpu-offload-gb", "--hf-overrides")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -67,16 +67,16 @@ def short_of_memory(
 
 
 def weights_bytes(directory: Path, dtype: str) -> int:
-    """Bytes of a model's loaded weights; 0: not a directory."""
-    stored = next((files for pattern in WEIGHTS if (files := list(directory.glob(pattern)))), [])
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():  # other files beside it may hold the same weights in another form
-        listed = set(json.loads(index.read_text())["weight_map"].values())
-        stored = [file for file in stored if file.name in listed]
-    size = sum(file.stat().st_size for file in stored)
-    if not size:
+    """Bytes of a model's loaded weights; 0: not a directory, or not one of a model."""
+    try:
+        names = os.listdir(directory)
+        stored, index = chosen(names)
+        if index in names:
+            stored &= indexed(directory / index)
+        size = sum((directory / name).stat().st_size for name in stored)
+        config = parsed(directory / "config.json") if size else {}
+    except (OSError, BrokenModelError):
         return 0
-    config = json.loads((directory / "config.json").read_text())
-    kept_as = BYTES.get(config.get("dtype") or config.get("torch_dtype") or "", 0)
+    kept_as = BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 0)
     loaded_as = BYTES.get(dtype, min(kept_as, 2))  # auto: vLLM loads float32 as 16 bits
     return size * loaded_as // kept_as if kept_as else size

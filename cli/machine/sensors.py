@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from cli.machine.cgroup import working_memory
+from cli.machine.cgroup import container_memory
 from poc_core.gpus import nvml
-from poc_core.machine_figures import GpuFigures, MachineFigures
+from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 
 Sensor = Callable[[Any, Any], float]  # (NVML, a device's handle) -> value
 
@@ -35,19 +35,17 @@ def _double_bit_errors(library: Any, handle: Any) -> float:
 
 # NVML tells milliwatts and megahertz.
 _GPU: dict[str, Sensor] = {
-    "temperature_celsius": lambda nv, gpu: nv.nvmlDeviceGetTemperature(
-        gpu, nv.NVML_TEMPERATURE_GPU
-    ),
-    "memory_temperature_celsius": _memory_temperature,
-    "power_watts": lambda nv, gpu: nv.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+    "temp_core_celsius": lambda nv, gpu: nv.nvmlDeviceGetTemperature(gpu, nv.NVML_TEMPERATURE_GPU),
+    "temp_hbm_celsius": _memory_temperature,
+    "power_draw_watts": lambda nv, gpu: nv.nvmlDeviceGetPowerUsage(gpu) / 1e3,
     "power_limit_watts": lambda nv, gpu: nv.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
     "sm_clock_hertz": lambda nv, gpu: nv.nvmlDeviceGetClockInfo(gpu, nv.NVML_CLOCK_SM) * 1e6,
     "sm_clock_max_hertz": lambda nv, gpu: nv.nvmlDeviceGetMaxClockInfo(gpu, nv.NVML_CLOCK_SM) * 1e6,
-    "clock_event_reasons": lambda nv, gpu: nv.nvmlDeviceGetCurrentClocksEventReasons(gpu),
+    "clocks_event_reasons": lambda nv, gpu: nv.nvmlDeviceGetCurrentClocksEventReasons(gpu),
     "memory_used_bytes": lambda nv, gpu: nv.nvmlDeviceGetMemoryInfo(gpu).used,
     "memory_free_bytes": lambda nv, gpu: nv.nvmlDeviceGetMemoryInfo(gpu).free,
-    "ecc_double_bit_errors_total": _double_bit_errors,
-    "pcie_replays_total": lambda nv, gpu: nv.nvmlDeviceGetPcieReplayCounter(gpu),
+    "ecc_dbe_total": _double_bit_errors,
+    "pcie_replay_total": lambda nv, gpu: nv.nvmlDeviceGetPcieReplayCounter(gpu),
 }
 
 
@@ -110,7 +108,11 @@ class Sensors:
         """The readings of this moment. Raises nothing."""
         gpus = tuple(self._read_gpu(device) for device in self._devices)
         return MachineFigures(
-            host=self._host, read_at=self._clock(), gpus=gpus, sensors=machine_sensors()
+            host=self._host,
+            read_at=self._clock(),
+            gpus=gpus,
+            sensors=machine_sensors(),
+            cpu=cpu_times(),
         )
 
     def _listen(self, nv: Any) -> None:
@@ -144,20 +146,27 @@ def _device(nv: Any, index: int, host: str) -> _Device:
         return _Device(None, f"{host}-{index}", "")
 
 
-def machine_sensors() -> dict[str, float]:
-    """Readings of CPU, memory and disk. Raises nothing."""
-    sensors: dict[str, float] = {}
-    with contextlib.suppress(OSError, AttributeError):
+def cpu_times() -> CpuTimes | None:
+    """What the cores did so far; None: this machine does not say. Raises nothing."""
+    try:
         times = psutil.cpu_times()
-        idle = times.idle + times.iowait + times.steal
-        guests = times.guest + times.guest_nice  # user and nice include these
-        sensors["cpu_busy_seconds_total"] = round(sum(times) - idle - guests, 2)
-        sensors["cpu_steal_seconds_total"] = times.steal
+        whole = sum(times) - times.guest - times.guest_nice  # user and nice include these
+        idle = times.idle + times.iowait
+    except (OSError, AttributeError):
+        return None
+    return CpuTimes(busy=whole - idle - times.steal, steal=times.steal, all=whole)
+
+
+def machine_sensors() -> dict[str, float]:
+    """Readings of memory and disk. Raises nothing."""
+    sensors: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError):
-        used, limit = working_memory()
-        sensors |= {"memory_used_bytes": used, "memory_limit_bytes": limit}
+        memory = container_memory()
+        sensors["memory_used_bytes"] = memory.used
+        if memory.limit is not None:
+            sensors["memory_limit_bytes"] = memory.limit
     with contextlib.suppress(OSError):
-        sensors["model_cache_free_bytes"] = shutil.disk_usage(_model_cache()).free
+        sensors["hf_cache_free_bytes"] = shutil.disk_usage(_model_cache()).free
     return sensors
 
 

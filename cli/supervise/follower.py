@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from redis.exceptions import RedisError
@@ -25,6 +25,7 @@ from cli.supervise.machine_teller import MachineTeller
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
 from poc_core.serving.deployments import (
+    KEPT_S,
     Deployment,
     DeploymentRecord,
     HostLogs,
@@ -58,13 +59,15 @@ class Plan:
 
     generation: int  # of the record that says so
     options: EngineOptions | None  # None: nothing
+    engines: int = 0  # the generation that started them
     own: bool = False  # the own --model, whatever other hosts began with
     why_not: str | None = None  # why the deployed model cannot be started here
+    kept_since: float | None = None  # by the monotonic clock: withdrawn while they were loading
 
     @property
     def key(self) -> tuple[bool, int]:
         """Differs where workers must be started anew."""
-        return self.own, 0 if self.own else self.generation
+        return self.own, 0 if self.own else self.engines
 
 
 class Follower:
@@ -101,6 +104,7 @@ class Follower:
         self._vllm_version = _vllm_version()
         self._machine = MachineTeller(store, self.id, host, announce)
         self._offered = False
+        self._known: DeploymentRecord | None = None  # as it was read last
         self._lock = threading.RLock()  # of all below; not held while Redis is asked
         self._plan: Plan | None = None  # that is followed now
         self._fleet: Fleet | None = None
@@ -189,7 +193,7 @@ class Follower:
             self._store.tell_logs(self.id, HostLogs(host=self.host, workers=logs))
 
     def _read(self) -> DeploymentRecord | None:
-        record = self._store.read()
+        record = self._unless_lost(self._store.read())
         others = record is not None and record.by == "start" and record.wanted != self._own
         if self._own is not None and (not self._offered or others):
             self._store.deploy_first(self._own, self.id)
@@ -204,20 +208,61 @@ class Follower:
             self._offered = True
         return record
 
+    def _unless_lost(self, record: DeploymentRecord | None) -> DeploymentRecord | None:
+        """The record as it was read, or brought back where Redis has lost it."""
+        known = self._known
+        if known is not None and (record is None or record.generation < known.generation):
+            if self._store.restore(known, self.host):
+                self._announce(
+                    "Redis lost its records, jobs and rounds among them (FLUSHALL, or a restart"
+                    " without its file); the deployment is written again"
+                )
+            record = self._store.read()
+        if record is not None and record.asked_at:  # else nobody can read it
+            self._known = record
+        return record
+
     def _plan_for(self, record: DeploymentRecord | None) -> Plan:
         generation = record.generation if record else 0
         if self._own is not None and record is not None and record.by == "start":
             return Plan(generation, self._options, own=True)
-        if record is None or record.wanted is None or record.error is not None:
-            return Plan(generation, None)
-        if self._plan is not None and self._plan.key == (False, generation):
-            return self._plan
+        if record is None or record.wanted is None:
+            return self._kept(record) or Plan(generation, None, generation)
+        engines = record.engines
+        if record.error is not None:
+            return Plan(generation, None, engines)
+        plan = self._plan
+        if plan is not None and plan.key == (False, engines) and (plan.options or plan.why_not):
+            return replace(plan, generation=generation, kept_since=None)
         try:
-            return Plan(generation, deployed_options(record.wanted, self._options))
+            return Plan(generation, deployed_options(record.wanted, self._options), engines)
         except ProoflineError as error:
-            return Plan(generation, None, why_not=str(error))
+            return Plan(generation, None, engines, why_not=str(error))
         except Exception as error:  # a record that no request makes: the host must not vanish
-            return Plan(generation, None, why_not=f"nobody can read it: {error!r}")
+            return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
+
+    def _kept(self, record: DeploymentRecord | None) -> Plan | None:
+        """The plan that goes on although it was withdrawn: its engines were loading then."""
+        plan, now = self._plan, time.monotonic()
+        if (
+            record is None
+            or not record.cancelled
+            or plan is None
+            or plan.options is None
+            or plan.key != (False, record.engines)
+            or self._ending is not None
+            or self._error is not None
+        ):
+            return None
+        if plan.kept_since is None:
+            self._announce(
+                f"{plan.options.name} was stopped while it was loading; that goes on for"
+                f" {KEPT_S:g} s, in case the same is deployed again"
+            )
+            plan = replace(plan, kept_since=now)
+        assert plan.kept_since is not None
+        over = now - plan.kept_since > KEPT_S
+        return None if over else replace(plan, generation=record.generation)
 
     def _step(self, plan: Plan) -> None:
         before, self._plan = self._plan, plan
@@ -276,6 +321,8 @@ class Follower:
             state = HostState.FAILED
         elif plan.options is None:
             state = HostState.IDLE
+        elif plan.kept_since is not None:
+            state = HostState.KEEPING
         else:
             state = HostState.SERVING if self._serving else HostState.STARTING
         return HostReport(

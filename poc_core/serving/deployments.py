@@ -10,6 +10,10 @@ from pydantic import BaseModel
 from poc_core.serving.model_options import ModelOptions
 from poc_core.serving.places import WorkerPlace
 
+# Seconds for which hosts keep engines that were loading when they were withdrawn. The network node
+# stops a load of more than 15 minutes and then asks for the very same.
+KEPT_S = 120.0
+
 
 class Deployment(ModelOptions):
     """A model that the node shall serve."""
@@ -37,6 +41,7 @@ class HostState(StrEnum):
 
     IDLE = "IDLE"  # nothing runs, as nothing shall
     STOPPING = "STOPPING"  # workers of another deployment end
+    KEEPING = "KEEPING"  # engines go on loading though withdrawn, for KEPT_S
     STARTING = "STARTING"
     SERVING = "SERVING"  # it did get ready; single workers may be restarting
     FAILED = "FAILED"
@@ -88,6 +93,9 @@ class DeploymentRecord:
     asked_at: float
     settled_at: float | None = None  # when it first served, or failed
     error: str | None = None  # why it failed
+    restored_at: float | None = None  # when a host brought back the record that Redis had lost
+    engines: int = 0  # the generation that started the engines; an earlier one: they were kept
+    cancelled: bool = False  # withdrawn while it was loading
 
 
 @dataclass(frozen=True)
@@ -125,5 +133,8 @@ class DeploymentStatus:
 
     @property
     def is_gone(self) -> bool:
-        """Whether every host knows that nothing shall run, and has ended what did."""
-        return all(host in self.following and host.state is HostState.IDLE for host in self.hosts)
+        """Whether every host knows that nothing shall run, and has ended what did, or keeps it."""
+        return all(
+            host in self.following and host.state in (HostState.IDLE, HostState.KEEPING)
+            for host in self.hosts
+        )

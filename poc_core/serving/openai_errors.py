@@ -1,6 +1,62 @@
-"""Errors in the form of OpenAI's API, for the API and the workers' chat servers."""
+"""Errors as the clients of a model's paths read them: in OpenAI's form, below /v1/messages in
+Anthropic's. For the API and the workers' chat servers."""
+
+from typing import Any
+
+from poc_core.serving.openai_paths import is_clients_path
+
+_ANTHROPIC = "/v1/messages"
+# What OpenAI and Anthropic call an error of that status; others are invalid requests.
+_KINDS = {
+    401: ("invalid_api_key", "authentication_error"),
+    403: ("insufficient_permissions", "permission_error"),
+    404: ("NotFoundError", "not_found_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_exceeded", "rate_limit_error"),
+    500: ("server_error", "api_error"),
+    503: ("service_unavailable", "overloaded_error"),
+}
+_USUAL = ("invalid_request_error", "invalid_request_error")
 
 
-def error_body(status: int, message: str, kind: str, param: str | None = None) -> dict[str, object]:
-    """The body of an error of that HTTP status, or a stream's last event. `param`: wrong field."""
+def error_body(
+    status: int, message: str, kind: str | None = None, param: str | None = None
+) -> dict[str, object]:
+    """The body of an error of that HTTP status, or a stream's last event. `param`: wrong field.
+    `kind`: its type; None: the status' usual one."""
+    kind = kind or _KINDS.get(status, _USUAL)[0]
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def shaped(path: str, status: int, body: Any) -> Any:
+    """An error's JSON in the form that clients of the path read; others' paths keep theirs.
+
+    `body`: {"detail": ...}, or an error in OpenAI's form or Anthropic's.
+    """
+    if not is_clients_path(path):
+        return body
+    error = body.get("error") if isinstance(body, dict) else None
+    if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
+        detail = error or (body.get("detail") if isinstance(body, dict) else None)
+        message, param = _sentence(detail if detail is not None else body)
+        body = error_body(status, message, param=param)
+        error = body["error"]
+    if not path.startswith(_ANTHROPIC) or body.get("type") == "error":
+        return body
+    kind = _KINDS.get(status, _USUAL)[1]
+    return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+
+
+def _sentence(detail: Any) -> tuple[str, str | None]:
+    """A detail as one text, and the field that it names."""
+    problems = detail if isinstance(detail, list) else [detail]
+    told, fields = [], []
+    for one in problems:
+        if not isinstance(one, dict):
+            told.append(str(one))
+            continue
+        field = ".".join(str(part) for part in one.get("loc", ())[1:])
+        said = str(one.get("msg") or one.get("message") or one)
+        told.append(f"{field}: {said}" if field else said)
+        fields.append(field)
+    return "; ".join(told), (fields[0] or None) if fields else None

@@ -1,12 +1,15 @@
-"""Paths of a worker's vLLM that the API passes on: OpenAI's and the like, none that administer."""
+"""Paths of a worker's vLLM that the API passes on: those whose requests api/chat/bounds.py bounds.
+
+All others are 404, whatever a release of vLLM adds.
+"""
 
 import re
 from collections.abc import Iterable
 from functools import cache
 
-# Below these prefixes the API passes on every path that does not administer.
+# Below these prefixes every path that is not passed on is answered in OpenAI's form.
 FOLDERS = ("/v1/", "/v2/", "/cohere/v2/")
-# Elsewhere most of vLLM's paths administer, so those that have the model compute are named.
+# Those of vLLM's paths elsewhere that have the model compute.
 ELSEWHERE = (
     "/tokenize",
     "/detokenize",
@@ -15,6 +18,37 @@ ELSEWHERE = (
     "/pooling",
     "/classify",
     "/generative_scoring",
+)
+# The allow list: of vLLM 0.25.1 to 0.33 what clients ask for.
+PASSED_ON = (
+    "POST /v1/chat/completions",
+    "POST /v1/chat/completions/batch",
+    "POST /v1/chat/completions/render",
+    "POST /v1/completions",
+    "POST /v1/completions/render",
+    "POST /v1/responses",
+    "POST /v1/responses/render",
+    "GET /v1/responses/{response_id}",
+    "POST /v1/responses/{response_id}/cancel",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
+    "POST /v1/messages/render",
+    "POST /cohere/v2/chat",
+    "POST /cohere/v2/chat/render",
+    "POST /tokenize",
+    "POST /detokenize",
+    "POST /v1/embeddings",
+    "POST /v2/embed",
+    "POST /score",
+    "POST /v1/score",
+    "POST /rerank",
+    "POST /v1/rerank",
+    "POST /v2/rerank",
+    "POST /pooling",
+    "POST /classify",
+    "POST /v1/audio/transcriptions",
+    "POST /v1/audio/translations",
+    "GET /v1/models",
 )
 # Paths of a worker of an earlier release, which tells none.
 USUAL = (
@@ -25,20 +59,17 @@ USUAL = (
         for name in ("chat/completions", "completions", "responses", "embeddings")
     ),
 )
-_METHODS = ("GET", "POST", "DELETE")
-# Words of paths that change the engine or look into it, as /v1/load_lora_adapter does.
-_ADMINISTRATIVE = re.compile(
-    "abort|adapter|admin|cache|config|debug|fault|load|lora|metrics|pause|profile|resume|rpc|scal(e|ing)|server|"
-    "shutdown|sleep|wake|weight"
-)
 _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
+
+
+def is_clients_path(path: str) -> bool:
+    """Whether the path is one of a model's clients: OpenAI's, Anthropic's and the like."""
+    return path.startswith(FOLDERS) or path in ELSEWHERE
 
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
     """The routes (method, path) of a server that the API passes on, as "POST /v1/score"."""
-    return sorted(
-        {f"{method} {path}" for method, path in routes if method in _METHODS and _is_clients(path)}
-    )
+    return sorted({f"{method} {path}" for method, path in routes} & {*PASSED_ON})
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
@@ -47,16 +78,6 @@ def is_among(paths: Iterable[str], method: str, path: str) -> bool:
     A parameter is a word, so no later reader of `path` can take it for another path.
     """
     return any(_pattern(one).fullmatch(f"{method} {path}") for one in paths)
-
-
-def _is_clients(path: str) -> bool:
-    if path in ELSEWHERE:
-        return True
-    return (
-        path.startswith(FOLDERS)
-        and not _ADMINISTRATIVE.search(path)
-        and not re.search(r"\{\w+:", path)
-    )
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from poc_core.errors import ArgumentsError
 from poc_core.serving.deployments import Deployment
-from poc_core.serving.dtypes import Dtype
+from poc_core.serving.dtypes import ALSO, Dtype, dtype_of
 from poc_core.serving.json_arguments import JSON_ARGUMENTS, check_json
 from poc_core.serving.trusted_models import why_not_trusted
 
@@ -29,11 +29,12 @@ _WITH_VALUE = _names("""
     max-cudagraph-capture-size max-logprobs max-long-partial-prefills max-model-len
     max-num-batched-tokens max-num-partial-prefills max-num-seqs max-parallel-loading-workers
     max-seq-len-to-capture mm-encoder-tp-mode mm-processor-cache-gb moe-backend
-    num-gpu-blocks-override pipeline-parallel-size quantization reasoning-parser revision
-    rope-theta scheduling-policy seed served-model-name swap-space tensor-parallel-size tokenizer
-    tokenizer-mode tokenizer-revision tool-call-parser worker-extension-cls
+    num-gpu-blocks-override performance-mode pipeline-parallel-size quantization reasoning-parser
+    revision rope-theta scheduling-policy seed sse-keep-alive-interval swap-space
+    tensor-parallel-size tokenizer tokenizer-mode tokenizer-revision tool-call-parser
+    worker-extension-cls
     """) | set(JSON_ARGUMENTS)
-_WITH_VALUES = frozenset({"cudagraph-capture-sizes"})
+_WITH_VALUES = frozenset({"cudagraph-capture-sizes", "served-model-name"})
 # Switches; most have a --no- beside them.
 _SWITCHES = _names("""
     async-scheduling calculate-kv-scales disable-cascade-attn disable-chunked-mm-input
@@ -52,7 +53,7 @@ _SETTLED = _names("""
 # Arguments of which some values name a class to import, or a file: only these values are allowed.
 _VALUES = {
     "distributed-executor-backend": ("mp", "uni"),
-    "dtype": get_args(Dtype),
+    "dtype": (*get_args(Dtype), *ALSO),
     "generation-config": ("auto", "vllm"),
     "load-format": ("auto", "hf", "safetensors", "fastsafetensors"),
     "worker-extension-cls": ("gonka_poc.worker.PoCWorkerExtension",),  # the network's own proofs
@@ -62,8 +63,19 @@ _VALUES = {
 _HARMLESS = _names("""
     disable-chunked-mm-input enable-flashinfer-autotune enable-reasoning gdn-prefill-backend
     kda-decode-backend kda-prefill-backend language-model-only max-long-partial-prefills
-    max-num-partial-prefills max-seq-len-to-capture mm-encoder-tp-mode swap-space
+    max-num-partial-prefills max-seq-len-to-capture mm-encoder-tp-mode performance-mode
+    sse-keep-alive-interval swap-space
     """)
+# All names that may be given, or left out; vLLM takes the beginning of one name for the whole.
+_KNOWN = {
+    *_WITH_VALUE,
+    *_WITH_VALUES,
+    *_SETTLED,
+    *_SWITCHES,
+    *(f"no-{name}" for name in _SWITCHES),
+}
+# Whole names of vLLM's that no deployment may bring, though names begin with them that one may.
+_WHOLE = {"chat-template", "config"}
 _SHORT = {
     "-ac": "--attention-config",
     "-cc": "--compilation-config",
@@ -110,10 +122,12 @@ def read_deployment(
     for name, values in _arguments(words):
         _check(name, values)
         last[name] = values[0] if values else ""
+        if name == "served-model-name" and len(values) > 1:
+            left_out[f"--{name} {' '.join(values[1:])}"] = "a node serves a model by one name"
         if name in _SETTLED:
             left_out[f"--{name}"] = "a node settles that by itself"
         elif name in _OPTIONS:
-            said[_OPTIONS[name]] = _count(name, values[0]) if name in _COUNTS else values[0]
+            said[_OPTIONS[name]] = _option(name, values[0])
         else:
             rest += [f"--{name}", *values]
         if name.endswith("trust-remote-code"):
@@ -163,7 +177,7 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         if name is not None:
             yield name, values
         option, has_value, value = word.partition("=")
-        name, values = _name(option), [value] if has_value else []
+        name, values = _known(option), [value] if has_value else []
     if name is not None:
         yield name, values
 
@@ -176,13 +190,30 @@ def _name(option: str) -> str:
     return _SHORT.get(option, option).removeprefix("--").replace("_", "-")
 
 
+def _known(option: str) -> str:
+    """The name of an argument, of which the option may be the beginning, as vLLM has it.
+
+    ArgumentsError: it is none that a deployment may bring, or the beginning of several.
+    """
+    name = _name(option)
+    if name in _KNOWN:
+        return name
+    may_begin_one = option.startswith("--") and name and name not in _WHOLE
+    names = sorted(one for one in _KNOWN if may_begin_one and one.startswith(name))
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise ArgumentsError(
+            f"{option[:80]} may stand for --{' or --'.join(names[:5])}; write it in full."
+        )
+    raise ArgumentsError(
+        f"{option[:80]} is not among the arguments that a deployment may bring here: leave it"
+        " out, or whoever runs this node's hosts gives it to `proofline workers` after --."
+    )
+
+
 def _check(name: str, values: list[str]) -> None:
     is_switch = name.removeprefix("no-") in _SWITCHES
-    if not (is_switch or name in _WITH_VALUE or name in _WITH_VALUES or name in _SETTLED):
-        raise ArgumentsError(
-            f"--{name[:80]} is not among the arguments that a deployment may bring here: leave it"
-            " out, or whoever runs this node's hosts gives it to `proofline workers` after --."
-        )
     if is_switch and values:
         raise ArgumentsError(f"--{name} takes no value, and {values[0][:80]!r} follows it.")
     if name in _WITH_VALUE | _WITH_VALUES and not values:
@@ -203,6 +234,12 @@ def _check_value(name: str, value: str) -> None:
         check_json(name, value)
     elif name not in _SETTLED and not _PATTERNS.get(name, _PLAIN).fullmatch(value):
         raise ArgumentsError(f"--{name} cannot have the value {value[:80]!r} here.")
+
+
+def _option(name: str, value: str) -> str | int:
+    if name == "dtype":
+        return dtype_of(value)
+    return _count(name, value) if name in _COUNTS else value
 
 
 def _count(name: str, value: str) -> int:

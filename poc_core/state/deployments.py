@@ -18,6 +18,7 @@ from redis import Redis
 from poc_core.errors import DeployedError, NoHostError
 from poc_core.machine_figures import MachineFigures
 from poc_core.serving.deployments import (
+    KEPT_S,
     Deployment,
     DeploymentRecord,
     DeploymentStatus,
@@ -49,6 +50,7 @@ class DeploymentStore:
         self._deploy = scripts.load(redis, "deploy")
         self._withdraw = scripts.load(redis, "withdraw")
         self._report = scripts.load(redis, "report_host")
+        self._restore = scripts.load(redis, "restore_deployment")
 
     # Clients: deploy, withdraw, look.
 
@@ -67,9 +69,12 @@ class DeploymentStore:
             )
         return generation
 
-    def withdraw(self) -> int:
-        """Says that nothing shall run; returns the generation."""
-        return int(self._withdraw([keys.DEPLOYMENT], [self._clock()]))
+    def withdraw(self, keeps: bool = False) -> int:
+        """Says that nothing shall run; returns the generation.
+
+        `keeps`: hosts keep engines that still load for KEPT_S, should the very same be deployed.
+        """
+        return int(self._withdraw([keys.DEPLOYMENT], [self._clock(), int(keeps)]))
 
     def status(self) -> DeploymentStatus:
         return DeploymentStatus(self.read(), self.hosts())
@@ -117,6 +122,22 @@ class DeploymentStore:
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
+    def restore(self, known: DeploymentRecord, host: str) -> bool:
+        """Brings back the record that Redis has lost, as the host of that name knew it.
+
+        False: a request has changed it since, or another host knew a newer one.
+        """
+        wanted, name, engines = "", "", None
+        if known.wanted is not None:
+            wanted, name = known.wanted.model_dump_json(exclude_unset=True), known.wanted.name
+            engines = known.engines
+        fields: dict[str, Any] = {"wanted": wanted, "by": known.by, "asked_at": known.asked_at}
+        fields["engines"] = engines
+        fields |= {"settled_at": known.settled_at, "error": known.error}
+        args: list[Any] = [known.generation, self._clock(), host, name]
+        args += [part for item in fields.items() if item[1] is not None for part in item]
+        return bool(self._restore([keys.DEPLOYMENT], args))
+
     def report(self, report: HostReport) -> None:
         """Stores how far a host is. When all that live failed, so did the deployment: its error."""
         args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
@@ -159,6 +180,7 @@ class DeploymentStore:
             uuid.uuid4().hex,
             host_id,
             wanted.name,
+            KEPT_S,
         ]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)
@@ -204,6 +226,9 @@ def _record(raw: Mapping[str, str]) -> DeploymentRecord:
         asked_at=float(raw["asked_at"]),
         settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
         error=raw.get("error"),
+        restored_at=float(raw["restored_at"]) if "restored_at" in raw else None,
+        engines=int(raw.get("engines", raw["generation"])),
+        cancelled="loading" in raw,
     )
 
 

@@ -9,6 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import JsonValue, TypeAdapter
@@ -18,6 +19,7 @@ from poc_core.callbacks import receiver_of
 from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
 from poc_core.records import (
+    JobKind,
     JobRecord,
     JobRequest,
     JobStatus,
@@ -33,7 +35,8 @@ from poc_core.state.delivery.receivers import BREAKS_AT
 from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
 from poc_core.state.job_survey import ActiveJobs, JobSurvey
 
-# Losses of an engine or a worker on one batch after which its job fails: the batch is the cause.
+# Workers that died or lost their engine on one batch after which its job fails: the batch is the
+# cause.
 MAX_LOSSES = 3
 
 # Tries to build a job's answer that may end without one before the job fails, and seconds without
@@ -73,6 +76,7 @@ _RECORD_FIELDS = (
     "waiting_for",
 )
 _RECORD = TypeAdapter(JobRecord)
+_VALIDATE = JobKind.VALIDATE.value.encode()
 
 
 class JobStore:
@@ -87,6 +91,7 @@ class JobStore:
         self._create = scripts.load(redis, "create_job")
         self._lease = scripts.load(redis, "lease_batch")
         self._lease_more = scripts.load(redis, "lease_more")
+        self._next_validation = scripts.load(redis, "next_validation")
         self._complete = scripts.load(redis, "complete_batch")
         self._release = scripts.load(redis, "release_batch")
         self._note_waiting = scripts.load(redis, "note_waiting")
@@ -248,13 +253,29 @@ class JobStore:
         reason, *found = self._lease([keys.job(job_id)], args)
         if reason != b"ok":
             return Refusal(reason.decode())
-        model, spec, nonces = found
-        parsed = ProofSpec.model_validate_json(spec)
-        return Lease(job_id, batch_index, model.decode(), parsed, json.loads(nonces))
+        model, spec, nonces, kind = found
+        return Lease(
+            job_id,
+            batch_index,
+            model.decode(),
+            ProofSpec.model_validate_json(spec),
+            json.loads(nonces),
+            urgent=kind == _VALIDATE,
+        )
+
+    def next_validation(self, model: str) -> tuple[str, int] | None:
+        """A job of the model that is a validation, and a batch of it that nobody computes."""
+        found = self._next_validation(
+            [keys.validating(model), keys.generating(model)], [self._oldest_lease()]
+        )
+        return (found[0].decode(), int(found[1])) if found else None
+
+    def is_validation(self, job_id: str) -> bool:
+        return bool(self._redis.hget(keys.job(job_id), "kind") == _VALIDATE)
 
     def lease_more(self, beside: Lease, name: str, room: int) -> list[Lease]:
-        """Leases batches of the same spec to compute with `beside`: its job's next, then others',
-        of those created after it first.
+        """Leases batches of the same spec and kind to compute with `beside`: its job's next, then
+        others', of those created after it first.
 
         `room`: nonces, all together; `name`: that of `beside`.
         """
@@ -262,7 +283,7 @@ class JobStore:
         args += [beside.place + 1, room, _MOST_MISSES, _MOST_JOBS_BESIDE]
         found = self._lease_more([keys.job(beside.owner_id)], args) if room > 0 else []
         return [
-            Lease(job_id.decode(), int(index), beside.model, beside.spec, json.loads(nonces))
+            replace(beside, owner_id=job_id.decode(), place=int(index), nonces=json.loads(nonces))
             for job_id, index, nonces in zip(found[::3], found[1::3], found[2::3], strict=True)
         ]
 
@@ -295,7 +316,7 @@ class JobStore:
     ) -> bool:
         """Gives a lease back uncomputed. True: the batch waits; its message is to be sent again.
 
-        The job fails when MAX_LOSSES engines were lost on this batch.
+        The job fails when MAX_LOSSES workers lost their engine on this batch.
         """
         args: list[Any] = [batch_index, worker_id, int(lost_engine), MAX_LOSSES, self._clock()]
         return bool(self._release([keys.job(job_id)], [*args, self._ended_ttl_s]))

@@ -17,6 +17,11 @@ DEPLOYMENT = "poc:deployment"
 HOSTS = "poc:hosts"  # zset host id -> last report
 
 
+# zset of the fingerprints of chat requests that are refused -> when each is no more, and how many
+# there were
+DEADLY = "poc:chat:deadly"
+DEADLY_TOTAL = "poc:chat:deadly:total"
+
 NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
 FOLLOWED_ROUNDS = "poc:round:followed"  # set of rounds that others followed, not forgotten yet
@@ -79,6 +84,11 @@ def active(model: str) -> str:
     return f"poc:jobs:active:{model}"
 
 
+def validating(model: str) -> str:
+    """The zset job id -> creation time of those of them that are validations."""
+    return f"poc:jobs:validations:{model}"
+
+
 def reaper(model: str) -> str:
     """Held by the worker whose turn it is to look for the model's stuck jobs."""
     return f"poc:jobs:reaper:{model}"
@@ -92,6 +102,11 @@ def stood(model: str) -> str:
 def worker(worker_id: str) -> str:
     """The hash of a worker; it exists while the worker lives."""
     return WORKER_PREFIX + worker_id
+
+
+def deaths(request: str) -> str:
+    """The set of the workers whose engines died while they had a chat request, by fingerprint."""
+    return f"poc:chat:deaths:{request}"
 
 
 def host(host_id: str) -> str:

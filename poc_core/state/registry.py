@@ -13,13 +13,17 @@ from redis import Redis
 
 from poc_core.queues import bindings, worker_queue
 from poc_core.records import ModelInfo, WorkerRecord
+from poc_core.serving.places import name_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.past.events import Events
 from poc_core.state.unreadable import readable
 
 # Seconds for which the API remembers who serves chat instead of asking Redis: short beside a
 # heartbeat, and a worker that ends waits as long.
 CHAT_MEMORY_S = 0.25
+# Seconds for which a chat request is refused that ended two engines.
+DEADLY_S = 600
 
 _WORKER = TypeAdapter(WorkerRecord)
 _INFO = TypeAdapter(ModelInfo)
@@ -81,6 +85,37 @@ class WorkerRegistry:
             pipe.delete(keys.worker(worker_id), bindings(worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
+
+    def died_with(self, worker_id: str, request: str, what: str) -> int:
+        """An engine died while it had a chat request (its fingerprint): how many did so far. Who
+        ended two is refused for DEADLY_S. `what`: the request, in an event's words."""
+        now = self._clock()
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.sadd(keys.deaths(request), worker_id)
+            pipe.expire(keys.deaths(request), DEADLY_S)
+            pipe.scard(keys.deaths(request))
+            n = int(pipe.execute()[-1])
+        if n > 1 and self._redis.zadd(keys.DEADLY, {request: now + DEADLY_S}):
+            self._redis.expire(keys.DEADLY, DEADLY_S)
+            self._redis.incr(keys.DEADLY_TOTAL)
+            self._redis.expire(keys.DEADLY_TOTAL, self._settings.job_ttl_sec)
+            text = f"{what} was in the engines of {n} workers when they died, the last"
+            text += f" {name_of(worker_id)}: it is refused for {DEADLY_S // 60} minutes."
+            Events(self._redis, self._clock).note("refused", text, name_of(worker_id))
+        return n
+
+    def outlived(self, request: str) -> None:
+        """An engine answered the request as a whole: it did not end the others."""
+        self._redis.delete(keys.deaths(request))
+
+    def deadly(self) -> frozenset[str]:
+        """The fingerprints of the chat requests that are refused."""
+        found = self._redis.zrangebyscore(keys.DEADLY, self._clock(), "+inf")
+        return frozenset(one.decode() for one in found)
+
+    def n_deadly(self) -> int:
+        """How many there were."""
+        return int(self._redis.get(keys.DEADLY_TOTAL) or 0)
 
     def is_alive(self, worker_id: str) -> bool:
         return bool(self._redis.exists(keys.worker(worker_id)))

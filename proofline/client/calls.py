@@ -117,4 +117,4 @@ def model_on_disk(hf_repo: str) -> Call[Document]:
 
 
 def undeploy() -> Call[Done]:
-    return Call("POST", f"{NODE}/stop", Done, timeout_s=STOP_TIMEOUT_S)
+    return Call("POST", f"{NODE}/inference/down", Done, timeout_s=STOP_TIMEOUT_S)

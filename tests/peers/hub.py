@@ -5,18 +5,25 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 REPO = "acme/small"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 1000, "README.md": b"# small"}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights" * 1000,
+    "tokenizer.json": b"{}",
+    "README.md": b"# small",
+}
 
 
 class Hub:
     """The hub, as a context manager. `delay_s`: before the weights; `asked`: paths, in order."""
 
-    def __init__(self, delay_s: float = 0.0) -> None:
+    def __init__(self, delay_s: float = 0.0, files: Mapping[str, bytes] = FILES) -> None:
         self.delay_s = delay_s
+        self.files = files
         self.asked: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -45,19 +52,24 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def _answer(self, with_body: bool) -> None:
             path = self.path.partition("?")[0]
             hub.asked.append(path)
-            name = path.rpartition("/")[2]
+            name = path.partition(f"/resolve/{COMMIT}/")[2] or path.rpartition("/")[2]
             if path.startswith(f"/api/models/{REPO}"):
-                siblings = [{"rfilename": name} for name in FILES]
+                siblings = [{"rfilename": name} for name in hub.files]
                 found = {"id": REPO, "sha": COMMIT, "siblings": siblings}
                 tree = [
-                    {"type": "file", "path": name, "oid": "0", "size": len(data)}
-                    for name, data in FILES.items()
+                    {
+                        "type": "file",
+                        "path": name,
+                        "oid": hashlib.sha1(data).hexdigest(),
+                        "size": len(data),
+                    }
+                    for name, data in hub.files.items()
                 ]
                 self._send(json.dumps(tree if "/tree/" in path else found).encode(), with_body)
-            elif path.startswith(f"/{REPO}/resolve/") and name in FILES:
+            elif path.startswith(f"/{REPO}/resolve/") and name in hub.files:
                 if with_body and name.endswith(".safetensors"):
                     time.sleep(hub.delay_s)
-                self._send(FILES[name], with_body)
+                self._send(hub.files[name], with_body)
             else:
                 self.send_error(404)
 

@@ -109,7 +109,8 @@ class LocalCompose:
             entry
             for entry in log
             if entry["username"] in self.services
-            and entry["object"] not in ("client", "auth", "script|load", "script")
+            and entry["object"] not in ("auth", "script|load", "script")
+            and entry["object"].partition("|")[0] != "client"
         ]
 
     def secret(self, name: str) -> str:

@@ -23,7 +23,7 @@ MASTER = "proofline"
 PASSWORD = "a password of these tests"
 SENTINEL_PASSWORD = "the Sentinels' own"
 # A Sentinels' user who may ask for the primary, as docs/install.md has it.
-ASKER = "user asker on >of-the-asker +@connection +sentinel|masters"
+ASKER = "user asker on >of-the-asker +auth +hello +ping +sentinel|masters"
 # A primary that no replica follows takes no writes, as docs/install.md has it.
 ALONE_TAKES_NONE = ("min-replicas-to-write 1", "min-replicas-max-lag 3")
 # Seconds for servers to answer and to find each other.

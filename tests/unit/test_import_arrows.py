@@ -58,7 +58,7 @@ USE_VLLM = {
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
 ARITHMETIC = ("poc_core/arithmetic", "poc_core/schemes")
 # Modules in one folder, at most: as many as a reader takes in at a glance.
-MOST_ON_A_LANDING = 14
+MOST_ON_A_LANDING = 15
 
 
 @cache

@@ -102,7 +102,7 @@ def networks(
     )
     store = DeploymentStore(redis, settings)
     for name in ("a", "b"):
-        sensors = {family.name.removeprefix("mlnode_"): 1.0 for family in HOST}
+        sensors = {family.name.removeprefix("mlnode_host_"): 1.0 for family in HOST}
         figures = MachineFigures(host=name, read_at=1, gpus=(gpu,), sensors=sensors)
         store.report(HostReport(id=name, host=name, state=HostState.IDLE, generation=0))
         store.tell_machine(name, figures)

@@ -52,6 +52,7 @@ class MicroBatch:
     spec: ProofSpec
     nonces: Sequence[int]
     id: int = -1  # on the engine
+    urgent: bool = False  # see ChatGate
     part: int | None = None  # nonces of one forward of all rows; None: all
     # The micro-batch's values, or why there are none; never done if it is cancelled.
     future: Future[Sequence[JsonValue]] = field(default_factory=Future)
@@ -95,7 +96,10 @@ class MicroBatch:
     def divide(self, most: int) -> None:
         """Splits the micro-batch into parts of at most `most` nonces; the last part ends it."""
         firsts = range(0, len(self.nonces), most)
-        self.parts = [MicroBatch(self.spec, self.nonces[first : first + most]) for first in firsts]
+        self.parts = [
+            MicroBatch(self.spec, self.nonces[first : first + most], urgent=self.urgent)
+            for first in firsts
+        ]
         for one in self.parts:
             one.future.add_done_callback(self._part_ended)
 

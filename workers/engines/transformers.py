@@ -26,7 +26,11 @@ from workers.engines.ticks import EngineLostError, EngineMemoryError
 # Tokens of one forward: fills a GPU, and a large model's activations still fit beside its weights.
 _MAX_BATCH_TOKENS = 8192
 
-_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 class TransformersEngine(WholeBatchEngine):

@@ -7,6 +7,7 @@ Import it only inside a process that has vLLM.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import inspect
@@ -478,6 +479,24 @@ def compile_grammars_after_steps() -> None:
     backend_xgrammar.XgrammarBackend.__post_init__ = begin_with_few_threads
 
 
+def let_core_count() -> None:
+    """An engine core tells from now on, asked by name, how many requests it has not finished."""
+    from vllm.v1.engine.core import EngineCore
+
+    def proof_unfinished(core: Any) -> int:
+        found: int = core.scheduler.get_num_unfinished_requests()
+        return found
+
+    EngineCore.proof_unfinished = proof_unfinished
+
+
+async def unfinished_in_core(llm: Any) -> int:
+    """How many requests the engine cores have not finished, as they say between two steps."""
+    core = llm.engine_core
+    asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
+    return sum(await asyncio.gather(*asked))
+
+
 def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
     """--load-format dummy has, in this process from now on, the weights that `draw` puts in."""
     from vllm.model_executor.model_loader import register_model_loader
@@ -549,6 +568,27 @@ async def openai_app(llm: Any, args: Any) -> Any:
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     return app
+
+
+def check_bodies(app: Any, check: Callable[[Any], Iterator[None]]) -> None:
+    """Each body that an application's route has read is looked through before the route's function
+    has it, with stops in which other work of the event loop goes on. What `check` raises is the
+    route's."""
+    for route in app.routes:
+        dependant = getattr(route, "dependant", None)
+        if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):
+            dependant.call = _after_check(dependant.call, check)
+
+
+def _after_check(call: Callable[..., Any], check: Callable[[Any], Iterator[None]]) -> Any:
+    @functools.wraps(call)
+    async def checked(**values: Any) -> Any:
+        for value in values.values():
+            for _ in check(value):
+                await asyncio.sleep(0)
+        return await call(**values)
+
+    return checked
 
 
 def routes(app: Any) -> list[tuple[str, str]]:

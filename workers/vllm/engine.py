@@ -74,8 +74,12 @@ class VllmEngine(Engine):
         self._stepping: set[int] = set()  # micro-batches that go on step by step
         # Seconds of slices, of those ranks that have told theirs.
         self._heard: dict[Slice, list[float]] = {}
-        self._probe: concurrent.futures.Future[Any] | None = None
+        self._probe: concurrent.futures.Future[int] | None = None
         self._probed_at = 0.0
+        self._in_core = 0  # requests that the core has not finished, by its last answer
+        self._seen_steps = 0  # at the last pulse
+        # Requests that the front knows of though the core has none, and since when.
+        self._remembered: dict[str, float] = {}
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an
         # undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
@@ -240,26 +244,51 @@ class VllmEngine(Engine):
         }
 
     def pulse(self) -> Pulse:
-        """Chat waits for steps. An engine that has nothing to do is asked for an answer of
-        every rank now and then, so that one that hangs is found before a client is. A call
-        under way has its own limit (rpc_timeout_s).
+        """Chat that the engine core has not finished waits for steps. The core is asked where there
+        were none, and now and then; every rank too where the core has nothing to do, so that an
+        engine that hangs is found before a client is. A call under way has its own limit
+        (rpc_timeout_s).
         """
-        chat = self.unfinished_chat() > 0
+        chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
+        self._seen_steps = self._steps
         if self._probe is not None and self._probe.done():
-            self._answers += 1  # an error is an answer too; `check` tells of an engine that died
+            # An error is an answer too; `check` tells of an engine that died.
+            failed = self._probe.cancelled() or self._probe.exception() is not None
+            self._in_core = int(chat) if failed else self._probe.result()
+            self._answers += not self._in_core
             self._probe = None
         now = time.monotonic()
         if (
-            not (chat or self._calls or self._closed)
+            not (self._calls or self._closed)
             and self._probe is None
-            and now - self._probed_at > _PROBE_S
+            and (now - self._probed_at > _PROBE_S or (chat and stood))
         ):
             self._probed_at = now
-            self._probe = asyncio.run_coroutine_threadsafe(
-                self._llm.collective_rpc("proof_ping"), self._loop
-            )
-        waits = (chat or self._probe is not None) and not self._calls
+            self._probe = asyncio.run_coroutine_threadsafe(self._ask_core(), self._loop)
+        unfinished = chat and self._in_core > 0
+        waits = (unfinished or self._probe is not None) and not self._calls
         return Pulse(self._steps + self._answers, waits)
+
+    async def _ask_core(self) -> int:
+        """How many requests the core has not finished. Where it has none, all ranks answer too, and
+        what the front alone has remembered for some time is dropped: vLLM registers a request
+        before it is sent, and a failure to send leaves it there."""
+        from workers.vllm import compat
+
+        llm = self._llm
+        n = await compat.unfinished_in_core(llm)
+        # What the core has told of it may still wait to be read.
+        if n or not llm.engine_core.outputs_queue.empty():
+            self._remembered = {}
+            return n
+        now, states = time.monotonic(), llm.output_processor.request_states
+        self._remembered = {one: self._remembered.get(one, now) for one in states}
+        lost = [one for one, since in self._remembered.items() if now - since > _PROBE_S]
+        if lost:
+            logger.warning("dropped %d requests that the engine core does not know", len(lost))
+            await llm.abort(lost, internal=True)
+        await llm.collective_rpc("proof_ping")
+        return 0
 
     def unfinished_chat(self) -> int:
         llm = self.__dict__.get("_llm")

@@ -21,6 +21,7 @@ def register() -> None:
 
         compat.let_readers_sleep()
         compat.compile_grammars_after_steps()
+        compat.let_core_count()
         known_faults.plan_for_caches_of_8_bits()
         if random_weights.are_asked_for():
             compat.make_up_weights(random_weights.draw)

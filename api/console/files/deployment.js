@@ -5,7 +5,7 @@ import { html } from './html.js'
 import { Chip, Facts, Section, Table } from './parts.js'
 
 const KINDS = { running: 'good', starting: 'busy', failed: 'bad', idle: 'idle' }
-const HOSTS = { SERVING: 'good', STARTING: 'busy', STOPPING: 'busy', FAILED: 'bad', IDLE: 'idle' }
+const HOSTS = { SERVING: 'good', STARTING: 'busy', STOPPING: 'busy', KEEPING: 'busy', FAILED: 'bad', IDLE: 'idle' }
 
 export const Deployment = ({ known: { deployment, node, figures } }) => html`<${Section} id="deployment" title="Deployment"
   beside=${html`<${Chip} kind=${KINDS[deployment.state]}>${deployment.state}<//>`}>

@@ -169,14 +169,21 @@ local function retire(job, status, now, ttl)
     note_event('job', 'Job ' .. short_id(id) .. ' failed: ' .. (redis.call('HGET', job, 'error') or 'no reason is known'), id, now)
   end
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], id)
+  redis.call('ZREM', 'poc:jobs:validations:' .. fields[1], id)
   if status ~= 'completed' then -- it sends nothing
     redis.call('HDEL', 'poc:outbox:of_jobs', id)
   end
 end
 
--- One more worker or engine was lost on this batch: `limit` of them are one too many. True when the job failed of it.
-local function count_loss(job, batch, limit, now, ttl)
-  local losses = redis.call('HINCRBY', job .. ':attempts', batch, 1)
+-- A worker died or lost its engine on this batch: `limit` of them are one too many. True when the job failed of it. A worker
+-- counts once, however often it tries: its id is of one life of an engine. :attempts names them by batch, one a line.
+local function count_loss(job, batch, worker, limit, now, ttl)
+  local lost = redis.call('HGET', job .. ':attempts', batch) or ''
+  if not string.find('\n' .. lost, '\n' .. worker .. '\n', 1, true) then
+    lost = lost .. worker .. '\n'
+    redis.call('HSET', job .. ':attempts', batch, lost)
+  end
+  local losses = select(2, string.gsub(lost, '\n', ''))
   if losses < tonumber(limit) then
     redis.call('EXPIRE', job .. ':attempts', redis.call('TTL', job))
     return false

@@ -16,7 +16,8 @@ for i = 1, #leases, 2 do
   local state = lease_state(leases[i + 1], oldest_s)
   if state ~= 'held' then
     redis.call('HDEL', job .. ':leases', batch)
-    if state == 'dead' and count_loss(job, batch, most_losses, now, failed_ttl) then
+    local worker = lease_parts(leases[i + 1])
+    if state == 'dead' and count_loss(job, batch, worker, most_losses, now, failed_ttl) then
       return {}
     end
     freed[#freed + 1] = batch

@@ -1,6 +1,7 @@
 -- Leases further batches to a worker that has room beside one it has claimed: its job's next, then those of other jobs of
--- the same spec, as they stand. Batches that somebody holds, or that a worker or engine was lost on, are left to their own
--- messages: a batch that kills its workers is not to take others with it.
+-- the same spec and kind, as they stand: a validation is not held up with plain jobs, nor takes them along. Batches that
+-- somebody holds, or that a worker or engine was lost on, are left to their own messages: a batch that kills its workers is
+-- not to take others with it.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 lease          of the batch beside which these are computed
@@ -16,12 +17,13 @@ local job = KEYS[1]
 local lease, ttl, spec, first, room, most_misses, most_jobs = unpack(ARGV)
 room, most_misses, most_jobs = tonumber(room), tonumber(most_misses), math.min(tonumber(most_jobs), CHUNK)
 local found = {}
+local kind = redis.call('HGET', job, 'kind')
 
 -- Leases batches of a job from index `from` on, as many as there is room for.
 local function take_from(id, from)
   local other = 'poc:job:' .. id
-  local status, own_spec, n_batches = unpack(redis.call('HMGET', other, 'status', 'spec', 'n_batches'))
-  if not is_active(status) or own_spec ~= spec then
+  local status, own_spec, n_batches, own_kind = unpack(redis.call('HMGET', other, 'status', 'spec', 'n_batches', 'kind'))
+  if not is_active(status) or own_spec ~= spec or own_kind ~= kind then
     return
   end
   -- However many it is said to have.

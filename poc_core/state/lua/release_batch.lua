@@ -15,7 +15,7 @@ if not lease or lease_parts(lease) ~= worker then
   return 0
 end
 redis.call('HDEL', job .. ':leases', batch)
-if lost_engine == '1' and count_loss(job, batch, most_losses, now, failed_ttl) then
+if lost_engine == '1' and count_loss(job, batch, worker, most_losses, now, failed_ttl) then
   return 0
 end
 return 1

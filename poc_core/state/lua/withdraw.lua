@@ -2,15 +2,27 @@
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
 -- ARGV: 1 now           seconds since the epoch
+--       2 keeps         1: hosts keep engines that still load, for a while; 0: they end at once
 -- Returns the generation.
 local deployment = KEYS[1]
-local now = ARGV[1]
-local wanted, generation = unpack(redis.call('HMGET', deployment, 'wanted', 'generation'))
+local now, keeps = unpack(ARGV)
+local wanted, generation, engines, loading, settled_at, error =
+  unpack(redis.call('HMGET', deployment, 'wanted', 'generation', 'engines', 'loading', 'settled_at', 'error'))
 generation = generation_of(generation)
-if wanted == '' then
+if wanted == '' and not (engines and keeps == '0') then
   return generation
 end
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', '', 'by', 'request', 'asked_at', now)
+if wanted == '' then
+  redis.call('HSET', deployment, 'loading', loading)
+  return generation + 1
+end
+if wanted and not (settled_at or error) then
+  redis.call('HSET', deployment, 'loading', wanted)
+  if keeps == '1' then
+    redis.call('HSET', deployment, 'engines', engines or generation)
+  end
+end
 note_event('deployment', 'The model is taken down: nothing shall run.', '', now)
 return generation + 1

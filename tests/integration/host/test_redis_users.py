@@ -5,11 +5,13 @@ test_compose_services.py).
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from cli.supervise.redis_server import version_of
+from tests.harness.compose_file import ROOT
 from tests.stacks.local_compose import REDIS, LocalCompose
 
 pytestmark = pytest.mark.integration
@@ -117,6 +119,8 @@ NOT_SINCE_7 = {
     "courier": ("DEL poc:ports", "ZADD poc:ports 1 22"),
     "flower": ("DEL poc.model.m", "BRPOP poc.model.m 1", "RPOP poc.worker.w"),
 }
+# What no key or channel bounds, and shows nobody anything of others.
+WITHOUT_KEYS = {"ping", "select", "multi", "exec", "discard", "unwatch", "time"}
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +153,55 @@ def test_a_user_may_touch_nothing_of_others(compose: LocalCompose, user: str) ->
     with redis.Redis.from_url(compose.redis_url_of(user, password_of(compose, user))) as client:
         assert client.ping()
         assert [command for command in commands if not refused(client, command)] == []
+
+
+def commands_of(operator: redis.Redis) -> dict[str, tuple[list[str], bool]]:
+    """Each command of the server, or subcommand where it names them (since 7), in words that it
+    takes for one, and whether a user's keys and channels bound what it does.
+    """
+    connection = operator.connection_pool.get_connection()
+    connection.send_command("COMMAND")
+    told: Any = connection.read_response()
+    operator.connection_pool.release(connection)
+    found = {}
+    for command in [part for one in told for part in (one[9:] and one[9]) or [one]]:
+        if b"no_auth" in command[2]:  # whoever connects may, as without a user: HELLO, RESET
+            continue
+        words = command[0].decode().split("|")
+        is_bound = command[3] > 0 or bool({b"movablekeys", b"pubsub"} & set(command[2]))
+        arguments = ["x"] * (abs(command[1]) - len(words))
+        found["|".join(words)] = [*words, *arguments], is_bound
+    return found
+
+
+def may_run(client: redis.Redis, words: list[str]) -> bool:
+    """Whether the user may run the command at all, be it with no key."""
+    try:
+        client.execute_command(*words)
+    except redis.RedisError as error:
+        refusals = ("no permissions to run", "command not allowed")  # DEBUG, MODULE: nobody's
+        return not any(refusal in str(error) for refusal in refusals)
+    return True
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_user_may_run_no_command_but_those_named(compose: LocalCompose, user: str) -> None:
+    """Of all that this server has: a category would let in those of a newer release too."""
+    lines = (ROOT / "docker" / "users.acl").read_text().splitlines()
+    words = {word for line in lines if line.startswith(f"user {user} ") for word in line.split()}
+    with (
+        redis.Redis.from_url(compose.redis_url) as operator,
+        redis.Redis.from_url(compose.redis_url_of(user, password_of(compose, user))) as client,
+    ):
+        client.response_callbacks.clear()
+        commands = commands_of(operator)
+        assert len(commands) > 200
+        allowed = {name for name, (words, _) in commands.items() if may_run(client, words)}
+    assert allowed <= {word[1:] for word in words if word.startswith("+")}
+    scripts = {
+        f"script|{one}" for one in (("exists", "load", "kill") if user == "api" else ("exists",))
+    }
+    assert {name for name in allowed if not commands[name][1]} - scripts <= WITHOUT_KEYS
 
 
 @pytest.mark.parametrize("user", USERS)

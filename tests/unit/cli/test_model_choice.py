@@ -8,7 +8,7 @@ import pytest
 from cli.model_choice import check_can_be_found, check_is_there, choose_model
 from cli.shipped import ModelChoiceError, shipped_models
 from poc_core.errors import ProoflineError
-from tests.peers.hub import REPO, Hub
+from tests.peers.hub import COMMIT, REPO, Hub
 from workers.engines.options import EngineOptions
 
 
@@ -132,6 +132,35 @@ def test_what_the_hub_does_not_know_the_hosts_will_not_find(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ProoflineError, match="HF_HUB_OFFLINE forbids to ask"):
         check_can_be_found("acme/smal", [])
+
+
+@pytest.mark.parametrize("words", [("--revision", "b" * 40), (f"--revision={'b' * 40}",)])
+@pytest.mark.parametrize("is_forbidden", [True, False])
+def test_another_revision_than_is_here_is_said_at_once(
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    is_forbidden: bool,
+) -> None:
+    nowhere = huggingface_hub.HfApi  # made before the hub is closed
+    hub.__exit__()
+    monkeypatch.setattr(huggingface_hub, "HfApi", nowhere)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_forbidden)
+    repo = tmp_path / "models--acme--small"
+    (repo / "snapshots" / COMMIT).mkdir(parents=True)
+    (repo / "snapshots" / COMMIT / "config.json").touch()
+    here = f"{tmp_path} has its revisions {COMMIT}"
+    with pytest.raises(ProoflineError, match=f"at the revision 'bbb.*{here}"):
+        check_is_there(vllm(REPO, *words))
+    check_is_there(vllm(REPO, "--revision", "other", "--revision", COMMIT))
+    if is_forbidden:  # vLLM would take `main`, which is not said to be here
+        with pytest.raises(ProoflineError, match=here):
+            check_is_there(vllm(REPO))
+        (repo / "refs").mkdir()
+        (repo / "refs" / "main").write_text(COMMIT)
+    check_is_there(vllm(REPO))
+    assert hub.asked == []
 
 
 def test_nobody_is_asked_for_what_is_here_or_sought_elsewhere(

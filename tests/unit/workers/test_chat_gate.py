@@ -283,6 +283,35 @@ class TestShare:
         assert not gate.wait(0)
 
 
+class TestUrgent:
+    """Slices of validations, which have a deadline."""
+
+    @pytest.mark.parametrize(
+        ("policy", "share"),
+        [("yield", 0.5), ("exclusive", 0.5), ("share:0.3", 0.5), ("share:0.8", 0.8)],
+    )
+    def test_they_have_half_of_the_time_from_the_first_on(self, policy: Any, share: Any) -> None:
+        gate = Gate(policy)
+        gate.chat_comes()
+        assert gate.wait(0, urgent=True)
+        began, before = gate.clock.now, gate.stats().proof_busy_s
+        while gate.clock.now < began + 20:
+            assert gate.wait(60, urgent=True)
+            gate.run(0.08)
+        busy_s = gate.stats().proof_busy_s - before
+        assert busy_s / (gate.clock.now - began) == pytest.approx(share, rel=0.05)
+        assert not gate.wait(0)  # the others wait as before
+
+    def test_what_the_others_had_before_is_not_held_against_them(self) -> None:
+        gate = Gate("share:0.05")
+        gate.chat_comes()
+        for _ in range(3):
+            gate.run(0.08)
+        gate.clock.now += 0.1
+        assert not gate.wait(0)
+        assert gate.wait(0, urgent=True)
+
+
 class TestExclusive:
     def test_chat_is_refused_and_proofs_run_while_a_round_runs(self) -> None:
         gate = Gate("exclusive")

@@ -1,9 +1,11 @@
 """Housekeeping of an idle worker: what others left behind in Redis, and a dying engine."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import pytest
@@ -379,6 +381,29 @@ def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
     assert began < told[-1] < time.time() + 1
     worker.waits = False
     wait_until(lambda: since() is None)
+
+
+def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
+    worker: IdleWorker,
+    workers: WorkerRegistry,
+    housekeeper: Housekeeper,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def since() -> object:
+        (record,) = workers.live()
+        return record.stats.get("chat_mute_since")
+
+    monkeypatch.setattr(housekeeping, "_ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as full:  # takes connections and serves none
+        port = full.getsockname()[1]
+        housekeeper.ready(cast(Any, worker), cast(Any, worker), port)
+        wait_until(lambda: isinstance(since(), float))
+    with ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as answers:
+        thread = threading.Thread(target=answers.serve_forever)
+        thread.start()
+        wait_until(lambda: since() is None)
+        answers.shutdown()
+        thread.join()
 
 
 def test_a_worker_whose_engine_is_busy_goes_on(

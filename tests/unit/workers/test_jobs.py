@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
@@ -197,8 +197,10 @@ def test_a_large_batch_leaves_room_for_others_between_its_parts(
     second = threading.Thread(target=runner.run_batch, args=(urgent, 0))
     submit, came = Proofs.submit, threading.Event()
 
-    def submitted(proofs: Proofs, spec: ProofSpec, nonces: Sequence[int]) -> MicroBatch:
-        micro_batch = submit(proofs, spec, nonces)
+    def submitted(
+        proofs: Proofs, spec: ProofSpec, nonces: Sequence[int], urgent: bool = False
+    ) -> MicroBatch:
+        micro_batch = submit(proofs, spec, nonces, urgent)
         if spec == OTHER:
             came.set()
         return micro_batch
@@ -390,6 +392,92 @@ def test_under_share_a_job_completes_beside_constant_chat(
     assert read(jobs, job_id).status is JobStatus.COMPLETED
 
 
+# Validations, which have a deadline.
+
+
+def validation(nonces: list[int], batch_size: int = 2) -> NewJob:
+    claimed = {nonce: str(value(SPEC, nonce)) for nonce in nonces}
+    return new_job(nonces, batch_size, claimed)
+
+
+def test_a_validation_has_its_share_of_the_engine_beside_constant_chat_at_once(
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
+) -> None:
+    chat_comes(engine)
+    job_id = jobs.create(validation([0, 1, 2]))
+    runner.run_batch(job_id, 0)
+    record = read(jobs, job_id)
+    assert (record.status, record.waiting_for) == (JobStatus.COMPLETED, None)
+    assert engine.chat == 1
+
+
+def test_a_validation_passes_plain_jobs_that_wait_for_chat_between_two_slices(
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.events[0] = lambda: chat_comes(engine)
+    plain, behind = jobs.create(new_job([0, 1])), jobs.create(job_of(OTHER, [2, 3]))
+    with InBackground(runner, plain), InBackground(runner, behind):
+        wait_until(lambda: read(jobs, plain).waiting_for == "chat")
+        urgent = jobs.create(validation([7]))
+        runner.run_validations()
+        assert read(jobs, urgent).status is JobStatus.COMPLETED
+        # The one whose stage it needs ended first; the one that waited is waiting still.
+        assert engine.begun == [[0, 1], [7]]
+        chat_ends(engine)
+    assert read(jobs, behind).status is JobStatus.COMPLETED
+
+
+def test_a_validation_is_computed_though_its_messages_are_lost_or_wait_behind_others(
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
+) -> None:
+    chat_comes(engine)
+    plain = jobs.create(new_job([0, 1]))
+    ids = [jobs.create(validation(nonces, 1)) for nonces in ([5, 6, 7], [5])]
+    runner.run_validations()
+    assert [read(jobs, job_id).status for job_id in (plain, *ids)] == [
+        JobStatus.QUEUED,
+        JobStatus.COMPLETED,
+        JobStatus.COMPLETED,
+    ]
+    assert [sorted(nonces) for nonces in engine.begun] == [[5, 5, 6, 7]]
+
+
+def test_what_a_dead_worker_had_of_a_validation_is_taken_up_at_once(
+    runner: JobBatches, jobs: JobStore, workers: WorkerRegistry
+) -> None:
+    workers.heartbeat(worker_record("w2"))
+    job_id = jobs.create(validation([0, 1, 2]))
+    assert isinstance(jobs.lease(job_id, 0, "w2"), Lease)
+    runner.run_validations()
+    assert read(jobs, job_id).n_done == 1  # the other worker lives
+    workers.remove("w2")
+    runner.run_validations()
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+
+
+def test_validations_wait_for_a_rounds_end(
+    runner: JobBatches, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+) -> None:
+    job_id = jobs.create(validation([0]))
+    round_id = rounds.store(round_config(), RoundState.GENERATING)
+    runner.run_validations()
+    assert engine.begun == []
+    record = rounds.read(round_id)
+    assert record is not None
+    rounds.switch(record, RoundState.STOPPED)
+    runner.run_validations()
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+
+
+def test_a_worker_that_is_to_end_takes_no_further_validation(
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
+) -> None:
+    jobs.create(validation([0]))
+    runner.leave()
+    runner.run_validations()
+    assert engine.begun == []
+
+
 # Given back.
 
 
@@ -523,6 +611,58 @@ def test_a_lost_engine_gives_all_claims_back(
     assert sorted(messages.published) == sorted([(first, 0), (first, 1), (second, 0)])
     assert [jobs.pending(job_id) for job_id in (first, second)] == [[0, 1], [0]]
     assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING] * 2
+
+
+@pytest.mark.usefixtures("exits")
+def test_a_worker_whose_engine_is_lost_takes_nothing_and_hands_its_messages_on(
+    runner: JobBatches,
+    jobs: JobStore,
+    engine: FakeEngine,
+    messages: Messages,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the first failure and the process's end, on whichever thread."""
+    monkeypatch.setattr(jobs_module, "_LOST_PAUSE_S", 0.01)
+    release = jobs.release
+
+    def meanwhile(*args: Any, **named: Any) -> bool:
+        waits = release(*args, **named)
+        runner.run_batch(*args[:2])
+        runner.run_validations()
+        return waits
+
+    def lose() -> None:
+        raise EngineLostError("The engine does not answer.")
+
+    monkeypatch.setattr(jobs, "release", meanwhile)
+    engine.events[0] = lose
+    job_id, urgent = jobs.create(new_job([0, 1])), jobs.create(validation([5]))
+    with pytest.raises(SystemExit):
+        runner.run_batch(job_id, 0)
+    assert engine.begun == [[0, 1]]
+    assert messages.published == [(job_id, 0)] * 2  # handed on, and given back
+    assert [read(jobs, one).status for one in (job_id, urgent)] == [
+        JobStatus.RUNNING,
+        JobStatus.QUEUED,
+    ]
+
+
+def test_an_engine_that_died_while_it_was_idle_is_given_nothing(
+    runner: JobBatches,
+    jobs: JobStore,
+    engine: FakeEngine,
+    messages: Messages,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def died() -> None:
+        raise EngineLostError("The vLLM engine died between two batches.")
+
+    monkeypatch.setattr(jobs_module, "_LOST_PAUSE_S", 0.01)
+    monkeypatch.setattr(engine, "check", died)
+    job_id = jobs.create(new_job([0]))
+    runner.run_batch(job_id, 0)
+    assert (messages.published, engine.begun) == ([(job_id, 0)], [])
+    assert jobs.pending(job_id) == [0]
 
 
 def test_a_spec_that_no_engine_can_follow_fails_every_job_that_has_it(

@@ -3,6 +3,7 @@ and how they are refused."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, MutableMapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from workers.vllm.chat.errors import Refused, refusals
 from workers.vllm.chat.fields import TOLD, Told
 from workers.vllm.chat.network_fields import NetworkFields
 
+# Bytes of a body that is read while nothing else of the event loop goes on.
+_SHORT = 4096
 _WITH_FIELDS = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -34,7 +37,7 @@ class ChatRequests:
             if body is None:
                 return None
             try:
-                told = self._fields.read(body) or told
+                told = await self._read(body) or told
             except Refused as error:
                 return await _refuse(send, error)
             receive = _again(body, receive)
@@ -48,6 +51,11 @@ class ChatRequests:
         except Exception:  # which vLLM's server raises once more when it has answered
             if not refused:
                 raise
+
+    async def _read(self, body: bytes) -> Told | None:
+        if len(body) < _SHORT:
+            return self._fields.read(body)
+        return await asyncio.to_thread(self._fields.read, body)
 
 
 async def _refuse(send: Send, error: Refused) -> None:

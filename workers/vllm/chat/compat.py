@@ -7,14 +7,18 @@ Import it only inside a process that has vLLM.
 from __future__ import annotations
 
 import copy
+import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
 import torch
+from vllm import exceptions
 from vllm import outputs as vllm_outputs
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
@@ -28,11 +32,28 @@ from vllm.v1.request import Request
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, PASS, TOKEN_IDS
+from workers.vllm.chat.limits import Limits
 from workers.vllm.chat.scoring import Scoring
 
 # Tokens of an answer that are made into text at a time, while nothing else of the event loop goes
 # on.
 _PART = 256
+# What vLLM's checks of a grammar raise, also as what they do not expect.
+_WRONG = (
+    getattr(exceptions, "VLLMClientError", ValueError),
+    *(ValueError, TypeError, AttributeError, KeyError, RecursionError),
+)
+# Where releases say what the rows of their second model runner hold; the later ones win.
+_SAMPLE = "vllm.v1.worker.gpu.sample"
+_LIMITS = (
+    ("allowed_token_ids", f"{_SAMPLE}.logit_bias", "MAX_NUM_ALLOWED_TOKEN_IDS"),
+    ("logit_bias", f"{_SAMPLE}.logit_bias", "MAX_NUM_LOGIT_BIAS_TOKENS"),
+    ("stop_token_ids", f"{_SAMPLE}.logit_bias", "MAX_NUM_STOP_TOKEN_IDS"),
+    ("bad_words", f"{_SAMPLE}.bad_words", "MAX_NUM_BAD_WORDS"),
+    ("bad_words", "vllm.envs", "VLLM_MAX_NUM_BAD_WORDS"),
+    ("bad_words_tokens", f"{_SAMPLE}.bad_words", "MAX_BAD_WORDS_TOTAL_TOKENS"),
+    ("bad_words_tokens", "vllm.envs", "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS"),
+)
 
 
 @dataclass(frozen=True)
@@ -239,11 +260,62 @@ def _n_tokens(output: Any) -> int:
     return sum(len(one.token_ids) for one in output.outputs)
 
 
+def limits() -> Limits:
+    """Of this release's second model runner; ours of what it does not say."""
+    said: dict[str, int] = {}
+    for field, module, name in _LIMITS:
+        with suppress(ImportError, AttributeError):
+            said[field] = getattr(import_module(module), name)
+    return Limits(**said)
+
+
 def compiles_by_xgrammar(llm: Any) -> bool:
     """Whether a grammar of a request is compiled by xgrammar, or first tried by it."""
     config = llm.vllm_config.structured_outputs_config
     has_tokenizer = not llm.vllm_config.model_config.skip_tokenizer_init
     return has_tokenizer and config.backend in ("auto", "xgrammar")
+
+
+def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
+    """What vLLM has against a grammar, with what it leaves out: which parts of a schema xgrammar
+    does not take, or the compiler's own words. None: this is another error."""
+    if not isinstance(error, _WRONG):
+        if not isinstance(error.__cause__, _WRONG):
+            return None
+        error = error.__cause__
+    said = " ".join(str(error).split())
+    if kind == "json" and "not supported" in said:
+        from vllm.v1.structured_output.backend_xgrammar import (
+            has_xgrammar_unsupported_json_features as lacks,
+        )
+
+        with suppress(ValueError):
+            path, names = _unsupported(json.loads(text), lacks)
+            said += f" At {path}: {', '.join(names)}."
+    elif error.__cause__ is not None:
+        said += " " + " ".join(str(error.__cause__).split())
+    return said
+
+
+def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
+    """Where the innermost part lies of which `lacks` is true, and its keywords to blame."""
+    path, inner = "#", iter([("", schema)])
+    while found := next(((at, one) for at, one in inner if lacks(one)), None):
+        path, schema = path + found[0], found[1]
+        inner = iter(
+            (f"/{name}/{n}" if isinstance(value, list) else f"/{name}", one)
+            for name, value in schema.items()
+            for n, one in enumerate(value if isinstance(value, list) else [value])
+            if isinstance(one, dict)
+        )
+    kind = {name: schema[name] for name in ("type",) if name in schema}
+    names = [
+        name
+        for name in schema.keys() - kind.keys()
+        if lacks(kind | {name: schema[name]})
+        or not lacks({one: value for one, value in schema.items() if one != name})
+    ]
+    return path, sorted(names)
 
 
 def vocabulary(llm: Any) -> str:

@@ -38,6 +38,12 @@ class CannotForce(Refused):
         self.reason = reason
 
 
+class Unavailable(Refused):
+    """503: this node cannot answer yet."""
+
+    status = 503
+
+
 class BadRequest(Refused):
     """400: no node could answer. With `param` "enforced_tokens" it judges who gave the tokens."""
 

@@ -67,7 +67,7 @@ class GatedChat:
         if not self._gate.enter_chat():
             return await _refuse(send)
         try:
-            await self._app(scope, receive, self._unless_lost(send))
+            await self._app(scope, receive, self._unless_lost(send, self._is_lost()))
         finally:
             self._gate.leave_chat()
 
@@ -77,11 +77,12 @@ class GatedChat:
         given = dict(scope["headers"]).get(GATEWAY_SECRET_HEADER.encode(), b"")
         return hmac.compare_digest(given, self._secret)
 
-    def _unless_lost(self, send: Send) -> Send:
-        """An answer that begins after the engine's end is vLLM's complaint."""
+    def _unless_lost(self, send: Send, before: bool) -> Send:
+        """An answer that begins after the engine's end is vLLM's complaint. `before`: whether the
+        request came after that end too."""
 
         def instead() -> Awaitable[None] | None:
-            return _lost(send) if self._is_lost() else None
+            return _lost(send, before) if self._is_lost() else None
 
         return held(send, instead)
 
@@ -94,10 +95,10 @@ async def _refuse(send: Send) -> None:
     await send_error(send, 503, message, (b"retry-after", str(RETRY_AFTER_S).encode()))
 
 
-async def _lost(send: Send) -> None:
+async def _lost(send: Send, before: bool) -> None:
     await send_error(
         send,
         503,
         "The engine of this worker was lost; try again.",
-        (ENGINE_LOST_HEADER.encode(), b"1"),
+        (ENGINE_LOST_HEADER.encode(), b"0" if before else b"1"),
     )

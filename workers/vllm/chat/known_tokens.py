@@ -35,6 +35,7 @@ class KnownTokens:
         config = llm.vllm_config
         self._mode: str = config.model_config.logprobs_mode
         self._n_ids: int = config.model_config.get_vocab_size()
+        self._limits = compat.limits()
         self._no_steps = no_hooks
         self._no_pass = no_hooks
         if config.speculative_config is not None and not no_hooks:
@@ -68,7 +69,10 @@ class KnownTokens:
         return self._no_steps or self._no_mode
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        self._refuse_bad_words(request.sampling_params)
+        """Every request to the engine core comes by here, whatever path it came by."""
+        self._limits.refuse(request)
+        self._limits.refuse(request.sampling_params)
+        self._refuse_unfit(request.sampling_params)
         self._begin_answer(request, *told, **named)
         compat.shape_logprobs(self._llm.output_processor, request)
 
@@ -80,6 +84,7 @@ class KnownTokens:
         told = TOLD.get()
         if told is not None:
             sampling_params.extra_args = told.extra_args(sampling_params)
+        self._limits.refuse(sampling_params)
         self._refuse_foreign(prompt, sampling_params)
         extra = getattr(sampling_params, "extra_args", None)
         if extra and KNOWN_TOKENS in extra:
@@ -127,8 +132,10 @@ class KnownTokens:
         for param in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
             refuse_foreign(param, getattr(params, param, None) or (), self._n_ids)
 
-    def _refuse_bad_words(self, params: Any) -> None:
-        """Tokenizers may have more ids than the model."""
+    def _refuse_unfit(self, params: Any) -> None:
+        """What is known once vLLM has completed the parameters."""
+        self._limits.refuse_tokens(params)
+        # Tokenizers may have more ids than the model.
         for word in getattr(params, "bad_words_token_ids", None) or ():
             refuse_foreign("bad_words", word, self._n_ids)
 
@@ -176,7 +183,7 @@ class KnownTokens:
             lora_request=named.get("lora_request"),
         )
         llm.input_processor.assign_request_id(request)
-        self._refuse_bad_words(request.sampling_params)
+        self._refuse_unfit(request.sampling_params)
         return request
 
     async def _by_pass(

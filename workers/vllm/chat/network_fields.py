@@ -9,6 +9,7 @@ from typing import Any
 
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
 from workers.vllm.chat.fields import Told
+from workers.vllm.chat.limits import BYTES_A_TOKEN
 
 _NAMES = {"enforced_tokens", "enforced_str", "logprobs_mode"}
 _MODE = b"logprobs_mode"
@@ -74,14 +75,27 @@ class NetworkFields:
         if text is None and enforced is None:
             return None
         ids = self._of_tokens(enforced) if text is None else self._of_text(text)
-        if len(ids) >= self._context:  # vLLM would call it max_tokens' fault
-            raise BadRequest(
-                f"{len(ids)} known tokens do not fit this node's context of {self._context}."
-            )
+        self._refuse_many(len(ids))
         return ids
+
+    def _refuse_many(self, n_ids: int) -> None:
+        if n_ids >= self._context:  # vLLM would call it max_tokens' fault
+            raise BadRequest(
+                f"{n_ids} known tokens do not fit this node's context of {self._context}."
+            )
+
+    def _refuse_long(self, n_bytes: int) -> None:
+        """Before it is made into tokens, which takes a second a megabyte."""
+        if n_bytes > BYTES_A_TOKEN * self._context:
+            raise BadRequest(
+                f"A text of {n_bytes} bytes is longer than the known tokens may be: this node has a"
+                f" context of {self._context} tokens, and takes {BYTES_A_TOKEN} bytes for each."
+            )
 
     def _of_text(self, text: Any) -> list[int]:
         param = "enforced_str"
+        if isinstance(text, str):
+            self._refuse_long(len(text.encode(errors="surrogatepass")))
         ids = self._encode(text) if isinstance(text, str) else []
         if not ids:
             raise BadRequest("enforced_str must be a text of one token or more.", param)
@@ -92,11 +106,14 @@ class NetworkFields:
         tokens = enforced.get("tokens") if isinstance(enforced, dict) else None
         if not isinstance(tokens, list) or not tokens:
             raise BadRequest('enforced_tokens must be {"tokens": [...]} with one token or more.')
+        self._refuse_many(len(tokens))
         for n, one in enumerate(tokens):
             if not isinstance(one, dict) or not isinstance(one.get("token"), str):
                 raise BadRequest(
                     f'enforced_tokens.tokens[{n}] must be {{"token": "9707"}}: an id, as a string.'
                 )
+        texts = (one["token"] for one in tokens)
+        self._refuse_long(sum(len(text) for text in texts if not _ID.fullmatch(text)))
         ids = [self._id(one["token"]) for one in tokens]
         refuse_foreign("enforced_tokens", ids, self._n_ids)
         return ids

@@ -13,6 +13,7 @@ from typing import Any
 
 from poc_core.fair.turns import BUDGET, Turns
 from workers.vllm.chat import compat
+from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
 from workers.vllm.fair.grammars import Grammars, text_of
@@ -20,6 +21,11 @@ from workers.vllm.fair.wide_answers import USUAL, WideAnswers
 
 logger = logging.getLogger(__name__)
 
+_GRAMMAR = "structured_outputs"
+_DEAD_END = (
+    "The grammar allows no token of this model where the answer stands; a schema that refers to"
+    " itself without an end allows none."
+)
 # Of taking one answer's token from the engine core, in numbers that are formatted.
 _COST = 4
 # Seconds after which what the engine core told is late, and how many answers' tokens are then taken
@@ -85,6 +91,8 @@ class FairChat:
     async def _fair(
         self, outputs: Any, client: str, asked: tuple[str, str] | None, width: int, n: int
     ) -> AsyncIterator[Any]:
+        if asked is not None:
+            outputs = self._with_grammar(outputs, asked)
         async with aclosing(outputs), AsyncExitStack() as place:
             if asked is not None:
                 await self._grammars.check(*asked, client)
@@ -95,6 +103,21 @@ class FairChat:
                     for one in output.outputs:
                         one.logprobs = await self._in_turns(one.logprobs, client, width)
                 yield output
+
+    async def _with_grammar(self, outputs: Any, asked: tuple[str, str]) -> AsyncIterator[Any]:
+        """BadRequest: what vLLM has against the grammar, or that no token may follow by it: both
+        are the client's, though releases answer 500, or 200 and an error event."""
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if any(one.finish_reason == "error" for one in output.outputs):
+                        raise BadRequest(_DEAD_END, _GRAMMAR)
+                    yield output
+        except Exception as error:
+            why = compat.why_no_grammar(error, *asked)
+            if why is None or self._llm.errored:
+                raise
+            raise BadRequest(why, _GRAMMAR) from error
 
     def _others_go_on(self) -> bool:
         states = self._llm.output_processor.request_states.values()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poc_core.fair.tags import Tags
-from workers.vllm.chat.errors import BadRequest
+from workers.vllm.chat.errors import BadRequest, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 LONGEST_S = 10.0
 # Seconds after which one begins again later, where a client waits that has had less.
 SHARE_S = 1.0
-# Seconds for the process to begin: it imports as much as a model does.
-_START_S = 120.0
+# Seconds for the process to begin: it imports as much as a model does. Seconds that a request waits
+# for that, and after which another process is tried.
+_START_S, PATIENCE_S, _AGAIN_S = 120.0, 60.0, 60.0
 # Grammars that were compiled and need no other try.
 _REMEMBERED = 4096
 
@@ -54,10 +55,14 @@ class Grammars:
         command: Sequence[str] = PROCESS,
         longest_s: float = LONGEST_S,
         share_s: float = SHARE_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """`vocabulary()`: the tokenizer as the process reads it; takes a second."""
         self._vocabulary = vocabulary
         self._command = command
+        self._patience_s = patience_s
+        self._is_up = asyncio.Event()  # the process
+        self._failed_at = -_AGAIN_S  # last, to begin
         self._longest_s, self._share_s = longest_s, share_s
         self._good: OrderedDict[bytes, None] = OrderedDict()  # by their hashes
         self._tags = Tags()
@@ -68,6 +73,7 @@ class Grammars:
 
     async def check(self, kind: str, text: str, client: str) -> None:
         """Returns once the grammar was compiled. BadRequest: it takes too long, or too much memory.
+        Unavailable: the process that tries it is still beginning.
 
         What is wrong in itself passes: vLLM says what. A client that leaves ends its trial.
         """
@@ -81,12 +87,28 @@ class Grammars:
         self._came.set()
         if self._works is None or self._works.done():
             self._works = asyncio.get_running_loop().create_task(self._work())
+        await self._wait_for_process(trial)
         wrong = await trial.answer
         if wrong:
             raise BadRequest(f"The grammar {wrong}; ask for a simpler one.", "structured_outputs")
         self._good[digest] = None
         if len(self._good) > _REMEMBERED:
             self._good.popitem(last=False)
+
+    async def _wait_for_process(self, trial: _Trial) -> None:
+        is_up = asyncio.ensure_future(self._is_up.wait())
+        try:
+            first: set[asyncio.Future[Any]] = {is_up, trial.answer}
+            done, _ = await asyncio.wait(
+                first, timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                raise Unavailable("Grammars cannot be tried yet on this busy machine; ask again.")
+        except BaseException:
+            trial.answer.cancel()
+            raise
+        finally:
+            is_up.cancel()
 
     async def close(self) -> None:
         if self._works is not None:
@@ -154,12 +176,20 @@ class Grammars:
         )
 
     async def _started(self) -> _Process:
+        if time.monotonic() - self._failed_at < _AGAIN_S:
+            raise RuntimeError("the process that tries grammars did not begin")
         if self._process is None:
-            vocabulary = await asyncio.to_thread(self._vocabulary)
-            self._process = await _Process.start(self._command, vocabulary)
+            try:
+                vocabulary = await asyncio.to_thread(self._vocabulary)
+                self._process = await _Process.start(self._command, vocabulary)
+            except Exception:
+                self._failed_at = time.monotonic()
+                raise
+            self._is_up.set()
         return self._process
 
     async def _end(self) -> None:
+        self._is_up.clear()
         process, self._process = self._process, None
         if process is not None:
             await process.kill()
@@ -178,9 +208,13 @@ class _Process:
         """RuntimeError, TimeoutError: it does not start."""
         pipe = asyncio.subprocess.PIPE
         found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
-        found.ask(vocabulary.encode())
-        async with asyncio.timeout(_START_S):
-            await found._line()
+        try:
+            found.ask(vocabulary.encode())
+            async with asyncio.timeout(_START_S):
+                await found._line()
+        except BaseException:
+            await found.kill()
+            raise
         return found
 
     def ask(self, line: bytes) -> None:

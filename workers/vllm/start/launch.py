@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -141,6 +142,10 @@ def _configured(
             compat.leave_memory(engine_args, options.decode_memory_gb)
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
     config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER, headless=headless)
+    if not names_grammars(options.vllm_args):
+        # Left to itself, vLLM keeps for its life the compiler that the first grammar asks for, and
+        # refuses what another would be needed for. Only this one is tried beforehand.
+        config.structured_outputs_config.backend = "xgrammar"
     if why_not := known_faults.why_not_startable(config):
         raise _not_startable(options, why_not)
     return args, engine_args, config
@@ -162,6 +167,11 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
         return parser.parse_args(words)
     except SystemExit:  # it has shown its help
         raise SettingsError("vLLM shows its help and does not start: leave out --help.") from None
+
+
+def names_grammars(words: Sequence[str]) -> bool:
+    """Whether an operator's arguments say which compiler of grammars is used."""
+    return bool(re.search(r"--structured.outputs.config\b.*?\bbackend\b", " ".join(words)))
 
 
 def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
@@ -230,8 +240,11 @@ async def serve(
     import uvicorn
 
     from workers.vllm import compat
+    from workers.vllm.chat import compat as chat_compat
+    from workers.vllm.chat.strangers import guarded
 
     app = await compat.openai_app(llm, args)
+    compat.check_bodies(app, chat_compat.limits().check)
     paths = passed_on(compat.routes(app))
     model = llm.model_config
     fields = NetworkFields(
@@ -244,7 +257,12 @@ async def serve(
     gated = GatedChat(chat, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
     # Its lifespan is vLLM's; signals are Celery's.
     config = uvicorn.Config(
-        gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on"
+        gated,
+        http=guarded(secret),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=75,
+        lifespan="on",
     )
     server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))

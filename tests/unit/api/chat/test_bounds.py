@@ -1,77 +1,265 @@
-"""What one request may have computed: answers and their tokens, by the engine's own limits."""
+"""What one request may have computed: answers and their tokens, by the engine's own limits; how
+much may stand in each field; and objects where objects are due."""
 
-import json
 from typing import Any
 
 import pytest
 
-from api.chat.bounds import Excess, excess
+from api.chat.bounds import FIELDS, KNOWN_TOKENS, PATHS, Excess, excess
 from poc_core.records import ModelInfo
+from poc_core.serving.openai_paths import PASSED_ON
 
 CONTEXT = 4096
+BYTES = 8 * CONTEXT  # of a prompt
 ENGINE = ModelInfo("m", 64, 2, CONTEXT, 8192, "bfloat16", max_sequences=256)
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+COMPLETE, ANSWER, RESPOND = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+EMBED, RERANK, SCORE, TOKENIZE = "/v1/embeddings", "/v1/rerank", "/score", "/tokenize"
+MESSAGES = "/v1/messages"
 
 
-def refused(**asked: Any) -> Excess | None:
-    return excess(json.dumps(asked).encode(), [ENGINE])
+def refused(path: str = ANSWER, **asked: Any) -> Excess | None:
+    return excess(path, asked, [ENGINE])
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content, **more}]}
+
+
+def text(part: str) -> dict[str, str]:
+    return {"type": "text", "text": part}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
+
+
+def test_every_path_that_is_passed_on_and_has_a_body_is_bounded() -> None:
+    posted = {one.removeprefix("POST ") for one in PASSED_ON if one.startswith("POST ")}
+    assert posted - PATHS.keys() == {"/v1/responses/{response_id}/cancel"}
+    assert PATHS.keys() <= posted
+
+
+def test_every_field_whose_entries_are_prompts_has_a_row() -> None:
+    named = {name for row in FIELDS for name in row.fields.split()} | KNOWN_TOKENS.keys()
+    assert {name for _, prompts in PATHS.values() for name in prompts} <= named
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (ANSWER, CHAT),
+        (ANSWER, CHAT | {"max_tokens": 10 * CONTEXT}),
+        (ANSWER, CHAT | {"n": 16}),
+        (ANSWER, CHAT | {"n": 128, "max_completion_tokens": 512}),
+        (COMPLETE, {"prompt": list(range(4000)), "n": 4}),
+        (COMPLETE, {"prompt": ["x"] * 128}),
+        (COMPLETE, {"prompt": [[1, 2]] * 64, "n": 2, "max_tokens": 100}),
+        (COMPLETE, {"prompt": None, "prompt_embeds": "A" * (1 << 20)}),
+        (ANSWER, CHAT | {"n": None, "max_tokens": None, "tools": None, "tool_choice": None}),
+        (ANSWER, CHAT | {"metadata": "of another server's", "thinking": True}),
+        (ANSWER, user([text("x"), PICTURE] * 8)),
+        (ANSWER, user("x" * (BYTES - 100))),
+        (ANSWER, CHAT | {"top_logprobs": 20, "logprobs": True, "n": 4}),
+        (ANSWER, CHAT | {"top_logprobs": 20, "n": 16}),
+        (ANSWER, user("x" * (BYTES - 100)) | {"prompt_logprobs": 20, "max_tokens": 1}),
+        (COMPLETE, {"prompt": "x" * BYTES, "echo": True, "logprobs": 5, "max_tokens": CONTEXT}),
+        (ANSWER, CHAT | {"enforced_tokens": {"tokens": [{"token": "9707"}] * (CONTEXT - 1)}}),
+        (ANSWER, CHAT | {"enforced_tokens": 5, "enforced_str": []}),
+        (RESPOND, {"input": "x", "text": {"format": {"type": "text"}}, "reasoning": None}),
+        (RESPOND, {"input": [{"type": "message", "role": "user", "content": "x"}] * 100}),
+        (MESSAGES, CHAT | {"system": [text("x")], "max_tokens": 5, "stream": True}),
+        (TOKENIZE, {"prompt": "x" * BYTES}),
+        (TOKENIZE, CHAT | {"prompt": None}),
+        (TOKENIZE, {"prompt": "x", "messages": None, "n": 10_000}),
+        ("/detokenize", {"tokens": [1] * CONTEXT}),
+        (EMBED, {"input": ["x" * 1000] * 2048}),
+        (EMBED, {"input": ["x" * 32_000] * 64}),
+        (EMBED, {"input": [[1, 2]] * 2048}),
+        (RERANK, {"query": "x", "documents": ["x" * 100] * 1000}),
+        (RERANK, {"query": "x", "documents": [{"content": [text("x"), PICTURE]}] * 50}),
+        (SCORE, {"text_1": "x", "text_2": ["x"] * 2000}),
+        ("/v2/embed", {"images": ["data:image/png;base64," + "A" * (1 << 20)] * 4}),
+        ("/pooling", {"data": {"image": "A" * (1 << 20)}}),
+        ("/v1/audio/transcriptions", {"response_format": "json", "model": "m"}),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_clients_ask_for_passes(path: str, asked: dict[str, Any]) -> None:
+    assert refused(path, **asked) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "field"),
+    [
+        (ANSWER, CHAT | {"n": 10_000, "max_tokens": 64}, "n"),
+        (ANSWER, CHAT | {"n": "10000"}, "n"),
+        (ANSWER, CHAT | {"n": 1e4}, "n"),
+        (ANSWER, CHAT | {"n": 129, "max_tokens": 1}, "n"),
+        (COMPLETE, {"prompt": "x", "best_of": 10_000}, "best_of"),
+        (COMPLETE, {"prompt": ["x"] * 2000}, "prompt"),
+        (COMPLETE, {"prompt": [[1]] * 100, "n": 2}, "n"),
+        ("/v1/chat/completions/batch", {"messages": [CHAT["messages"]] * 200}, "messages"),
+        (ANSWER, CHAT | {"n": 17}, "max_tokens"),
+        (ANSWER, CHAT | {"n": 128, "max_completion_tokens": 513}, "max_completion_tokens"),
+        (COMPLETE, {"prompt": ["x"] * 100, "max_tokens": None}, "max_tokens"),
+        ("/v1/audio/translations", {"n": "10000"}, "n"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_would_fill_an_engine_is_refused_by_its_field(
+    path: str, asked: dict[str, Any], field: str
+) -> None:
+    found = refused(path, **asked)
+    assert found is not None
+    assert found.field == field
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "field"),
+    [
+        (ANSWER, CHAT | {"n": 64, "max_tokens": 512, "logprobs": True, "top_logprobs": 20}, 0),
+        (ANSWER, CHAT | {"n": 16, "logprobs": True, "logprob_token_ids": list(range(20))}, 0),
+        (RESPOND, {"input": "x", "n": 16, "top_logprobs": 20}, "top_logprobs"),
+        (COMPLETE, {"prompt": ["x"] * 64, "max_tokens": 1024, "logprobs": 20}, "logprobs"),
+        (ANSWER, user("x" * (BYTES - 100)) | {"prompt_logprobs": 20, "n": 16}, "prompt_logprobs"),
+        (COMPLETE, {"prompt": ["x" * 4000] * 8, "prompt_logprobs": -1}, "prompt_logprobs"),
+        (COMPLETE, {"prompt": ["x" * 4000] * 16, "prompt_logprobs": 20}, "prompt_logprobs"),
+        (COMPLETE, {"prompt": ["x" * 4000] * 16, "echo": True, "logprobs": 20}, "echo"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_logprobs_of_prompts_and_answers_are_counted_together(
+    path: str, asked: dict[str, Any], field: str | int
+) -> None:
+    found = refused(path, **asked)
+    assert found is not None
+    assert found.field == (field or "top_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "field"),
+    [
+        (TOKENIZE, {"prompt": "x" * 8_000_000}, "prompt"),
+        (TOKENIZE, {"prompt": "x" * (BYTES + 1)}, "prompt"),
+        (TOKENIZE, user("\u6d77" * BYTES), "messages"),
+        ("/detokenize", {"tokens": [1] * (CONTEXT + 1)}, "tokens"),
+        (ANSWER, user("x" * (BYTES + 1)), "messages"),
+        (ANSWER, user([text("a")] * 100_000), "messages"),
+        (ANSWER, {"messages": [{"role": "user", "content": "a"}] * 10_000}, "messages"),
+        (ANSWER, CHAT | {"chat_template_kwargs": {str(n): n for n in range(200_000)}}, 0),
+        (ANSWER, CHAT | {"chat_template_kwargs": {"a": [[1, "x"]] * 2000}}, 0),
+        (ANSWER, CHAT | {"chat_template_kwargs": {"image": "x" * 8_000_000}}, 0),
+        (ANSWER, CHAT | {"documents": [{"image": "x" * 1000}] * 1000}, "documents"),
+        (ANSWER, CHAT | {"tools": [{"function": {}, "image": "x" * 8_000_000}]}, "tools"),
+        (ANSWER, user("x", image="x" * 8_000_000), "messages"),
+        (
+            ANSWER,
+            user("x", tool_calls=[{"function": {"arguments": {"image": "x" * 8_000_000}}}]),
+            "messages",
+        ),
+        (ANSWER, CHAT | {"bad_words": ["x" * 1000] * 100}, "bad_words"),
+        (ANSWER, CHAT | {"stop": ["x"] * 5000}, "stop"),
+        (ANSWER, CHAT | {"unheard_of": ["x" * 100_000] * 80}, "unheard_of"),
+        (ANSWER, CHAT | {"unheard_of": {str(n): n for n in range(20_000)}}, "unheard_of"),
+        (COMPLETE, {"prompt": [1] * (CONTEXT + 1)}, "prompt"),
+        (COMPLETE, {"prompt": ["x" * BYTES] * 17}, "prompt"),
+        (RESPOND, {"input": [{"type": "message", "content": "x"}] * 60_000}, "input"),
+        (RESPOND, {"input": "x", "instructions": "x" * 8_000_000}, "instructions"),
+        (RESPOND, {"input": "x", "previous_input_messages": [{}] * 60_000}, 0),
+        (MESSAGES, CHAT | {"system": "x" * 8_000_000, "max_tokens": 1}, "system"),
+        ("/v1/messages/count_tokens", CHAT | {"system": "x" * 8_000_000}, "system"),
+        ("/v1/chat/completions/render", user("x" * 8_000_000), "messages"),
+        (EMBED, {"input": ["x"] * 2049}, "input"),
+        (EMBED, {"input": ["x"] * 60_000}, "input"),
+        (EMBED, {"input": "x" * 8_000_000}, "input"),
+        (EMBED, {"input": ["x" * 32_000] * 100}, "input"),
+        (RERANK, {"query": "x", "documents": ["x"] * 20_000}, "documents"),
+        (RERANK, {"query": "x", "documents": [{"content": [text("x")]}] * 3000}, "documents"),
+        (RERANK, {"query": "x" * 30_000, "documents": ["x"] * 1000}, "query"),
+        (SCORE, {"queries": ["x"] * 20_000, "items": ["x"]}, "queries"),
+        ("/classify", {"input": ["x"] * 20_000}, "input"),
+        ("/v2/embed", {"texts": ["x"] * 20_000}, "texts"),
+        ("/v2/embed", {"inputs": [{"content": [text("x")]}] * 3000}, "inputs"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_work_before_the_engine_is_bounded_by_the_context(
+    path: str, asked: dict[str, Any], field: str | int
+) -> None:
+    found = refused(path, **asked)
+    assert found is not None
+    assert found.field == (field or [*asked][-1])
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        CHAT,
-        CHAT | {"max_tokens": 10 * CONTEXT},
-        CHAT | {"n": 16},
-        CHAT | {"n": 128, "max_completion_tokens": 512},
-        {"prompt": list(range(4000)), "n": 4},
-        {"prompt": ["x"] * 128},
-        {"prompt": [[1, 2]] * 64, "n": 2, "max_tokens": 100},
-        CHAT | {"n": None, "max_tokens": None},
-        {"input": ["x"] * 4000},
+        {"enforced_str": "x" * (BYTES + 1)},
+        {"enforced_str": "hello w\u00f6rld " * 700_000},
+        {"enforced_tokens": {"tokens": [{"token": "no id"}] * 200_000}},
+        {"enforced_tokens": {"tokens": [{"token": "9"}] * CONTEXT}},
+        {"enforced_tokens": {"tokens": [{"token": "x" * 200_000}]}},
     ],
-    ids=str,
+    ids=lambda asked: str(asked)[:40],
 )
-def test_what_clients_ask_for_passes(asked: dict[str, Any]) -> None:
-    assert refused(**asked) is None
+def test_known_tokens_beyond_the_context_judge_nobody(asked: dict[str, Any]) -> None:
+    found = refused(**CHAT, **asked)
+    assert found is not None
+    assert found.field is None
+
+
+@pytest.mark.parametrize("wrong", [True, 5, "x", [], [{}]], ids=str)
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *((ANSWER, name) for name in ("structured_outputs", "response_format", "logit_bias")),
+        *((ANSWER, name) for name in ("chat_template_kwargs", "stream_options", "vllm_xargs")),
+        (COMPLETE, "structured_outputs"),
+        *((RESPOND, name) for name in ("structured_outputs", "text", "reasoning", "metadata")),
+        *((MESSAGES, name) for name in ("output_config", "thinking", "metadata")),
+    ],
+)
+def test_what_is_no_object_where_one_is_due_is_refused(path: str, name: str, wrong: Any) -> None:
+    found = refused(path, **{name: wrong})
+    assert found is not None
+    assert (found.field, found.message) == (name, f"{name} must be an object.")
 
 
 @pytest.mark.parametrize(
-    ("asked", "field"),
+    ("path", "asked"),
     [
-        (CHAT | {"n": 10_000, "max_tokens": 64}, "n"),
-        (CHAT | {"n": "10000"}, "n"),
-        (CHAT | {"n": 1e4}, "n"),
-        (CHAT | {"n": 129, "max_tokens": 1}, "n"),
-        ({"prompt": "x", "best_of": 10_000}, "best_of"),
-        ({"prompt": ["x"] * 2000}, "prompt"),
-        ({"prompt": [[1]] * 100, "n": 2}, "n"),
-        ({"messages": [CHAT["messages"]] * 200}, "messages"),
-        (CHAT | {"n": 17}, "max_tokens"),
-        (CHAT | {"n": 128, "max_completion_tokens": 513}, "max_completion_tokens"),
-        ({"prompt": ["x"] * 100, "max_tokens": None}, "max_tokens"),
+        (ANSWER, {"messages": None}),
+        (ANSWER, {"messages": 5}),
+        (ANSWER, {"messages": "x"}),
+        (ANSWER, {"messages": [{"role": "assistant", "tool_calls": 5}]}),
+        (ANSWER, {"messages": [{"role": "assistant", "tool_calls": [5]}]}),
+        (ANSWER, {"tools": 5}),
+        (ANSWER, {"tools": [5]}),
+        (ANSWER, {"tools": [{"type": "function", "function": 5}]}),
+        (ANSWER, {"tool_choice": 5}),
+        (ANSWER, {"tool_choice": {"type": "function", "function": "f"}}),
+        (ANSWER, {"response_format": {"type": "json_schema", "json_schema": 5}}),
+        (RESPOND, {"tools": True}),
+        (MESSAGES, {"tools": {"a": 1}}),
+        (TOKENIZE, {"messages": 5}),
     ],
-    ids=str,
+    ids=lambda one: str(one)[:50],
 )
-def test_what_would_fill_an_engine_is_refused_by_its_field(
-    asked: dict[str, Any], field: str
-) -> None:
-    found = refused(**asked)
+def test_lists_and_what_is_in_them_are_looked_at_too(path: str, asked: dict[str, Any]) -> None:
+    found = refused(path, **asked)
     assert found is not None
-    assert found.field == field
+    assert [found.field] == [*asked]
+    assert "must be" in found.message
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"no JSON", b'{"n":"many"}', b'{"n":{}}'])
-def test_what_vllm_refuses_is_left_to_it(body: bytes) -> None:
-    assert excess(body, [ENGINE]) is None
+@pytest.mark.parametrize("asked", [{}, {"n": "many"}, {"n": {}}, {"max_tokens": True}], ids=str)
+def test_what_vllm_refuses_is_left_to_it(asked: dict[str, Any]) -> None:
+    assert refused(**asked) is None
 
 
-def test_a_name_written_with_escapes_is_the_same_name() -> None:
-    assert excess(rb'{"\u006e": 10000}', [ENGINE]) is not None
-
-
-def test_an_engine_that_is_not_known_sets_no_bound() -> None:
-    assert excess(b'{"n":10000}', []) is None
+def test_an_engine_that_is_not_known_sets_no_bound_of_its_own() -> None:
+    assert excess(ANSWER, {"n": 10_000} | user("x" * BYTES * 2), []) is None
+    assert excess(ANSWER, {"structured_outputs": True}, []) is not None
 
 
 def schema(n: int, depth: int) -> dict[str, Any]:
@@ -116,7 +304,7 @@ def test_grammars_that_clients_send_pass(asked: dict[str, Any]) -> None:
         {"response_format": in_schema(schema(20_000, 4))},
         {"response_format": in_schema(schema(1, 80))},
         {"tools": [tool(schema(200, 8))] * 128},
-        {"text": {"format": in_schema(schema(20_000, 4))}},
+        {"output_config": {"format": in_schema(schema(20_000, 4))}},
     ],
     ids=lambda asked: str(asked)[:40],
 )

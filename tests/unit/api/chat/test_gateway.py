@@ -1,6 +1,7 @@
 """The OpenAI gateway over real sockets, before workers that answer, refuse or die."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import re
@@ -24,6 +25,7 @@ from api.proofs.dispatch import Dispatcher
 from api.seen.times import ChatTimes
 from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER
+from poc_core.serving.deployments import Deployment
 from poc_core.serving.openai_paths import USUAL
 from poc_core.settings import Settings
 from poc_core.state import registry
@@ -149,6 +151,8 @@ class TestOtherPaths:
             ("POST", "/v2/../sleep"),
             ("POST", "/cohere/sleep"),
             ("POST", "/collective_rpc"),
+            ("POST", "/v1/systemone"),
+            ("POST", "/v1/completions/derender"),
             ("GET", "/v1/score"),
             ("POST", "/v1/load_lora_adapter"),
             ("POST", "/v1/../sleep"),
@@ -181,6 +185,19 @@ class TestOtherPaths:
         assert api.post(AUDIO, files={"file": sound}).status_code == 400
         broken = {"Content-Type": "multipart/form-data"}
         assert api.post(AUDIO, content=b"--", headers=broken).status_code == 400
+
+    def test_that_nothing_bounds_are_404_though_a_worker_of_an_earlier_release_tells_them(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        worker = start("w1", answers)
+        told = ("POST /generative_scoring", "POST /v1/new", "POST /v1/score")
+        services.workers.heartbeat(replace(worker.record, chat_paths=told))
+        for path in ("/generative_scoring", "/v1/new"):
+            answer = api.post(path, json=body(items=["x"] * 1000))
+            assert answer.status_code == 404
+            assert "POST /v1/score" in answer.json()["error"]["message"]
+        assert api.post("/v1/score", json=body()).status_code == 200
+        assert len(worker.received) == 1
 
     def test_without_any_worker_are_503(self, api: httpx.Client) -> None:
         assert api.post("/v1/score", json=body()).status_code == 503
@@ -346,6 +363,9 @@ class TestStreams:
         )
 
 
+MODEL_PATHS = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/score")
+
+
 class TestChoice:
     def test_goes_to_the_worker_of_the_model(self, api: httpx.Client, start: Start) -> None:
         start("w1", hangs_up, model="other")
@@ -428,21 +448,87 @@ class TestChoice:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert answer.json()["error"]["code"] == 503
 
-    def test_no_worker_at_all_is_503(self, api: httpx.Client) -> None:
-        answer = api.post(CHAT, json=body(None))
+    @pytest.mark.parametrize("path", MODEL_PATHS)
+    @pytest.mark.parametrize("model", [None, MODEL])
+    def test_no_worker_at_all_is_503(self, api: httpx.Client, path: str, model: str | None) -> None:
+        answer = api.post(path, json=body(model))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+    @pytest.mark.parametrize("path", MODEL_PATHS)
+    def test_any_name_is_503_while_a_model_loads(
+        self, api: httpx.Client, start: Start, services: Services, path: str
+    ) -> None:
+        """It may be the one that loads, by a name that is not known yet."""
+        start("w1", answers)
+        assert api.post(path, json=body("nope")).status_code == 404
+        services.workers.heartbeat(worker_record("w2", "another", state="starting"))
+        answer = api.post(path, json=body("nope"))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+    def test_so_it_is_while_its_deployment_starts(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        start("w1", answers)
+        services.deployments.deploy_first(Deployment(model="another"), "host")
+        assert api.post(CHAT, json=body("another")).status_code == 503
+
+    @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed"])
+    def test_a_model_without_embeddings_says_so(
+        self, api: httpx.Client, start: Start, services: Services, path: str
+    ) -> None:
+        worker = start("w1", answers)
+        services.workers.heartbeat(replace(worker.record, chat_paths=("POST /v1/completions",)))
+        answer = api.post(path, json=body())
+        assert answer.status_code == 404
+        assert "`tiny-qwen3` makes no embeddings" in answer.json()["error"]["message"]
+        assert worker.received == []
 
 
 class TestBadBodies:
-    @pytest.mark.parametrize("sent", [b"{", b"[]", b'"text"', b'{"model": 5}', b"\xff\xfe", b"a=b"])
-    def test_not_a_json_object_with_a_model_is_400(
-        self, api: httpx.Client, start: Start, sent: bytes
+    @pytest.mark.parametrize(
+        ("sent", "why"),
+        [
+            (b"{", "no JSON: EOF while parsing an object at line 1 column 1"),
+            (b'{"model": "x",\n "messages": [}', "no JSON: expected value at line 2 column 15"),
+            (b"a=b", "no JSON: expected value at line 1 column 1"),
+            (b'{"messages": [{"content": "\\ud83d"}]}', "column 34, which is half of a surrogate"),
+            (b'{"x": "\\udc00"}', "surrogate in hex escape at line 1 column"),
+            (b'{"model": "\xff\xfe"}', "not UTF-8: byte 0xff at position 11"),
+            ('{"model": "x"}'.encode("utf-16"), "not UTF-8: byte 0xff at position 0"),
+            ('{"model": "\ud800"}'.encode("utf-8", "surrogatepass"), "byte 0xed at position 11"),
+            (
+                gzip.compress(b"{}", mtime=0),
+                "The body is gzip; say so with the header Content-Encoding: gzip.",
+            ),
+            (b"[]", "must be a JSON object"),
+            (b'"text"', "must be a JSON object"),
+            (b'{"model": 5}', "`model` must be a string"),
+            (b'{"messages": null}', "messages must be a list"),
+            (b"[" * 100_000, "recursion limit exceeded at line 1 column"),
+        ],
+    )
+    def test_what_cannot_be_read_is_400_that_says_why(
+        self, api: httpx.Client, start: Start, sent: bytes, why: str
     ) -> None:
         worker = start("w1", answers)
         answer = api.post(CHAT, content=sent, headers=JSON)
         assert answer.status_code == 400
-        assert answer.json()["error"]["type"] == "invalid_request_error"
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert why in error["message"]
         assert worker.received == []
+
+    @pytest.mark.parametrize("encoding", ["gzip", "GZIP"])
+    def test_compressed_body_reaches_the_worker_as_it_was_before(
+        self, api: httpx.Client, start: Start, encoding: str
+    ) -> None:
+        worker = start("w1", answers)
+        sent = json.dumps(body()).encode()
+        headers = JSON | {"Content-Encoding": encoding}
+        assert api.post(CHAT, content=gzip.compress(sent), headers=headers).status_code == 200
+        (received,) = worker.received
+        assert received.body == sent
+        assert received.values("content-encoding") == []
 
     def test_more_answers_than_one_request_may_have_reach_no_worker(
         self, api: httpx.Client, start: Start
@@ -454,11 +540,40 @@ class TestBadBodies:
         assert answer.json()["error"]["param"] in ("n", "max_tokens")
         assert worker.received == []
 
+    @pytest.mark.parametrize(
+        "more",
+        [{"structured_outputs": True}, {"tools": [5]}, {"messages": "x"}, {"messages": None}],
+        ids=str,
+    )
+    def test_what_vllm_would_break_on_is_400_by_its_field(
+        self, api: httpx.Client, start: Start, more: dict[str, Any]
+    ) -> None:
+        worker = start("w1", answers)
+        answer = api.post(CHAT, json=body() | more)
+        assert answer.status_code == 400
+        assert [answer.json()["error"]["param"]] == [*more]
+        assert worker.received == []
+
+    @pytest.mark.parametrize(
+        ("path", "sent"),
+        [
+            ("/tokenize", {"prompt": "x" * 150_000}),
+            ("/v1/responses", {"input": [{}] * 30_000}),
+            (CHAT, {"chat_template_kwargs": {f"{n}": 1 for n in range(10_000)}}),
+        ],
+    )
+    def test_what_would_hold_a_worker_before_its_engine_reaches_none(
+        self, api: httpx.Client, start: Start, path: str, sent: dict[str, Any]
+    ) -> None:
+        worker = start("w1", answers)
+        assert api.post(path, json=body() | sent).status_code == 400
+        assert worker.received == []
+
     def test_a_body_of_nothing_but_short_items_is_refused_unparsed(
         self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("api.routes.openai._MAX_COMMAS", 1000)
-        monkeypatch.setattr("api.routes.openai.model_in", lambda *_: pytest.fail("parsed"))
+        monkeypatch.setattr("api.routes.openai.MAX_COMMAS", 1000)
+        monkeypatch.setattr("api.routes.openai.fields_of", lambda *_: pytest.fail("parsed"))
         worker = start("w1", answers)
         answer = api.post(CHAT, json=body(items=[1] * 2000))
         assert answer.status_code == 413
@@ -593,6 +708,155 @@ class TestDeaths:
         start("w1", dies)
         with pytest.raises(httpx.RemoteProtocolError):
             api.post(CHAT, json=body())
+
+
+def loses_its_engine(call: Call) -> None:
+    call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1")
+
+
+def begins_and_dies(call: Call) -> None:
+    call.begin_stream()
+
+
+class TestRequestsThatEndEngines:
+    @pytest.mark.parametrize("dies", [hangs_up, loses_its_engine, begins_and_dies])
+    def test_go_to_one_other_worker_and_are_refused_by_every_api_from_then_on(
+        self, api: httpx.Client, start: Start, services: Services, dies: Behaviour
+    ) -> None:
+        workers = [start(f"w{n}", dies) for n in range(3)]
+        assert api.post(CHAT, json=body(stream=True)).status_code == 503
+        for n in range(2):
+            # another API process knows no more than Redis
+            services.gateway.workers = ChatWorkers(services.workers, registry.CHAT_MEMORY_S)
+            answer = api.post(CHAT, json=body(stream=bool(n), user=f"{n}"))
+            assert answer.status_code == 400
+            assert "refused for ten minutes" in answer.json()["error"]["message"]
+        assert sorted(len(worker.received) for worker in workers) == [0, 1, 1]
+        told = [one for one in services.events.read() if one.kind == "refused"]
+        (event,) = [one for one in told if "engines of 2 workers" in one.text]
+        assert CHAT in event.text
+        assert "proofline_chat_deadly_requests_total 1.0" in api.get("/metrics").text
+        workers[0].behaviour = workers[1].behaviour = workers[2].behaviour = answers
+        assert api.post(CHAT, json=body(max_tokens=5)).content == ANSWER
+
+    def test_are_known_again_where_the_only_worker_was_replaced(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        for n in range(2):
+            start(f"w{n}", hangs_up)
+            assert api.post(CHAT, json=body()).status_code == 503
+            services.workers.remove(f"w{n}")
+        worker = start("w2", answers)
+        assert api.post(CHAT, json=body()).status_code == 400
+        assert worker.received == []
+
+    def test_are_known_by_streams_that_broke_off_too(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=0)
+
+        def dies_in_the_stream(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(EVENTS[0])
+
+        for n in range(2):
+            start(f"w{n}", dies_in_the_stream)
+            assert b"was lost" in api.post(CHAT, json=body(stream=True)).content
+            services.workers.remove(f"w{n}")
+        start("w2", streams)
+        assert api.post(CHAT, json=body(stream=True)).status_code == 400
+
+    def test_are_not_those_that_were_never_in_an_engine(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        def was_lost_before(call: Call) -> None:
+            call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 0")
+
+        for n in range(3):
+            start(f"a{n}", answers).die()
+            start(f"b{n}", was_lost_before)
+        start("w", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+        assert not services.redis.keys("poc:chat:*")
+
+    def test_that_another_engine_answered_are_forgotten(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        first = start("w1", hangs_up, chat_active=0)
+        start("w2", answers, chat_active=1)
+        assert api.post(CHAT, json=body()).content == ANSWER
+        wait_until(lambda: not services.redis.keys("poc:chat:*"))
+        assert len(first.received) == 1
+
+    def test_leave_others_that_were_there_to_a_further_worker(
+        self,
+        api: httpx.Client,
+        start: Start,
+        services: Services,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 0.05)
+        honest, poison = body(max_tokens=1), body(max_tokens=2)
+
+        def engine(n_honest: int) -> Behaviour:
+            """Ends by the poison, when it has so many others."""
+            seen: list[bytes] = []
+            ended = threading.Event()
+
+            def dies(call: Call) -> None:
+                seen.append(call.received.body)
+                if any(b'"max_tokens":2' in one for one in seen) and len(seen) > n_honest:
+                    ended.set()
+                assert ended.wait(60)
+                loses_its_engine(call)
+
+            return dies
+
+        first = start("w1", engine(2), chat_active=0)
+        second = start("w2", engine(0), chat_active=10)
+        start("w3", answers, chat_active=20)
+        found: dict[str, int] = {}
+
+        def ask(name: str, sent: dict[str, Any]) -> None:
+            found[name] = api.post(CHAT, json=sent).status_code
+
+        threads = [
+            threading.Thread(target=ask, args=one)
+            for one in (("a", honest), ("b", body(max_tokens=3)), ("poison", poison))
+        ]
+        monkeypatch.setattr(
+            services.gateway,
+            "by_prefix",
+            lambda workers, _: sorted(workers, key=lambda one: one.id),
+        )
+        for n, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(lambda: len(first.received) == n)  # noqa: B023
+        for thread in threads:
+            thread.join(60)
+        assert found == {"a": 200, "b": 200, "poison": 503}
+        assert second.received
+        assert [api.post(CHAT, json=one).status_code for one in (honest, poison)] == [200, 400]
+
+
+class TestIdleConnections:
+    @pytest.mark.parametrize("n_workers", [1, 2])
+    def test_that_the_worker_has_closed_cost_it_no_request(
+        self, api: httpx.Client, start: Start, services: Services, n_workers: int
+    ) -> None:
+        def answers_and_closes_late(call: Call) -> None:
+            """Closes the connection when the next request is already on it."""
+            call.answer(ANSWER)
+            call.connection.recv(65536)
+
+        worker = start("w1", answers_and_closes_late)
+        others = [start("w2", answers, chat_active=5)] if n_workers == 2 else []
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        for _ in range(4):
+            assert api.post(CHAT, json=body()).content == ANSWER
+        assert len(worker.received) == 4
+        assert all(other.received == [] for other in others)
+        assert not services.redis.keys("poc:chat:*")
 
 
 class TestTimes:

@@ -1,6 +1,7 @@
 """Slow, silent and greedy clients on a real server, and what comes behind a body."""
 
 import asyncio
+import json
 import resource
 import socket
 import threading
@@ -185,6 +186,25 @@ def test_half_a_body_is_cut_off_and_said_why(hasty: Connect) -> None:
     assert status(answer) == 408
     assert b"not whole within 1 s" in answer
     assert time.monotonic() - began > 0.9
+
+
+CHAT = b"POST /v3.0.16/v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted"),
+    [
+        (CHAT, 408),
+        (CHAT + b"Content-Length: 10\r\n\r\nhalf", 408),
+        (CHAT + b"x: " + b"x" * (HEADER_BYTES + 1), 431),
+        (CHAT + b"x: y\r\n" * (MOST_HEADERS + 1) + b"\r\n", 400),
+    ],
+)
+def test_refusals_on_a_models_paths_are_openais(hasty: Connect, sent: bytes, wanted: int) -> None:
+    answer = rest(hasty(sent))
+    assert status(answer) == wanted
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["code"], bool(error["message"])) == (wanted, True)
 
 
 def test_an_answer_that_nobody_takes_is_given_up(

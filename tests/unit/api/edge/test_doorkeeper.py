@@ -96,6 +96,21 @@ def test_a_key_opens_what_its_role_is_for(
     assert {answer.status_code for path, answer in answers.items() if path not in allowed} == {403}
 
 
+@pytest.mark.parametrize("name", ["x-api-key", "api-key"])
+def test_a_key_may_come_as_anthropics_and_azures_clients_send_it(
+    opened: Opened, keys: KeyFile, name: str
+) -> None:
+    key, other = keys.add("a", [Role.CHAT]), keys.add("b", [Role.CHAT])
+    client = opened()
+
+    def status(headers: dict[str, str]) -> int:
+        return client.post(CHAT, json={"model": "x"}, headers=headers).status_code
+
+    assert status({name: key}) == status({name: key} | bearer(key)) == 503
+    assert status({name: "wrong"}) == status({name: other} | bearer(key)) == 401
+    assert status({name: key, "Authorization": "Basic YTpi"}) == 401
+
+
 def test_a_revoked_key_opens_nothing_from_the_next_request_on(
     opened: Opened, keys: KeyFile
 ) -> None:

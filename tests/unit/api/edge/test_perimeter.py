@@ -160,8 +160,19 @@ class TestBody:
                 typed = client.post(prefix + path, json={})
                 assert (untyped.status_code, untyped.text) == (typed.status_code, typed.text)
 
-    def test_only_where_the_network_node_does(self, client: TestClient) -> None:
-        assert client.post("/v1/completions", content=b"{}").status_code == 415
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/score"])
+    @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", None])
+    def test_a_models_clients_get_400_as_from_vllm(
+        self, client: TestClient, path: str, kind: str | None
+    ) -> None:
+        """The network forwards its users' own types."""
+        headers = {} if kind is None else {"Content-Type": kind}
+        answer = client.post(path, content=b"{}", headers=headers)
+        assert answer.status_code == 400
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]
+        assert (
+            client.post(path, content=b"{}", headers=headers | {"Origin": PAGE}).status_code == 403
+        )
 
     def test_a_body_in_chunks_is_one(self, client: TestClient) -> None:
         chunked = client.post(GENERATE, content=iter([b"{}"]), headers={"Content-Type": "a/b"})

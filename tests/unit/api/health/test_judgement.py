@@ -74,11 +74,31 @@ def two_of(*states: State, **changes: Any) -> Overview:
     return seen(*(start_of(i, state) for i, state in enumerate(states)), hosts=hosts, **changes)
 
 
+def test_a_redis_that_was_emptied_lately_is_told_for_ten_minutes() -> None:
+    def at(restored_at: float) -> tuple[str, list[str]]:
+        record = replace(ASKED, restored_at=restored_at)
+        return said(health_of(two_of("ready", "ready", record=record)))
+
+    level, (text,) = at(NOW - 61)
+    assert level == "degraded"
+    assert text.startswith("Redis lost its records 1 min ago, jobs and rounds among them")
+    assert at(NOW - 600) == ("ok", [])
+
+
 def test_a_node_whose_workers_are_ready_is_ok_since_the_last_of_them_is() -> None:
     hosts = (report(place(0), place(1, since=700.0)),)
     health = health_of(seen(start_of(0), start_of(1), hosts=hosts))
     assert said(health) == ("ok", [])
     assert (health.since, health.n_ready, len(health.seats)) == (700.0, 2, 2)
+
+
+def test_a_chat_port_that_does_not_answer_degrades() -> None:
+    mute = replace(start_of(0), stats={"chat_mute_since": NOW - 12})
+    health = health_of(seen(mute, start_of(1), hosts=(report(place(0), place(1)),)))
+    reason = "the chat port of h1/gpu0 has not answered for 12 s: chat fails there"
+    assert said(health) == ("degraded", [reason])
+    lately = replace(mute, stats={"chat_mute_since": NOW - 1})
+    assert said(health_of(seen(lately, hosts=(report(place(0)),)))) == ("ok", [])
 
 
 def test_redis_away_is_down_since_it_was_noticed() -> None:

@@ -12,7 +12,7 @@ from api.node_metrics.engine_samples import Series, Shape, samples_of, shown_nam
 from api.node_metrics.exposition import labels, line, number, text
 from tests.vllm_metrics import metrics_text
 
-GPUS = "mlnode_gpu_pcie_replays_total"
+GPUS = "mlnode_gpu_pcie_replay_total"
 
 
 def test_labels_are_escaped_as_the_format_wants_it() -> None:
@@ -38,7 +38,7 @@ def test_families_at_the_end_are_left_out_and_named_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(exposition, "MOST_SERIES", 3)
-    first = "mlnode_memory_used_bytes"
+    first = "mlnode_host_memory_used_bytes"
     with caplog.at_level(logging.WARNING):
         told = text(
             {
@@ -53,7 +53,7 @@ def test_families_at_the_end_are_left_out_and_named_in_the_log(
 
 def test_no_answer_is_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "MOST_BYTES", 200)
-    first = "mlnode_memory_used_bytes"
+    first = "mlnode_host_memory_used_bytes"
     told = text({GPUS: [line(GPUS, f'x="{"y" * 200}"', "1")], first: [line(first, "", "1")]})
     assert len(told.encode()) <= 200
     assert first in told

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from api.models import deployments
+from api.version import VERSION
 from poc_core.records import RoundState
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
@@ -160,13 +161,17 @@ def test_a_record_that_nobody_can_read_is_told_and_stop_mends_it(
     assert up_status(client)["status"] == "starting"
 
 
+@pytest.mark.parametrize(
+    ("said", "is_called"), [("float32", "float32"), ("float16", "float16"), ("half", "float16")]
+)
 def test_a_number_format_is_taken_from_the_body_or_the_arguments(
-    client: TestClient, host: Host
+    client: TestClient, host: Host, said: str, is_called: str
 ) -> None:
-    client.post("/api/v1/inference/up/async", json=UP | {"dtype": "float32"})
+    answer = client.post("/api/v1/inference/up/async", json=UP | {"dtype": said})
+    assert answer.status_code == 200
     status = host.store.status()
     assert status.wanted is not None
-    assert status.wanted.dtype == "float32"
+    assert status.wanted.dtype == is_called
 
 
 @pytest.mark.parametrize("path", ["up", "up/async"])
@@ -267,7 +272,8 @@ def test_up_without_a_host_is_503(client: TestClient, path: str) -> None:
         ({"model": "acme/\x1b[31mred"}, "characters that cannot be printed"),
         ({"additional_args": ["x" * 9000]}, "at most 8192 characters"),
         ({"additional_args": "--seed 1"}, "valid list"),
-        ({"dtype": "int4"}, "Input should be 'auto', 'float32' or 'bfloat16'"),
+        ({"dtype": "int4"}, "Input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ({"dtype": ["float16"]}, "Input should be"),
         ({"model": "--trust-remote-code"}, "match pattern"),
         ({"model": ""}, "at least 1 character"),
     ],
@@ -330,6 +336,52 @@ def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
     assert up_status(client)["status"] == "idle"
 
 
+def test_stop_of_a_load_answers_at_once_and_the_very_same_up_goes_on(
+    client: TestClient, host: Host, aside: Callable[..., Future[httpx.Response]]
+) -> None:
+    first = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 1)
+    host.says(HostState.STARTING)
+    host.says(HostState.KEEPING, generation=2)
+    assert client.post("/api/v1/stop").status_code == 200
+    assert first.result(60).status_code == 500
+    assert (up_status(client)["startup_status"], state(client)[0]) == ("cancelled", "STOPPED")
+    assert up_status(client)["hosts"][0]["state"] == "keeping"
+    again = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 3)
+    record = host.store.read()
+    assert record is not None
+    assert (record.engines, up_status(client)["startup_status"]) == (1, "in_progress")
+    host.says(HostState.SERVING)
+    assert again.result(60).status_code == 200
+
+
+def test_down_keeps_no_load(client: TestClient, host: Host) -> None:
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.IDLE, generation=2)
+    assert client.post("/api/v1/inference/down").status_code == 200
+    assert up_status(client)["startup_status"] == "cancelled"
+    client.post("/api/v1/inference/up/async", json=UP)
+    record = host.store.read()
+    assert record is not None
+    assert record.engines == record.generation
+
+
+def test_the_deployment_is_told_in_mlnodes_words_too(client: TestClient, host: Host) -> None:
+    assert up_status(client)["startup_status"] == "not_started"
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.STARTING)
+    seen = [up_status(client)["startup_status"]]
+    host.says(HostState.SERVING)
+    seen.append(up_status(client)["startup_status"])
+    host.store.withdraw()
+    seen.append(up_status(client)["startup_status"])
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.FAILED, error="no GPU")
+    seen.append(up_status(client)["startup_status"])
+    assert seen == ["in_progress", "completed", "not_started", "failed"]
+
+
 def test_stop_says_where_engines_do_not_end(
     client: TestClient, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +409,9 @@ def test_the_state_is_inference_also_during_a_round(
     host.says(HostState.SERVING)
     client.post("/api/v1/inference/pow/init/generate", json=round_body())
     answer = client.get("/api/v1/state").json()
-    assert answer["version"]
+    # From 3.0.14 on the network node expects a stream for callbacks, which there is none here.
+    assert answer["version"] == VERSION
+    assert not VERSION.startswith("3.")
     assert (answer["state"], answer["poc_status"]) == ("INFERENCE", "GENERATING")
     assert answer["poc_validation_inference"] is True
 

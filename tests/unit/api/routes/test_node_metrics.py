@@ -18,8 +18,9 @@ from api.node_metrics.exposition import MOST_BYTES, MOST_SERIES
 from api.node_metrics.families import ALL, ENGINE
 from api.proofs.dispatch import Dispatcher
 from api.services import Services
+from api.version import VERSION
 from poc_core.errors import SettingsError
-from poc_core.machine_figures import GpuFigures, MachineFigures
+from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
@@ -155,6 +156,16 @@ def test_every_engine_says_from_when_its_data_is(client: TestClient, start: Star
     assert at["vllm", "1"] == 1234.5  # its server answers, and the engine behind it hangs
 
 
+def test_an_engine_that_hangs_is_shown_as_it_was_last(
+    client: TestClient, start: Start, workers: WorkerRegistry
+) -> None:
+    record = start(stats={"engine_still_since": 1234.5})
+    workers.heartbeat(replace(record, state="hung"))
+    found = families(client)
+    assert found["vllm:num_requests_running"].samples[0].labels["replica"] == "0"
+    assert found["mlnode_source_scrape_timestamp_seconds"].samples[0].value == 1234.5
+
+
 def test_a_worker_that_does_not_know_the_path_is_left_out(
     client: TestClient, start: Start, workers: WorkerRegistry
 ) -> None:
@@ -203,7 +214,10 @@ class TestLabels:
         self, client: TestClient, start: Start, store: DeploymentStore
     ) -> None:
         gpu = GpuFigures(
-            uuid="GPU-1", model="NVIDIA H200", sensors={"power_watts": 312.5}, xid_events={79: 1}
+            uuid="GPU-1",
+            model="NVIDIA H200",
+            sensors={"power_draw_watts": 312.5},
+            xid_events={79: 1},
         )
         tell(store, machine(HOSTS_NAME, gpu, memory_used_bytes=5.0))
         record = start(model="/data/models/secret")
@@ -215,7 +229,7 @@ class TestLabels:
             assert str(record.port) not in value
             assert not re.search(r"\d+\.\d+\.\d+\.\d+|^[/.~]|\\|:", value), (name, label, value)
             assert "/" not in value or (label, value) == ("model_name", "org/name")
-        assert "mlnode_gpu_power_watts" in names
+        assert "mlnode_gpu_power_draw_watts" in names
         assert {value for _, label, value in labels_of(client) if label == "model_name"} == {
             "secret",
             "org/name",
@@ -229,29 +243,27 @@ class TestMachines:
         first = GpuFigures(
             uuid="GPU-1",
             model="NVIDIA H200",
-            sensors={"temperature_celsius": 61, "power_watts": 312.5},
+            sensors={"temp_core_celsius": 61, "power_draw_watts": 312.5},
         )
-        second = GpuFigures(uuid="GPU-2", model="NVIDIA H200", sensors={"temperature_celsius": 58})
+        second = GpuFigures(uuid="GPU-2", model="NVIDIA H200", sensors={"temp_core_celsius": 58})
         tell(
             store,
-            machine(
-                HOSTS_NAME, first, second, cpu_busy_seconds_total=12.25, memory_limit_bytes=2.0**40
-            ),
+            machine(HOSTS_NAME, first, second, memory_limit_bytes=2.0**40),
         )
         found = families(client)
         temperatures = [
             (sample.labels, sample.value)
-            for sample in found["mlnode_gpu_temperature_celsius"].samples
+            for sample in found["mlnode_gpu_temp_core_celsius"].samples
         ]
         assert temperatures == [
             ({"gpu_index": "0", "gpu_model": "NVIDIA H200"}, 61),
             ({"gpu_index": "1", "gpu_model": "NVIDIA H200"}, 58),
         ]
-        (power,) = found["mlnode_gpu_power_watts"].samples
+        (power,) = found["mlnode_gpu_power_draw_watts"].samples
         assert (power.labels["gpu_index"], power.value) == ("0", 312.5)
-        assert found["mlnode_cpu_busy_seconds"].samples[0].labels == {}
-        assert found["mlnode_memory_limit_bytes"].samples[0].value == 2**40
-        assert "mlnode_memory_used_bytes" not in found
+        assert found["mlnode_host_memory_limit_bytes"].samples[0].labels == {}
+        assert found["mlnode_host_memory_limit_bytes"].samples[0].value == 2**40
+        assert "mlnode_host_memory_used_bytes" not in found
         assert "mlnode_gpu_xid_events" not in found
         read_at = {
             one.labels["source"]: one.value
@@ -278,7 +290,7 @@ class TestMachines:
         self, client: TestClient, store: DeploymentStore
     ) -> None:
         def gpu(uuid: str) -> GpuFigures:
-            return GpuFigures(uuid=uuid, model="X", sensors={"power_watts": 1})
+            return GpuFigures(uuid=uuid, model="X", sensors={"power_draw_watts": 1})
 
         tell(
             store,
@@ -286,13 +298,77 @@ class TestMachines:
             machine("a", gpu("1"), memory_used_bytes=1),
         )
         found = families(client)
-        assert [one.labels["gpu_index"] for one in found["mlnode_gpu_power_watts"].samples] == [
+        assert [
+            one.labels["gpu_index"] for one in found["mlnode_gpu_power_draw_watts"].samples
+        ] == [
             "0",
             "1",
             "2",
         ]
-        memory = [(one.labels, one.value) for one in found["mlnode_memory_used_bytes"].samples]
+        memory = [(one.labels, one.value) for one in found["mlnode_host_memory_used_bytes"].samples]
         assert memory == [({"host_index": "0"}, 1), ({"host_index": "1"}, 2)]
+
+
+def test_the_names_are_those_that_the_network_allows() -> None:
+    """Its dashboards and alerts are made of these; others are dropped on the way."""
+    gpu = """temp_core_celsius temp_hbm_celsius power_draw_watts power_limit_watts sm_clock_hertz
+        sm_clock_max_hertz clocks_event_reasons memory_used_bytes memory_free_bytes ecc_dbe_total
+        pcie_replay_total xid_events_total"""
+    host = "cpu_busy_ratio cpu_steal_ratio memory_used_bytes memory_limit_bytes hf_cache_free_bytes"
+    ours = {
+        *(f"mlnode_gpu_{name}" for name in gpu.split()),
+        *(f"mlnode_host_{name}" for name in host.split()),
+        "mlnode_version_info",
+        "mlnode_config_info",
+        "mlnode_source_scrape_timestamp_seconds",
+        "gonka_metrics_schema_info",
+    }
+    kinds = {family.name: family.kind for family in ALL if family not in ENGINE}
+    assert kinds.keys() == ours
+    counters = {name for name, kind in kinds.items() if kind == "counter"}
+    assert counters == {name for name in ours if name.endswith("_total")}
+
+
+class TestCpuShares:
+    @staticmethod
+    def tell(store: DeploymentStore, busy: float, steal: float, whole: float) -> None:
+        cpu = CpuTimes(busy=busy, steal=steal, all=whole)
+        tell(store, machine("a").model_copy(update={"cpu": cpu}))
+
+    @pytest.fixture
+    def shares(
+        self, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[], list[float]]:
+        page = client.app.state.services.node_metrics  # type: ignore[attr-defined]
+        monkeypatch.setattr(page, "_fresh_s", -1.0)
+
+        def read() -> list[float]:
+            found = families(client)
+            names = ("mlnode_host_cpu_busy_ratio", "mlnode_host_cpu_steal_ratio")
+            return [found[name].samples[0].value for name in names if name in found]
+
+        return read
+
+    def test_they_are_of_the_time_between_two_scrapes(
+        self, store: DeploymentStore, shares: Callable[[], list[float]]
+    ) -> None:
+        self.tell(store, 1000, 10, 2000)
+        assert shares() == []
+        self.tell(store, 1060, 14, 2100)
+        assert shares() == [0.6, 0.04]
+        assert shares() == [0.6, 0.04]  # the host has not reported since
+        self.tell(store, 1060, 14, 2200)
+        assert shares() == [0, 0]
+
+    def test_a_host_that_was_booted_again_has_none(
+        self, store: DeploymentStore, shares: Callable[[], list[float]]
+    ) -> None:
+        self.tell(store, 1000, 10, 2000)
+        shares()
+        self.tell(store, 5, 0, 10)
+        assert shares() == []
+        self.tell(store, 10, 0, 20)
+        assert shares() == [0.5, 0]
 
 
 def test_the_configuration_is_told_as_far_as_it_is_known(
@@ -313,7 +389,7 @@ def test_the_configuration_is_told_as_far_as_it_is_known(
         "pipeline_parallel_size": "",
     }
     (version,) = found["mlnode_version_info"].samples
-    assert version.labels["vllm_version"] == "0.32.0"
+    assert version.labels == {"version": VERSION}
 
 
 def test_64_engines_are_within_what_the_network_reads(
@@ -349,7 +425,7 @@ def test_64_engines_are_within_what_the_network_reads(
     assert {one.labels["replica"] for one in found["vllm:num_requests_running"].samples} == {
         str(i) for i in range(64)
     }
-    assert len(found["mlnode_gpu_pcie_replays"].samples) == 64
+    assert len(found["mlnode_gpu_pcie_replay"].samples) == 64
     for family in (one for one in ENGINE if one.kind == "histogram"):
         of_engines: dict[str, dict[str, float]] = {}
         for sample in found[family.name].samples:

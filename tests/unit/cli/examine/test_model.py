@@ -28,6 +28,7 @@ KIMI = {
 def write(folder: Path, config: dict[str, Any] | None = None, weights_gb: float = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(QWEN3 if config is None else config))
+    (folder / "tokenizer.json").write_text("{}")
     if weights_gb:
         with (folder / "model.safetensors").open("wb") as file:
             file.truncate(int(weights_gb * GB))  # of holes only
@@ -47,10 +48,7 @@ class TestFiles:
     ) -> None:
         folder = write(tmp_path / "model")
         _, (found,) = model.find(str(folder))
-        assert (found.level, "has a configuration and no weights" in found.says) == (
-            "problem",
-            True,
-        )
+        assert (found.level, found.says) == ("problem", f"{folder} lacks weights.")
         write(folder, weights_gb=0.001)
         _, (found,) = model.find(str(folder))
         assert found.level == "ok"
@@ -61,9 +59,51 @@ class TestFiles:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
         (folder / "model-1-of-2.safetensors").write_bytes(b"x")
         _, (found,) = model.find(str(folder))
-        assert "1 of the files that its index names are missing, such as model-2-of-2" in found.says
+        assert found.says == f"{folder} lacks model-2-of-2.safetensors."
         (folder / "model-2-of-2.safetensors").write_bytes(b"x")
         assert model.find(str(folder))[1][0].level == "ok"
+
+    def test_a_folder_without_a_tokenizer(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "model", weights_gb=0.001)
+        (folder / "tokenizer.json").unlink()
+        _, (found,) = model.find(str(folder))
+        assert (found.level, found.says) == ("problem", f"{folder} lacks a tokenizer.")
+
+    @pytest.mark.parametrize(
+        "name", ["config.json", "model.safetensors.index.json", "tokenizer_config.json"]
+    )
+    def test_a_file_that_is_no_json_is_one_finding(self, tmp_path: Path, name: str) -> None:
+        folder = write(tmp_path / "model", weights_gb=0.001)
+        (folder / name).write_text('{"weight_map": ')
+        there_is, (found,) = model.find(str(folder))
+        assert (found.level, found.says) == ("problem", f"{folder / name} is no JSON.")
+        assert there_is is not None
+        list(model.room(there_is, "auto", [], 1, uses_gpus=False))
+        list(model.family(there_is, True, True))
+
+    def test_each_broken_model_of_the_cache_is_a_finding(self, tmp_path: Path) -> None:
+        for name, text in (("whole", "{}"), ("broken", "{")):
+            folder = write(
+                tmp_path / f"models--acme--{name}" / "snapshots" / "abc", weights_gb=0.001
+            )
+            (folder / "tokenizer_config.json").write_text(text)
+        (tmp_path / "models--acme--file").touch()
+        (tmp_path / "models--acme--gone").symlink_to(tmp_path / "nowhere")
+        write(tmp_path / "models--acme--half" / "snapshots" / "abc")
+        found = [(one.level, one.says) for one in model.in_cache(ModelCache(tmp_path))]
+        at = tmp_path / "models--acme--"
+        assert found == [
+            (
+                "warning",
+                f"acme/broken at abc: {at}broken/snapshots/abc/tokenizer_config.json is no JSON.",
+            ),
+            (
+                "warning",
+                f"acme/file: {at}file/snapshots cannot be read: Not a directory.",
+            ),
+            ("warning", f"acme/gone: {at}gone is a link to nothing."),
+            ("warning", "acme/half at abc: is here in part."),
+        ]
 
     @pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
     def test_what_is_no_model_is_one_finding(self, name: str) -> None:

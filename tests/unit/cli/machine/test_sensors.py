@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from api.node_metrics.families import GPU, HOST
-from cli.machine.cgroup import working_memory
-from cli.machine.sensors import Sensors, machine_sensors
+from cli.machine.cgroup import Memory, container_memory, working_memory
+from cli.machine.sensors import Sensors, cpu_times, machine_sensors
 from poc_core.machine_figures import GpuFigures
 from tests.harness.samples import Clock
 
@@ -142,27 +142,27 @@ def test_a_gpu_tells_what_it_has_and_nothing_of_what_it_has_not(
         uuid="GPU-0",
         model="NVIDIA H200",
         sensors={
-            "temperature_celsius": 61,
-            "memory_temperature_celsius": 88,
-            "power_watts": 312.5,
+            "temp_core_celsius": 61,
+            "temp_hbm_celsius": 88,
+            "power_draw_watts": 312.5,
             "power_limit_watts": 700,
             "sm_clock_hertz": 1.98e9,
             "sm_clock_max_hertz": 1.985e9,
-            "clock_event_reasons": 4,
+            "clocks_event_reasons": 4,
             "memory_used_bytes": 60,
             "memory_free_bytes": 40,
-            "ecc_double_bit_errors_total": 0,
-            "pcie_replays_total": 3,
+            "ecc_dbe_total": 0,
+            "pcie_replay_total": 3,
         },
     )
-    assert second == GpuFigures(uuid="GPU-1", model="A card", sensors={"temperature_celsius": 61})
+    assert second == GpuFigures(uuid="GPU-1", model="A card", sensors={"temp_core_celsius": 61})
     assert {family.name for family in GPU} == {f"mlnode_gpu_{name}" for name in first.sensors}
 
 
 def test_a_memory_temperature_of_zero_is_none(library: FakeNvml) -> None:
     library.memory_temperature = 0
     with Sensors("here") as sensors:
-        assert "memory_temperature_celsius" not in sensors.read().gpus[0].sensors
+        assert "temp_hbm_celsius" not in sensors.read().gpus[0].sensors
 
 
 def test_a_gpu_that_is_lost_keeps_its_place_and_says_nothing(library: FakeNvml) -> None:
@@ -207,16 +207,22 @@ def test_without_a_driver_there_are_no_gpus_and_nothing_to_wait_for(
 
 
 def test_the_machine_tells_of_cpu_memory_and_disk() -> None:
+    found, cpu = machine_sensors(), cpu_times()
+    assert cpu is not None
+    assert 0 < cpu.busy < cpu.all
+    assert 0 <= cpu.steal < cpu.all
+    names = {f"mlnode_host_{name}" for name in found}
+    assert names <= {family.name for family in HOST}
+    assert found["memory_used_bytes"] > 0
+    assert found["hf_cache_free_bytes"] > 0
+
+
+def test_memory_without_a_limit_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.machine.sensors.container_memory", lambda: Memory(7, 0, None))
+    assert "memory_limit_bytes" not in machine_sensors()
+    monkeypatch.setattr("cli.machine.sensors.container_memory", lambda: Memory(7, 3, 9))
     found = machine_sensors()
-    assert {f"mlnode_{name}" for name in found} == {family.name for family in HOST}
-    assert found["cpu_busy_seconds_total"] > 0
-    assert (
-        0
-        < found["memory_used_bytes"]
-        < found["memory_limit_bytes"]
-        <= psutil.virtual_memory().total
-    )
-    assert found["model_cache_free_bytes"] > 0
+    assert (found["memory_used_bytes"], found["memory_limit_bytes"]) == (7, 9)
 
 
 class TestCgroup:
@@ -239,11 +245,13 @@ class TestCgroup:
             folder, current=str(5 * GIB), max=str(8 * GIB), stat=f"anon 1\ninactive_file {3 * GIB}"
         )
         assert working_memory(tmp_path, own) == (2 * GIB, 8 * GIB)
+        assert container_memory(tmp_path, own) == (5 * GIB, 3 * GIB, 8 * GIB)
 
     def test_a_container_sees_its_own_as_the_root(self, tmp_path: Path, own: Path) -> None:
         own.write_text("0::/somewhere/outside\n")
         self.write(tmp_path, current=str(GIB), max="max", stat="inactive_file 0")
         assert working_memory(tmp_path, own) == (GIB, psutil.virtual_memory().total)
+        assert container_memory(tmp_path, own) == (GIB, 0, None)
 
     def test_version_1_has_other_names(self, tmp_path: Path, own: Path) -> None:
         own.write_text("4:cpu,memory:/job\n0::/\n")
@@ -254,6 +262,7 @@ class TestCgroup:
         }
         self.write(tmp_path / "memory/job", **names)
         assert working_memory(tmp_path, own) == (GIB - 24, psutil.virtual_memory().total)
+        assert container_memory(tmp_path, own) == (GIB, 24, None)
 
     def test_without_any_it_is_the_machines(self, tmp_path: Path, own: Path) -> None:
         used, limit = working_memory(tmp_path, own)

@@ -1,5 +1,6 @@
 """A host follows the deployment in Redis, with fleets that only remember their orders."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from cli.supervise.start_stages import StartStages
 from cli.terminal import UsageError
 from poc_core.errors import ArgumentsError, OptionsError
 from poc_core.serving.deployments import (
+    KEPT_S,
     ChildLog,
     Deployment,
     DeploymentState,
@@ -184,6 +186,80 @@ def test_after_a_withdrawal_nothing_runs(host: Callable[..., Host], store: Deplo
     assert h.follower.waits
 
 
+def stopped_while_it_loads(h: Host, store: DeploymentStore) -> Host:
+    """The host, whose model the network node has stopped after 15 minutes of loading."""
+    asked_for_llama(h, store)
+    store.withdraw(keeps=True)
+    report = h.look()
+    assert (report.state, store.status().state) == (HostState.KEEPING, DeploymentState.IDLE)
+    assert store.status().is_gone
+    return h
+
+
+def test_a_load_that_is_stopped_goes_on_when_the_very_same_is_deployed(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = stopped_while_it_loads(host(), store)
+    for _ in range(2):
+        store.deploy(LLAMA)
+        assert h.look(2).state is HostState.STARTING
+        store.withdraw(keeps=True)
+        assert h.look(2).state is HostState.KEEPING
+    store.deploy(LLAMA)
+    report = h.serve()
+    assert (report.state, report.generation) == (HostState.SERVING, 7)
+    assert store.status().state is DeploymentState.RUNNING
+    assert (len(h.fleets), h.fleet.n_stops) == (1, 0)
+    store.withdraw(keeps=True)  # now it serves
+    assert h.look(2).state is HostState.IDLE
+    assert h.fleet.n_stops == 1
+
+
+def test_what_gets_ready_meanwhile_serves_at_once(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = stopped_while_it_loads(host(), store)
+    assert h.serve().state is HostState.KEEPING
+    store.deploy(LLAMA)
+    assert h.look().state is HostState.SERVING
+    assert (len(h.fleets), h.fleet.n_stops) == (1, 0)
+
+
+@pytest.mark.parametrize("why", ["another", "time", "down", "failed"])
+def test_a_load_that_was_stopped_ends_for_another_model_or_in_time(
+    host: Callable[..., Host], store: DeploymentStore, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    h = stopped_while_it_loads(host(), store)
+    if why == "another":
+        store.deploy(QWEN3)
+    elif why == "time":
+        later = time.monotonic() + KEPT_S + 1
+        monkeypatch.setattr("cli.supervise.follower.time.monotonic", lambda: later)
+    elif why == "down":
+        store.withdraw()
+    else:
+        h.fleet.why = "no such model"
+    report = h.look(3)
+    assert h.fleets[0].n_stops == 1
+    wanted = HostState.STARTING if why == "another" else HostState.IDLE
+    assert report.state is wanted
+    store.withdraw()
+    store.deploy(LLAMA)
+    assert h.look(2).state is HostState.STARTING
+    assert h.fleet.options.name == "tiny-llama"
+    assert len(h.fleets) == (3 if why == "another" else 2)
+
+
+def test_a_load_of_the_commands_own_model_is_not_kept(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = host(OWN)
+    assert h.look().state is HostState.STARTING
+    store.withdraw(keeps=True)
+    assert h.look(2).state is HostState.IDLE
+    assert h.fleet.n_stops == 1
+
+
 def test_a_worker_that_restarts_does_not_take_the_model_back(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
@@ -304,6 +380,105 @@ def test_a_host_survives_every_record(
     store.deploy(LLAMA)
     assert (h.look().state, h.fleet.options.name) == (HostState.STARTING, "tiny-llama")
     assert h.look().left_out == tuple(h.fleet.left_out)
+
+
+# A Redis that was emptied.
+
+
+@pytest.mark.parametrize("options", [SYNTHETIC, OWN], ids=["deployed", "own --model"])
+def test_a_redis_that_lost_everything_gets_the_deployment_back_and_the_model_goes_on(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis, options: EngineOptions
+) -> None:
+    h = host(options)
+    h.look()
+    if options is SYNTHETIC:
+        store.deploy(LLAMA)
+        h.look()
+    h.serve()
+    before = store.read()
+    redis.flushall()
+    assert h.look().state is HostState.SERVING
+    after = store.read()
+    assert after is not None
+    assert after.restored_at is not None
+    assert replace(after, restored_at=None) == before
+    assert (len(h.fleets), h.fleet.n_stops) == (1, 0)
+    assert "Redis lost its records" in h.said[-1]
+    assert any("Redis lost its records" in event.text for event in store.events.read())
+    h.look()
+    assert len(h.said) == len(set(h.said))
+
+
+def test_what_was_withdrawn_stays_so_and_what_failed_too(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    h = asked_for_llama(host(), store)
+    h.fleet.why = "no room"
+    h.look(2)
+    redis.flushall()
+    h.look()
+    record = store.read()
+    assert record is not None
+    assert record.error == "no room"
+    store.withdraw()
+    h.look(2)
+    redis.flushall()
+    assert h.look().state is HostState.IDLE
+    record = store.read()
+    assert record is not None
+    assert (record.generation, record.wanted) == (2, None)
+
+
+def test_what_a_request_says_after_the_loss_counts_more_than_what_hosts_know(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    first, second = asked_for_llama(host(), store), host(name="h2")
+    second.look()
+    redis.flushall()
+    store.withdraw()
+    assert [one.look(2).state for one in (first, second)] == [HostState.IDLE] * 2
+    record = store.read()
+    assert record is not None
+    assert (record.wanted, record.restored_at) == (None, None)
+
+
+def test_of_several_hosts_knowledge_the_newest_counts(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    first, second = asked_for_llama(host(), store), host(name="h2")
+    second.look()
+    store.withdraw()
+    first.look(2)  # the second host has not seen that yet
+    redis.flushall()
+    second.look()
+    assert store.read() != first.follower._known  # noqa: SLF001
+    assert [one.look(2).state for one in (first, second)] == [HostState.IDLE] * 2
+    assert first.look().state is HostState.IDLE
+
+
+def test_a_host_that_starts_on_an_empty_redis_does_not_replace_what_others_run(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    first = asked_for_llama(host(), store)
+    store.withdraw()
+    store.deploy(LLAMA)
+    first.look(2)
+    first.serve()
+    redis.flushall()
+    late = host(OWN, "h2")
+    late.look()
+    assert (first.look().model, len(first.fleets)) == ("tiny-llama", 2)
+    assert late.look(2).model == "tiny-llama"
+
+
+def test_a_host_that_knew_of_no_deployment_restores_none(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    h = host()
+    h.look()
+    redis.flushall()
+    assert h.look().state is HostState.IDLE
+    assert store.read() is None
 
 
 # A --model of its own.

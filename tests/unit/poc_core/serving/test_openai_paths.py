@@ -26,7 +26,8 @@ CLIENTS = [
         "/v2/embed",
         "/v2/rerank",
     ),
-    *("/score", "/rerank", "/pooling", "/classify", "/generative_scoring", "/cohere/v2/chat"),
+    *("/score", "/rerank", "/pooling", "/classify", "/cohere/v2/chat"),
+    *(f"/v1/{path}/render" for path in ("chat/completions", "completions", "responses")),
 ]
 OURS_ALONE = [
     *(
@@ -62,10 +63,12 @@ OURS_ALONE = [
         "/load",
         "/shutdown",
     ),
+    # What computes and is not bounded, and what a release may add.
+    *("/generative_scoring", "/v1/systemone", "/v1/completions/derender", "/v1/score/new"),
 ]
 
 
-def test_what_clients_ask_for_is_passed_on_and_nothing_that_administers() -> None:
+def test_what_clients_ask_for_is_passed_on_and_nothing_else() -> None:
     routes = [("POST", path) for path in (*CLIENTS, *OURS_ALONE, "/tokenize", "/detokenize")]
     found = passed_on([*routes, ("HEAD", "/v1/score"), ("OPTIONS", "/v1/score")])
     assert found == sorted(f"POST {path}" for path in (*CLIENTS, "/tokenize", "/detokenize"))

@@ -5,7 +5,8 @@ import pytest
 from poc_core.errors import ArgumentsError
 from poc_core.serving.deployments import Deployment
 from poc_core.serving.trusted_models import SHIPPED
-from poc_core.serving.vllm_arguments import harmless, read_deployment, without
+from poc_core.serving.vllm_arguments import _known, harmless, read_deployment, without
+from tests.harness.marks import needs_vllm
 from tests.harness.official import Official, official
 
 _SETTLED = "a node settles that by itself"
@@ -113,15 +114,93 @@ def test_values_of_all_shapes_pass(words: list[str]) -> None:
         "--code-revision main",
         "--enable-lora",
         "--lora-modules a=/x",
-        "--trust",
-        "-O3",
+        "--allowed-local",
+        "--chat-temp.x",
         "--no-such-argument 3",
+        "-O3",
+        "-O 3",
+        "-n 2",
+        "---seed 1",
         "--",
+        "-",
     ],
 )
-def test_what_runs_code_opens_ports_or_is_not_known_is_refused(words: str) -> None:
-    with pytest.raises(ArgumentsError, match="not among the arguments that a deployment may bring"):
+def test_what_runs_code_opens_ports_or_is_not_known_is_refused_as_it_was_written(
+    words: str,
+) -> None:
+    with pytest.raises(ArgumentsError) as error:
         read(*words.split())
+    written = words.split()[0]
+    assert str(error.value).startswith(
+        f"{written} is not among the arguments that a deployment may bring here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        ("--max-model 4096", "--max-model-len 4096"),
+        ("--max_model=4096", "--max-model-len 4096"),
+        ("--max_model_len 4096", "--max-model-len 4096"),
+        ("--gpu-mem 0.9", "--gpu-memory-utilization 0.9"),
+        ("--no-enable-prefix", "--no-enable-prefix-caching"),
+        ("--enforce", "--enforce-eager"),
+        ("--compilation {}", "--compilation-config {}"),
+        ("--perf throughput", "--performance-mode throughput"),
+        ("--sse-keep-alive-interval 15", "--sse-keep-alive-interval 15"),
+    ],
+)
+def test_a_name_may_be_written_in_vllms_other_ways(words: str, whole: str) -> None:
+    assert list(read(*words.split()).vllm_args) == whole.split()
+
+
+def test_short_names_of_options_of_the_node_are_taken() -> None:
+    wanted = read("--tensor-par", "4", "-pp=2", "--served", "q", "--pipeline_parallel_size", "3")
+    assert (wanted.tensor_parallel, wanted.pipeline_parallel, wanted.name) == (4, 3, "q")
+
+
+def test_a_beginning_of_several_names_is_asked_for_in_full() -> None:
+    with pytest.raises(ArgumentsError) as error:
+        read("--max-num", "4")
+    assert str(error.value) == (
+        "--max-num may stand for --max-num-batched-tokens or --max-num-partial-prefills or"
+        " --max-num-seqs; write it in full."
+    )
+
+
+@needs_vllm
+def test_a_beginning_stands_for_the_argument_that_vllm_takes_it_for() -> None:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from workers.vllm import compat
+
+    names = {
+        option.removeprefix("--")
+        for action in compat.serve_parser(FlexibleArgumentParser())._actions  # noqa: SLF001
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    assert {"performance-mode", "sse-keep-alive-interval"} <= names
+    beginnings = {name[:length] for name in names for length in range(1, len(name) + 1)}
+    for beginning in beginnings:
+        vllms = {beginning} & names or {name for name in names if name.startswith(beginning)}
+        try:
+            ours = _known(f"--{beginning}")
+        except ArgumentsError:
+            continue
+        # One that it has no more, or a beginning that it does not take: given on in full.
+        assert ours in vllms or ours not in names, beginning
+
+
+def test_a_model_is_served_by_the_first_of_several_names() -> None:
+    wanted = read("--served-model-name", "a", "b", "c", "--seed", "1")
+    assert (wanted.name, wanted.vllm_args) == ("a", ("--seed", "1"))
+    assert wanted.left_out == ("--served-model-name b c: a node serves a model by one name",)
+
+
+@pytest.mark.parametrize(("word", "is_called"), [("float16", "float16"), ("half", "float16")])
+def test_a_number_format_may_have_vllms_other_name(word: str, is_called: str) -> None:
+    assert read("--dtype", word).dtype == is_called
 
 
 @pytest.mark.parametrize(
@@ -136,7 +215,6 @@ def test_what_runs_code_opens_ports_or_is_not_known_is_refused(words: str) -> No
         ("--tensor-parallel-size two", "is a number from 1 to 1024, not 'two'"),
         (f"--tensor-parallel-size {'9' * 5000}", "--tensor-parallel-size cannot have the value"),
         ("--pipeline-parallel-size 1025", "is a number from 1 to 1024, not '1025'"),
-        ("--served-model-name a b", "--served-model-name takes one value, not 2"),
         ("--served-model-name=", "--served-model-name cannot have the value ''"),
         (f"--served-model-name {'m' * 8000}", "--served-model-name cannot have the value 'mmm"),
         ("--served-model-name a\0b", "has a character that cannot be printed"),
@@ -157,7 +235,7 @@ def test_what_runs_code_opens_ports_or_is_not_known_is_refused(words: str) -> No
             "--tokenizer cannot have the value '--trust-remote-code'",
         ),
         ("--served-model-name=--trust-remote-code", "--served-model-name cannot have the value"),
-        ("--dtype float16", "--dtype may be auto, float32, bfloat16 here, not 'float16'"),
+        ("--dtype int8", "--dtype may be auto, float32, bfloat16, float16, half, float here"),
     ],
 )
 def test_what_is_wrong_is_said(words: str, said: str) -> None:

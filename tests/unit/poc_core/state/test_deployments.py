@@ -8,6 +8,7 @@ from redis import Redis
 from poc_core.errors import DeployedError, NoHostError
 from poc_core.machine_figures import MachineFigures
 from poc_core.serving.deployments import (
+    KEPT_S,
     Deployment,
     DeploymentState,
     HostLogs,
@@ -112,6 +113,63 @@ def test_it_has_failed_when_every_host_that_lives_has(store: DeploymentStore, re
     record = store.read()
     assert record is not None
     assert record.error == "first"
+
+
+def engines(store: DeploymentStore) -> int:
+    record = store.read()
+    assert record is not None
+    return record.engines
+
+
+def test_what_was_stopped_while_it_loaded_goes_on_if_the_very_same_comes_in_time(
+    store: DeploymentStore, clock: Clock
+) -> None:
+    report(store, HostState.IDLE)
+    store.deploy(LLAMA)
+    for again in range(3):  # the network node stops a long load as often as it takes
+        report(store, HostState.STARTING)
+        clock.now += 900
+        store.withdraw(keeps=True)
+        assert store.withdraw(keeps=True) == store.withdraw(keeps=True)  # idempotent
+        report(store, HostState.KEEPING)
+        assert store.status().is_gone
+        clock.now += KEPT_S
+        store.deploy(Deployment.model_validate(LLAMA.model_dump(exclude_unset=True)))
+        assert (engines(store), state(store)) == (1, DeploymentState.STARTING), again
+    report(store, HostState.SERVING)
+    assert state(store) is DeploymentState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "why", ["another", "late", "served", "failed", "not kept", "ended", "start"]
+)
+def test_else_it_begins_anew(store: DeploymentStore, clock: Clock, why: str) -> None:
+    report(store, HostState.IDLE)
+    store.deploy(LLAMA)
+    report(store, HostState.STARTING)
+    if why == "served":
+        report(store, HostState.SERVING)
+    if why == "failed":
+        report(store, HostState.FAILED, error="no GPU")
+    store.withdraw(keeps=why != "not kept")
+    record = store.read()
+    assert record is not None
+    assert record.cancelled is (why not in ("served", "failed"))
+    if why == "ended":
+        generation = record.generation
+        assert store.withdraw() == generation + 1
+        assert not store.status().is_gone
+        assert store.withdraw() == generation + 1
+    clock.now += KEPT_S + (why == "late")
+    wanted = LLAMA.model_copy(update={"vllm_args": ()}) if why == "another" else LLAMA
+    if why == "start":
+        store.leave("h1")
+        assert store.deploy_first(wanted, "h2")
+    else:
+        store.deploy(wanted)
+    record = store.read()
+    assert record is not None
+    assert (record.engines, record.cancelled) == (record.generation, False)
 
 
 HEAD, OTHER_HEAD = "10.0.0.1:7070", "10.0.0.3:7070"

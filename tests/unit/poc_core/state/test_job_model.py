@@ -58,7 +58,7 @@ class Job:
     status: JobStatus = JobStatus.QUEUED
     todo: set[int] = field(default_factory=set)
     leases: dict[int, Named] = field(default_factory=dict)
-    losses: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, set[str]] = field(default_factory=dict)  # by batch, workers that it cost
 
     @property
     def is_active(self) -> bool:
@@ -68,10 +68,10 @@ class Job:
     def n_left(self) -> int:
         return sum(len(self.new.batch(index)) for index in self.todo)
 
-    def lose(self, index: int) -> bool:
-        """One more engine or worker was lost on a batch. True when the job failed of it."""
-        self.losses[index] = self.losses.get(index, 0) + 1
-        if self.losses[index] >= MAX_LOSSES:
+    def lose(self, index: int, worker: str) -> bool:
+        """A worker died or lost its engine on a batch. True when the job failed of it."""
+        self.lost.setdefault(index, set()).add(worker)
+        if len(self.lost[index]) >= MAX_LOSSES:
             self.status = JobStatus.FAILED
         return not self.is_active
 
@@ -228,7 +228,7 @@ class JobMachine(RuleBasedStateMachine):
         if job.is_active and lease.place in job.todo:
             job.todo.discard(lease.place)
             job.leases.pop(lease.place, None)
-            job.losses.pop(lease.place, None)
+            job.lost.pop(lease.place, None)
         is_last = self.store.complete(lease.owner_id, lease.place, values_of(lease))
         assert is_last == (job.is_active and not job.todo)
 
@@ -240,7 +240,7 @@ class JobMachine(RuleBasedStateMachine):
         expected = job.is_active and index in job.leases and job.leases[index].worker == held.worker
         if expected:
             del job.leases[index]
-            expected = not (lost_engine and job.lose(index))
+            expected = not (lost_engine and job.lose(index, held.worker))
         found = self.store.release(held.lease.owner_id, index, held.worker, lost_engine)
         assert found == expected
 
@@ -285,7 +285,7 @@ class JobMachine(RuleBasedStateMachine):
                     continue
                 del job.leases[index]
                 freed.append(index)
-                if lease.worker not in self.alive and job.lose(index):
+                if lease.worker not in self.alive and job.lose(index, lease.worker):
                     freed.clear()
                     break
             assert self.store.orphans(job_id) == sorted(freed)
@@ -395,7 +395,7 @@ class JobMachine(RuleBasedStateMachine):
         if holder is not None:
             if self.holds(holder):
                 return Refusal.HELD
-            if holder.worker not in self.alive and job.lose(index):
+            if holder.worker not in self.alive and job.lose(index, holder.worker):
                 return Refusal.ENDED
         job.leases[index] = lease
         job.status = JobStatus.RUNNING
@@ -417,7 +417,7 @@ class JobMachine(RuleBasedStateMachine):
             if room <= 0 or job.new.spec != spec:
                 continue
             for batch in range(first, job.new.n_batches):
-                if batch in job.todo and batch not in job.leases and batch not in job.losses:
+                if batch in job.todo and batch not in job.leases and batch not in job.lost:
                     n = len(job.new.batch(batch))
                     if n > room:
                         break

@@ -9,6 +9,8 @@ from redis import Redis
 
 from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
+from poc_core.state.past.events import Events
+from poc_core.state.registry import DEADLY_S
 from tests.harness.samples import MODEL, Clock
 
 Serve = Callable[..., Any]
@@ -116,3 +118,27 @@ def test_a_port_that_cannot_be_read_hides_no_other(
     serve("starting")
     redis.zadd("poc:ports", {b"\xff": clock.now, b"{": clock.now})
     assert workers.ports() == {5005}
+
+
+def test_a_request_that_ended_two_engines_is_refused_for_ten_minutes(
+    workers: WorkerRegistry, redis: Redis, clock: Clock
+) -> None:
+    def died(worker: str) -> int:
+        return workers.died_with(worker, "print", "A request of key x to /v1/completions")
+
+    assert [died("w1-1"), died("w1-1")] == [1, 1]  # one engine, told twice
+    assert workers.deadly() == frozenset()
+    assert [died("w2-1"), died("w3-1")] == [2, 3]
+    assert workers.deadly() == {"print"}
+    assert workers.n_deadly() == 1
+    (event,) = Events(redis).read()
+    assert event.text.startswith("A request of key x to /v1/completions was in the engines of 2")
+    assert [key for key in redis.scan_iter("*") if int(redis.ttl(key)) < 0] == []
+    clock.now += DEADLY_S + 1
+    assert workers.deadly() == frozenset()
+
+
+def test_a_request_that_an_engine_outlived_is_no_suspect(workers: WorkerRegistry) -> None:
+    workers.died_with("w1", "print", "A request")
+    workers.outlived("print")
+    assert workers.died_with("w2", "print", "A request") == 1

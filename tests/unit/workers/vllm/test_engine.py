@@ -1,7 +1,9 @@
 """What vLLM is started with and what its ranks tell, as far as it can be seen without it."""
 
+import asyncio
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
+from workers.engines.base import Pulse
 from workers.engines.options import EngineOptions
 from workers.engines.ticks import EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
 from workers.vllm import engine
@@ -105,3 +108,119 @@ def test_an_engine_lost_under_decode_proofs_says_what_to_try(scheme: str) -> Non
         Lost(1).tick(Tick([MicroBatch(spec, range(1), id=0)]))
     assert str(lost.value).startswith("No answer.")
     assert ("PROOFLINE_GRAPHS=off" in str(lost.value)) == (scheme == "decode")
+
+
+class Core:
+    """What an engine asks of its core: how many requests that has not finished."""
+
+    def __init__(self) -> None:
+        self.unfinished = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.core_engines = ["0"]
+        self.outputs_queue: asyncio.Queue[None] = asyncio.Queue()
+
+    async def _call_utility_async(self, method: str, engine: str) -> int:
+        assert (method, engine) == ("proof_unfinished", "0")
+        await self.answers.wait()
+        return self.unfinished
+
+
+class Front(engine.VllmEngine):
+    """An engine whose front remembers requests; nothing is computed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._closed, self._probe, self._probed_at = False, None, 0.0
+        self._steps = self._answers = self._calls = self._in_core = self._seen_steps = 0
+        self._remembered = {}
+        self.core = Core()
+        self.states: dict[str, None] = {}
+        self.dropped: list[str] = []
+        front = {"request_states": self.states, "get_num_unfinished_requests": self.states.__len__}
+        self._llm = SimpleNamespace(
+            engine_core=self.core,
+            output_processor=SimpleNamespace(**front),
+            collective_rpc=self.ping,
+            abort=self.abort,
+        )
+
+    def steps(self) -> None:
+        self._count_step()
+
+    async def ping(self, _method: str) -> None:
+        pass
+
+    async def abort(self, ids: Sequence[str], internal: bool) -> None:
+        assert internal
+        self.dropped += ids
+        for one in ids:
+            del self.states[one]
+
+    async def looks(self, n: int = 3) -> list[Pulse]:
+        """Pulses between which the core has time to answer."""
+        found = []
+        for _ in range(n):
+            found.append(self.pulse())
+            for _ in range(10):
+                await asyncio.sleep(0)
+        return found
+
+    async def stays_still(self) -> bool:
+        """Whether its watchdog would count all time from the second look on."""
+        await self.looks(2)
+        found = await self.looks()
+        return all(one.waits for one in found) and len({one.beats for one in found}) == 1
+
+
+@pytest.fixture
+async def front() -> Front:
+    pytest.importorskip("workers.vllm.compat")
+    return Front(asyncio.get_running_loop())
+
+
+@pytest.mark.xdist_group("engines")
+class TestHung:
+    async def test_a_core_with_unfinished_requests_and_no_steps_is(self, front: Front) -> None:
+        front.states["a"] = None
+        front.core.unfinished = 1
+        assert await front.stays_still()
+
+    async def test_a_step_is_a_beat(self, front: Front) -> None:
+        front.states["a"] = None
+        front.core.unfinished = 1
+        before = front.pulse().beats
+        front.steps()
+        assert front.pulse().beats == before + 1
+
+    async def test_a_core_that_does_not_answer_is(self, front: Front) -> None:
+        front.states["a"] = None
+        front.core.answers.clear()
+        assert await front.stays_still()
+
+    async def test_one_with_requests_that_the_front_alone_remembers_is_not(
+        self, front: Front
+    ) -> None:
+        front.states["never sent"] = None
+        assert not await front.stays_still()
+
+    async def test_such_requests_are_dropped_and_none_that_has_just_come(
+        self, front: Front, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        front.states["never sent"] = None
+        await front.looks()
+        assert front.dropped == []
+        monkeypatch.setattr(engine, "_PROBE_S", 0.0)
+        front.states["on its way"] = None
+        await front.looks(1)
+        assert front.dropped == ["never sent"]
+        assert list(front.states) == ["on its way"]
+
+    async def test_what_waits_to_be_read_from_the_core_is_kept(
+        self, front: Front, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine, "_PROBE_S", 0.0)
+        front.states["answered"] = None
+        front.core.outputs_queue.put_nowait(None)
+        await front.looks()
+        assert front.dropped == []

@@ -2,6 +2,7 @@
 out, whatever that server makes of it."""
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,18 @@ CHAT = "/v1/chat/completions"
 KNOWN: dict[str, Any] = {"enforced_tokens": {"tokens": [{"token": "7"}]}}
 
 
+class Reading(NetworkFields):
+    """Notes which thread reads."""
+
+    def __init__(self) -> None:
+        super().__init__(512, 2048, None, "raw_logprobs")
+        self.by: list[threading.Thread] = []
+
+    def read(self, body: bytes) -> Told | None:
+        self.by.append(threading.current_thread())
+        return super().read(body)
+
+
 class Server:
     """Stands in for vLLM's application, which answers exceptions by itself and raises them."""
 
@@ -25,9 +38,8 @@ class Server:
         self.told: list[Told | None] = []
         self.bodies: list[bytes] = []
         self._engine = engine or (lambda: None)
-        requests = ChatRequests(
-            self.app, NetworkFields(512, 2048, None, "raw_logprobs"), ids_for_all
-        )
+        self.fields = Reading()
+        requests = ChatRequests(self.app, self.fields, ids_for_all)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(requests), base_url="http://worker"
         )
@@ -139,3 +151,11 @@ def test_a_clients_own_entries_are_dropped() -> None:
 
 def test_chat_without_logprobs_is_told_nothing() -> None:
     assert Told(ids=True).extra_args(Params(None, None)) is None
+
+
+async def test_a_long_body_is_read_off_the_event_loop() -> None:
+    server = Server()
+    refused = await server.post(enforced_str="hello " * 10_000)
+    assert (refused.status_code, server.bodies) == (400, [])
+    (reader,) = server.fields.by
+    assert reader is not threading.current_thread()

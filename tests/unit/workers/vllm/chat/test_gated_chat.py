@@ -33,6 +33,7 @@ class Server:
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
+        self.is_lost = self.is_lost or self.lost_after == b""
         self.active.append(self.gate.stats().chat_active)
         if self.error is not None:
             raise self.error
@@ -93,8 +94,15 @@ async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway() -> 
     server.is_lost = True
     answer = await server.client.post(CHAT)
     assert answer.status_code == 503
-    assert ENGINE_LOST_HEADER in answer.headers
+    assert answer.headers[ENGINE_LOST_HEADER] == "0"  # it was in no engine
     assert "was lost" in answer.json()["error"]["message"]
+
+
+async def test_what_was_in_the_engine_at_its_end_is_marked_too() -> None:
+    server = Server()
+    server.lost_after = b""
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.headers[ENGINE_LOST_HEADER]) == (503, "1")
 
 
 async def test_what_began_before_the_engines_end_is_passed_on() -> None:

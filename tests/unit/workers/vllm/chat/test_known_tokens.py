@@ -9,6 +9,7 @@ import pytest
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import LOGPROBS_MODE, PASS, TOKEN_IDS, TOLD, Told
+from workers.vllm.chat.limits import Limits
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
@@ -96,3 +97,35 @@ def test_nor_do_words_that_only_the_tokenizer_has(engine: Any) -> None:
     with pytest.raises(BadRequest, match="bad_words has the token id 600"):
         engine.output_processor.add_request(SimpleNamespace(sampling_params=asked))
     assert engine.begun == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"top_k": 2**64},
+        {"allowed_token_ids": [5] * 1025},
+        {"logit_bias": {5: float("nan")}},
+        {"extra_args": {"a": [2**64 - 1, float("inf")]}},
+    ],
+    ids=str,
+)
+def test_what_the_core_could_not_hold_never_reaches_it(engine: Any, asked: dict[str, Any]) -> None:
+    """Neither by `generate` nor by what else adds a request, which vLLM would remember first."""
+    (field,) = asked
+    for begin in (
+        lambda: engine.generate(PROMPT, params(**asked), "a"),
+        lambda: engine.output_processor.add_request(
+            SimpleNamespace(sampling_params=params(**asked))
+        ),
+    ):
+        with pytest.raises(BadRequest) as refused:
+            begin()
+        assert refused.value.param == field
+    assert engine.generated == engine.begun == []
+
+
+def test_limits_are_those_of_the_installed_release() -> None:
+    from workers.vllm.chat import compat
+
+    pytest.importorskip("vllm.v1.worker.gpu.sample.logit_bias")
+    assert compat.limits() == Limits()

@@ -181,3 +181,27 @@ def test_more_tokens_than_the_context_has_judge_nobody() -> None:
 def test_a_refusal_says_what_to_do() -> None:
     with pytest.raises(BadRequest, match=r"token id 512; this model has 0 to 511"):
         read(**tokens("512"))
+
+
+class Hasty:
+    """A tokenizer that must not be asked."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        raise AssertionError(f"asked for {len(text)} characters, {add_special_tokens}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"enforced_str": "a" * (8 * 16 + 1)},
+        {"enforced_str": "ö" * (4 * 16 + 1)},
+        tokens(*["the sea"] * 16),
+        tokens("a" * 65, "b" * 64),
+    ],
+    ids=["text", "bytes", "tokens", "texts"],
+)
+def test_what_is_too_long_is_not_made_into_tokens(body: dict[str, Any]) -> None:
+    fields = NetworkFields(512, 16, Hasty(), PROCESSED)
+    with pytest.raises(BadRequest, match="context of 16") as refused:
+        fields.read(json.dumps(body).encode())
+    assert refused.value.param is None  # it judges nobody

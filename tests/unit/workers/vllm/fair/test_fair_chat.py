@@ -4,6 +4,8 @@ import asyncio
 import gc
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from cli.shipped import shipped_models
 from tests.harness.marks import needs_vllm
+from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT, TOKEN_IDS
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
@@ -319,3 +322,90 @@ async def test_answers_with_many_logprobs_wait_for_a_place_while_others_ask(
             await asyncio.sleep(0.05)
     for task in (modest, *greedy):
         task.cancel()
+
+
+class Refusing(Llm):
+    """Which answers a grammar with an error, or with an output that ends by one."""
+
+    def __init__(self, tokenizer: Any, error: Exception | None) -> None:
+        super().__init__(tokenizer, [])
+        self.vllm_config.structured_outputs_config.backend = "xgrammar"
+        self.errored, self.error = False, error
+
+    async def generate(self, _prompt: Any, _params: Any, _request_id: str) -> Any:
+        if self.error is not None:
+            raise self.error
+        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="error")])
+
+
+@pytest.fixture
+def refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    return partial(why_refused, tokenizer, monkeypatch)
+
+
+async def why_refused(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, schema: Any, error: Exception | None
+) -> str:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from workers.vllm.fair import fair_chat
+
+    async def compiles(*_asked: Any) -> None:
+        pass
+
+    monkeypatch.setattr(fair_chat.Grammars, "check", compiles)
+    llm = Refusing(tokenizer, error)
+    fair_chat.FairChat(llm)
+    how = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+    with pytest.raises(BadRequest) as found:
+        await answer(llm, how, "a")
+    assert found.value.param == "structured_outputs"
+    return str(found.value)
+
+
+async def test_a_grammar_that_allows_no_token_is_the_clients_fault(
+    refused: Callable[..., Any],
+) -> None:
+    assert "refers to itself" in await refused({"$ref": "#"}, None)
+
+
+@pytest.mark.parametrize("error", [ValueError, RecursionError, KeyError])
+async def test_so_is_one_that_vllm_cannot_read(
+    refused: Callable[..., Any], error: type[Exception]
+) -> None:
+    found: Exception = error("no such thing")
+    if not isinstance(found, ValueError):  # as vLLM wraps what it does not expect
+        found, found.__cause__ = RuntimeError("in generate"), found
+    assert "no such thing" in await refused({}, found)
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        (
+            {"type": "object", "propertyNames": {"pattern": "a"}, "properties": {"b": {}}},
+            "At #: properties, propertyNames.",
+        ),
+        (
+            {"anyOf": [{"type": "array", "items": {}, "uniqueItems": True, "contains": {}}]},
+            "At #/anyOf/0: contains, uniqueItems.",
+        ),
+        (
+            {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 3}}},
+            "At #/properties/a: multipleOf.",
+        ),
+    ],
+    ids=["object", "array", "integer"],
+)
+async def test_what_xgrammar_does_not_take_of_a_schema_is_named(
+    refused: Callable[..., Any], schema: dict[str, Any], what: str
+) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+
+    asked = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+    with pytest.raises(Exception, match="not supported by xgrammar") as found:
+        validate_xgrammar_grammar(asked)
+    assert what in await refused(schema, found.value)

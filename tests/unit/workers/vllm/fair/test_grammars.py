@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.harness.marks import needs_vllm
-from workers.vllm.chat.errors import BadRequest
+from workers.vllm.chat.errors import BadRequest, Unavailable
 from workers.vllm.fair import grammars
 from workers.vllm.fair.grammars import Grammars, text_of
 
@@ -185,3 +185,27 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own() -> None:
     finally:
         await tried.close()
         await hasty.close()
+
+
+async def test_a_process_that_does_not_begin_is_ended_and_keeps_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammars, "_START_S", 0.2)
+    before = psutil.Process().children()
+    tried = Grammars(lambda: "vocabulary", (sys.executable, "-c", "import time; time.sleep(600)"))
+    for text in ("a", "b"):  # the second one begins no other process
+        await asyncio.wait_for(tried.check("json", text, "one"), 60)
+        assert psutil.Process().children() == before
+    await tried.close()
+
+
+async def test_a_process_that_takes_long_to_begin_keeps_nobody_long() -> None:
+    before = psutil.Process().children()
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    tried = Grammars(lambda: "vocabulary", command, patience_s=0.2)
+    together = await asyncio.gather(
+        *(tried.check("json", str(n), "one") for n in range(4)), return_exceptions=True
+    )
+    assert [type(one) for one in together] == [Unavailable] * 4
+    await tried.close()
+    assert psutil.Process().children() == before

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from poc_core.errors import SettingsError
-from workers.vllm.start.launch import garbage_may_wait, lone_rank_in_core, parsed
+from workers.vllm.start.launch import garbage_may_wait, lone_rank_in_core, names_grammars, parsed
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,18 @@ def test_what_vllm_does_not_take_is_one_sentence(
     with pytest.raises(SettingsError, match=f"^vLLM does not take its arguments: {says}"):
         parsed(parser, words)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "are_named"),
+    [
+        (["--structured-outputs-config.backend", "guidance"], True),
+        (["--structured_outputs_config.backend=auto"], True),
+        (["--structured-outputs-config", '{"disable_any_whitespace": true, "backend": "x"}'], True),
+        (["--structured-outputs-config", '{"disable_any_whitespace": true}'], False),
+        (["--distributed-executor-backend", "mp"], False),
+        ([], False),
+    ],
+)
+def test_an_operators_own_compiler_of_grammars_is_seen(words: list[str], are_named: bool) -> None:
+    assert names_grammars(words) == are_named

@@ -1,0 +1,77 @@
+"""The fields of a request to OpenAI's paths, parsed once for all that looks at them."""
+
+from io import BytesIO
+from typing import Any
+
+from pydantic_core import from_json
+from python_multipart import parse_form
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File
+
+# How the files begin that clients send without saying how they are compressed.
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class UnreadableError(ValueError):
+    """The text says why; `param` names the field."""
+
+    def __init__(self, why: str, param: str | None = None) -> None:
+        super().__init__(why)
+        self.param = param
+
+
+def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
+    """The fields of a JSON object, or of a form (audio) without its files; an empty body has none.
+    UnreadableError: it is neither, or its `model` is no string."""
+    fields = _of_form(content_type, body) if is_form(content_type) else _of_json(body)
+    if not isinstance(fields, dict):
+        raise UnreadableError("The body must be a JSON object.")
+    if not isinstance(fields.get("model"), str | None):
+        raise UnreadableError("`model` must be a string.", "model")
+    return fields
+
+
+def _of_json(body: bytes) -> Any:
+    try:
+        return from_json(body or b"{}")
+    except ValueError as error:
+        why = str(error)
+    for mark, name in _COMPRESSED.items():
+        if body.startswith(mark):
+            raise UnreadableError(
+                f"The body is {name}; say so with the header Content-Encoding: {name}."
+            )
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableError(
+            f"The body is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}."
+        ) from None
+    if "hex escape" in why:
+        why += ", which is half of a surrogate pair or lacks digits"
+    raise UnreadableError(f"The body is no JSON: {why}.")
+
+
+def is_form(content_type: str) -> bool:
+    return content_type.startswith("multipart/form-data")
+
+
+def _of_form(content_type: str, body: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def on_field(field: Field) -> None:
+        name = (field.field_name or b"").decode(errors="replace")
+        found[name] = (field.value or b"").decode(errors="replace")
+
+    def on_file(file: File) -> None:
+        file.close()
+
+    headers = {
+        "Content-Type": content_type.encode("latin-1"),
+        "Content-Length": str(len(body)).encode(),
+    }
+    try:
+        parse_form(headers, BytesIO(body), on_field, on_file)
+    except FormParserError as error:
+        raise UnreadableError(f"The body is no form: {error}.") from None
+    return found

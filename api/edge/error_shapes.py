@@ -1,0 +1,74 @@
+"""Errors on the paths of a model's clients have the form that these clients read, whoever refuses:
+`openai` and `anthropic` show a user nothing but the status of any other.
+"""
+
+import json
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import MISTAKE
+from poc_core.serving.openai_errors import shaped
+from poc_core.serving.openai_paths import is_clients_path
+
+
+class ErrorShapes:
+    """Middleware: every error is in OpenAI's form, below /v1/messages in Anthropic's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_clients_path(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(scope["path"], send)
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception:  # which the server logs
+            if not answer.has_begun:
+                await JSONResponse(shaped(scope["path"], 500, MISTAKE), 500)(scope, receive, send)
+            raise
+
+
+class _Answer:
+    """Holds an error back until it is whole."""
+
+    def __init__(self, path: str, send: Send) -> None:
+        self._path = path
+        self._send = send
+        self._head: Message = {}
+        self._body: bytes | None = None  # of an error, as far as it has come
+        self.has_begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message
+            kind = MutableHeaders(raw=list(message["headers"])).get("content-type", "")
+            if message["status"] >= 400 and kind.startswith("application/json"):
+                self._body = b""
+                return
+        elif self._body is not None:
+            self._body += message.get("body", b"")
+            if message.get("more_body", False):
+                return
+            body = _reshaped(self._path, self._head["status"], self._body)
+            self._body = None
+            headers = MutableHeaders(raw=list(self._head["headers"]))
+            headers["content-length"] = str(len(body))
+            await self._send({**self._head, "headers": headers.raw})
+            message = {"type": "http.response.body", "body": body}
+        self.has_begun = True
+        await self._send(message)
+
+
+def _reshaped(path: str, status: int, body: bytes) -> bytes:
+    """The error's bytes; they stay where their form is right."""
+    try:
+        said: Any = json.loads(body)
+    except ValueError:
+        said = body.decode(errors="replace")
+    right = shaped(path, status, said)
+    return body if right == said else json.dumps(right).encode()

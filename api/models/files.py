@@ -1,0 +1,132 @@
+"""The files of a model: which of them vLLM loads, and which a folder lacks."""
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from poc_core.errors import ProoflineError
+
+# Forms of weights with their indices, in the order in which vLLM's loader prefers them. The first
+# is Mistral's, for models that have Mistral's configuration.
+_FORMS = (
+    ("consolidated*.safetensors", "consolidated.safetensors.index.json"),
+    ("*.safetensors", "model.safetensors.index.json"),
+    ("*.bin", "pytorch_model.bin.index.json"),
+    ("*.pt", ""),
+    ("*.gguf", ""),
+)
+# What training leaves next to the weights.
+_OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
+_CONFIGS = ("config.json", "params.json")  # of transformers, of Mistral
+_TOKENIZERS = (
+    *("tokenizer.json", "tekken.json", "tokenizer.model.*", "*.model", "*.tiktoken", "*.spm"),
+    "vocab.*",
+)
+_SMALL = (*_TOKENIZERS, "*.json", "*.txt", "*.bpe", "*.jinja", "*.py")
+_SHARD = re.compile(r"(.*-)(\d+)(-of-)(\d+)(\.\w+)")
+# Larger JSON, such as a tokenizer's, is not parsed.
+_PARSED_BYTES = 1024**2
+
+
+class BrokenModelError(ProoflineError):
+    """A file of a model cannot be read, or holds something else than it should."""
+
+
+def chosen(names: Collection[str]) -> tuple[set[str], str]:
+    """The weights that vLLM loads of the files of a folder, and the name of their index."""
+    for pattern, index in _FORMS[_CONFIGS[1] not in names :]:
+        found = {
+            name
+            for name in names
+            if "/" not in name and fnmatch(name, pattern) and name not in _OF_TRAINING
+        }
+        if found or index in names:
+            return found, index
+    return set(), ""
+
+
+def small(names: Collection[str]) -> set[str]:
+    """What vLLM reads besides weights: configuration, tokenizer, templates, a model's code."""
+    others = {index for _, index in _FORMS} - {chosen(names)[1]}
+    return {
+        name
+        for name in names
+        if (_is_any(name, _SMALL) and "/" not in name and name not in others)
+        or _is_any(name, ("*/*.py", "additional_chat_templates/*.jinja"))
+    }
+
+
+def missing(folder: Path) -> list[str]:
+    """What a model's folder lacks: names of files, "weights", "a tokenizer". BrokenModelError."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise BrokenModelError(f"{folder} cannot be read: {error.strerror or error}") from None
+    for name in sorted(small(names)):
+        if name.endswith(".json"):
+            _check(folder / name)
+    weights, index = chosen(names)
+    if index in names:
+        weights = indexed(folder / index)
+    for found in filter(None, map(_SHARD.fullmatch, sorted(weights))):
+        before, number, of, last, after = found.groups()
+        weights |= {f"{before}{n:0{len(number)}}{of}{last}{after}" for n in range(1, int(last) + 1)}
+    lacks = [name for name in sorted(weights) if not _has(folder / name)]
+    if not weights:
+        lacks.append("weights")
+    if not any(name in names for name in _CONFIGS):
+        lacks.append(_CONFIGS[0])
+    if not any(_is_any(name, _TOKENIZERS) and _has(folder / name) for name in names):
+        lacks.append("a tokenizer")
+    return lacks
+
+
+def indexed(path: Path) -> set[str]:
+    """The files that an index of weights names. BrokenModelError: it is none."""
+    named = parsed(path).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+        raise BrokenModelError(f"{path} is no index of weights")
+    return set(named.values())
+
+
+def _check(path: Path) -> None:
+    """BrokenModelError: the file holds no JSON object."""
+    if _size(path) <= _PARSED_BYTES:
+        parsed(path)
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BrokenModelError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise BrokenModelError(f"{path} is no JSON") from None
+    if not isinstance(found, dict):
+        raise BrokenModelError(f"{path} holds no JSON object")
+    return found
+
+
+def _has(path: Path) -> bool:
+    """Whether a file is there and holds something. BrokenModelError: a link, but not its file."""
+    return (path.is_symlink() or path.exists()) and _size(path) > 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        gone = (
+            "is a link to nothing"
+            if path.is_symlink()
+            else f"cannot be read: {error.strerror or error}"
+        )
+        raise BrokenModelError(f"{path} {gone}") from None
+
+
+def _is_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)

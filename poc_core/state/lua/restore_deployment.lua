@@ -1,0 +1,22 @@
+-- Brings back what the node shall run where Redis has lost it (FLUSHALL, a restart without its file), as a host knows it.
+-- What a request has said since stays; of several hosts' knowledge the newest.
+--
+-- KEYS: 1 deployment    poc:deployment, the one key without a TTL
+-- ARGV: 1 generation    of the record that the host knows
+--       2 now           seconds since the epoch
+--       3 host          its name
+--       4 name          what clients call the model, or '' for none
+--       5... field, value, ... of that record's hash
+-- Returns 1 when the record is as the host knows it again, else 0.
+local deployment = KEYS[1]
+local generation, now, host, name = unpack(ARGV, 1, 4)
+local first_field = 5
+local found, by, restored_at = unpack(redis.call('HMGET', deployment, 'generation', 'by', 'restored_at'))
+if found and (generation_of(found) >= generation_of(generation) or not (restored_at or by == 'start')) then
+  return 0
+end
+redis.call('DEL', deployment)
+redis.call('HSET', deployment, 'generation', generation, 'restored_at', now, unpack(ARGV, first_field))
+note_event('deployment', 'Redis lost its records, jobs and rounds among them. ' .. host .. ' knew the deployment: ' ..
+  (name ~= '' and name .. ' goes on being served.' or 'nothing shall run.'), name, now)
+return 1

@@ -1,0 +1,149 @@
+"""Requests made from vLLM's request models, against one engine of this process.
+
+    .venv/bin/python -m tests.poison.campaign --cases 10000          # what `make fuzz` does
+    .venv/bin/python -m tests.poison.campaign --minutes 3 --seed 7
+
+After each, the engine must answer a chat as before, and remember nothing. A 5xx ends it too, with
+the request that got it.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from cli.machine import cpu_memory
+from tests.integration.chat_checks.known import Server, chat, served, text_of
+from tests.poison.requests import Maker
+from tests.stacks.deployments import QWEN3
+from workers.vllm import compat
+from workers.vllm.start import cpu_threads
+
+# What vLLM says to what this model or node does not have.
+_NOT_HERE = (501, 503)
+
+
+@contextmanager
+def noted_app(patch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Within: vLLM's application is noted as it is made."""
+    made: list[Any] = []
+    make = compat.openai_app
+
+    async def noted(llm: Any, args: Any) -> Any:
+        made.append(await make(llm, args))
+        return made[-1]
+
+    with patch.context() as inner:
+        inner.setattr(compat, "openai_app", noted)
+        yield made
+
+
+def models_of(app: Any, paths: Sequence[str]) -> dict[str, type[BaseModel]]:
+    """What vLLM reads of each path that the node passes on."""
+    found: dict[str, type[BaseModel]] = {}
+    for route in app.routes:
+        body = getattr(route, "body_field", None)
+        if body is None or f"POST {route.path}" not in paths:
+            continue
+        annotation = body.field_info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found[route.path] = annotation
+    return found
+
+
+VERBOSE = bool(os.environ.get("VERBOSE"))
+
+
+class Campaign:
+    """Against one engine."""
+
+    def __init__(self, server: Server, models: dict[str, type[BaseModel]]) -> None:
+        self._server, self._models = server, models
+        self._reference = chat(max_tokens=6, temperature=0)
+        self._expected = text_of(server.ask(self._reference))
+        self.seen: dict[str, Counter[int]] = {path: Counter() for path in models}
+
+    def run(self, n_cases: int, seed: int, until: float, wrong: list[str] | None = None) -> int:
+        """How many were asked. AssertionError: one was answered wrongly; with `wrong` those are
+        added to it instead."""
+        n = 0
+        for path, body in Maker(seed).requests(self._models):
+            if n >= n_cases or time.monotonic() > until:
+                return n
+            n += 1
+            why = self._why_wrong(path, body)
+            if why and wrong is None:
+                raise AssertionError(why)
+            if why and wrong is not None:
+                wrong.append(why)
+        return n
+
+    def _why_wrong(self, path: str, body: dict[str, Any]) -> str:
+        said = f"{path} {shown(body)}"
+        content = json.dumps({"model": self._server.model, **body}).encode()
+        began = time.monotonic()
+        try:
+            answer = self._server.http.post(
+                path, content=content, headers={"Content-Type": "application/json"}
+            )
+        except httpx.HTTPError as error:
+            return f"{said}: {error!r}"
+        took_s = time.monotonic() - began
+        if VERBOSE:
+            print(f"{took_s:.2f} {answer.status_code} {said}", flush=True)
+        self.seen[path][answer.status_code] += 1
+        self._server.engine.check()
+        assert text_of(self._server.ask(self._reference)) == self._expected, said
+        if self._server.engine.unfinished_chat():
+            return f"{said}: {answer.status_code}, remembered"
+        if took_s > 30:
+            return f"{said}: {answer.status_code} after {took_s:.0f} s"
+        if answer.status_code >= 500 and answer.status_code not in _NOT_HERE:
+            return f"{said}: {answer.status_code} {answer.text[:300]}"
+        return ""
+
+
+def shown(body: dict[str, Any]) -> str:
+    text = json.dumps(body)
+    return text if len(text) < 400 else f"{text[:200]} ... {text[-200:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--minutes", type=float, default=60.0, help="at most")
+    parser.add_argument("--go-on", action="store_true", help="show all wrong answers")
+    options = parser.parse_args()
+    began = time.monotonic()
+    wrong: list[str] | None = [] if options.go_on else None
+    os.environ.setdefault(cpu_memory.VARIABLE, "1")
+    os.environ.setdefault(cpu_threads.VARIABLE, "nobind")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        noted_app(patch) as made,
+        served(QWEN3, 256) as server,
+    ):
+        campaign = Campaign(server, models_of(made[0], server.engine.chat_paths))
+        try:
+            n = campaign.run(options.cases, options.seed, began + 60 * options.minutes, wrong)
+        finally:
+            for path, statuses in campaign.seen.items():
+                print(
+                    f"{path:<35}", "  ".join(f"{one}: {n}" for one, n in sorted(statuses.items()))
+                )
+            for one in wrong or ():
+                print("WRONG", one)
+    print(f"seed {options.seed}: {n} requests in {time.monotonic() - began:.0f} s, one engine")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What an engine can hold of a request's fields. A number that is too large for its message to the
+engine core, or a list that is longer than a row of the model runner, could end the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from workers.vllm.chat.errors import BadRequest
+
+# Integers that msgpack has, by which vLLM's server talks to its core.
+_LEAST, _MOST = -(2**63), 2**64 - 1
+# Values that are looked at while nothing else of the event loop goes on: a millisecond.
+_AT_ONCE = 4096
+# Of vLLM's request to its core: what is looked at for itself, or made by vLLM.
+_ELSEWHERE = {"sampling_params", "prompt_token_ids", "prompt_is_token_ids", "mm_features"}
+# Bytes of a text for each token that it may have: tokenizing it takes time by its length.
+BYTES_A_TOKEN = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The defaults are the rows of vLLM's second model runner. The first one has no limits, but all
+    nodes of a network shall answer alike."""
+
+    allowed_token_ids: int = 1024  # repeated ones count
+    logit_bias: int = 1024
+    stop_token_ids: int = 128  # with min_tokens, before which they are masked
+    bad_words: int = 128
+    bad_words_tokens: int = 1024
+    stop: int = 128  # ours: vLLM looks for each of them after each token
+    thinking_token_budget: int = 2**31 - 1
+
+    def check(self, fields: Any) -> Iterator[None]:
+        """Looks through vLLM's model of a request, or its SamplingParams, before any work is done;
+        stops now and then so that other work can go on. BadRequest: what the engine cannot hold."""
+        self._check_lengths(fields)
+        n = 0
+        for name, field in _fields(fields):
+            level = [field]
+            while level:
+                value = level.pop()
+                n += 1
+                if n % _AT_ONCE == 0:
+                    yield
+                if isinstance(value, str):
+                    _check_text(name, value)
+                elif isinstance(value, int | float):
+                    _check_number(name, value)
+                elif isinstance(value, dict):
+                    level += chain(value, value.values())
+                elif isinstance(value, list | tuple | set | frozenset):
+                    level += value
+                else:
+                    level += (one for _name, one in _fields(value))
+
+    def refuse(self, fields: Any) -> None:
+        """`check` without a stop."""
+        for _ in self.check(fields):
+            pass
+
+    def refuse_tokens(self, params: Any) -> None:
+        """BadRequest: what vLLM's SamplingParams are too long for, now that words are tokens and
+        the model's own stop ids are among the others."""
+        words = getattr(params, "bad_words_token_ids", None) or ()
+        _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
+        if sum(map(len, words)) > self.bad_words_tokens:
+            raise BadRequest(
+                f"bad_words may have {self.bad_words_tokens} tokens in all words together.",
+                "bad_words",
+            )
+        if getattr(params, "min_tokens", 0):
+            _check_length(
+                "stop_token_ids",
+                getattr(params, "all_stop_token_ids", ()),
+                self.stop_token_ids,
+                "ids where min_tokens is set, the model's own among them",
+            )
+
+    def _check_lengths(self, fields: Any) -> None:
+        for name, what in (
+            ("allowed_token_ids", "ids"),
+            ("logit_bias", "entries"),
+            ("bad_words", "words"),
+            ("stop", "texts"),
+        ):
+            value = getattr(fields, name, None)
+            if not isinstance(value, str):
+                _check_length(name, value, getattr(self, name), what)
+        words = getattr(fields, "bad_words", None) or ()
+        most = BYTES_A_TOKEN * self.bad_words_tokens
+        if sum(map(len, words)) > most:
+            raise BadRequest(f"bad_words may have {most} characters together.", "bad_words")
+        budget = getattr(fields, "thinking_token_budget", None)
+        if budget is not None and budget > self.thinking_token_budget:
+            raise BadRequest(
+                f"thinking_token_budget may be {self.thinking_token_budget} at most.",
+                "thinking_token_budget",
+            )
+
+
+def _check_length(name: str, value: Any, most: int, what: str) -> None:
+    if isinstance(value, Sized) and len(value) > most:
+        raise BadRequest(f"{name} may have {most} {what}; this has {len(value)}.", name)
+
+
+def _check_text(name: str, value: str) -> None:
+    try:
+        if not value.isascii():
+            value.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"{name} has half a surrogate pair, which is no text.", name) from None
+
+
+def _check_number(name: str, value: float) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{name} must have finite numbers only, not NaN or Infinity.", name)
+    if isinstance(value, int) and not _LEAST <= value <= _MOST:
+        raise BadRequest(
+            f"{name} has an integer of more than 64 bits: {_LEAST} to {_MOST} are possible.", name
+        )
+
+
+def _fields(value: Any) -> Iterable[tuple[str, Any]]:
+    """Those of a msgspec, pydantic or dataclasses object, with their names; of others none."""
+    kind = type(value)
+    if names := getattr(kind, "__struct_fields__", None):
+        return ((name, getattr(value, name)) for name in names if name not in _ELSEWHERE)
+    if hasattr(kind, "model_fields") or hasattr(kind, "__dataclass_fields__"):
+        return chain(vars(value).items(), (getattr(value, "model_extra", None) or {}).items())
+    return ()
