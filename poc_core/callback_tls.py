@@ -11,6 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from poc_core.callbacks import canonical_host
 from poc_core.errors import ForbiddenReceiverError, ProoflineError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,12 @@ class TlsNames:
 
     @classmethod
     def of(cls, hosts: str, client: str, trusted: Path | None) -> TlsNames:
-        named = frozenset(part.strip().lower() for part in hosts.split(",") if part.strip())
+        try:
+            named = frozenset(
+                canonical_host(part.strip()) for part in hosts.split(",") if part.strip()
+            )
+        except ValueError as error:
+            raise ValueError(f"POC_CALLBACK_TLS_HOSTS: {error}") from None
         files = tuple(Path(part.strip()) for part in client.split(",") if part.strip())
         if len(files) > 2:
             raise ValueError(
@@ -79,7 +85,7 @@ class CallbackTls:
         self._problem: CertificateError | None = None
 
     def concerns(self, host: str) -> bool:
-        return host.lower().strip("[]").removesuffix(".") in self._names.hosts
+        return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
         """The context of the files as they are now; the one before while they cannot be used.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -13,6 +15,9 @@ from poc_core.errors import ForbiddenReceiverError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# What is the node's own: ports of this machine, and single ports of other machines.
+Own = Collection[int | tuple[Address, int]]
 
 # Kinds of addresses that POC_CALLBACK_ALLOW may name beside hosts and networks.
 KINDS: Final = ("public", "private", "loopback")
@@ -25,6 +30,9 @@ _METADATA = frozenset(
 # IPv6 addresses that stand for IPv4 ones, which lie in their last 32 bits.
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+# A name as it stands in DNS; a last label of digits is a mistyped address's. Docker takes _ too.
+_LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
+_NAME = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!(0x)?\d+$){_LABEL}")
 
 
 def redacted(url: str | None) -> str | None:
@@ -43,10 +51,31 @@ def receiver_of(url: str) -> str:
     """host:port, the receiver that is tried and spared as one; empty for a url that names none."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", port_of(parts)
+        host, port = canonical_host(parts.hostname or ""), port_of(parts)
     except ValueError:
         return ""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def canonical_host(text: str) -> str:
+    """The form in which hosts are compared: an address, or a name as in DNS (IDNA, small letters,
+    without the final dot). ValueError: neither.
+    """
+    host = text.strip("[]").lower()
+    address = literal_address(host)
+    if address is not None:
+        return str(address)
+    if not host.isascii():
+        import httpx  # here: it takes 0.1 s. What sends callbacks says which name is meant
+
+        try:
+            host = httpx.URL(f"http://{host}/").raw_host.decode()
+        except (httpx.InvalidURL, UnicodeError):
+            raise ValueError(f"{text!r} is no host name") from None
+    host = host.removesuffix(".")
+    if not _NAME.fullmatch(host):
+        raise ValueError(f"{text!r} is neither a host name nor an address")
+    return host
 
 
 def port_of(parts: SplitResult) -> int:
@@ -112,21 +141,25 @@ class CallbackPolicy:
             if entry in KINDS:
                 kinds.add(entry)
                 continue
-            try:
+            with suppress(ValueError):
                 networks.append(ipaddress.ip_network(entry, strict=False))
+                continue
+            try:
+                hosts.add(canonical_host(entry))
             except ValueError:
-                if "/" in entry or ":" in entry or "@" in entry:
-                    raise ValueError(
-                        f"must list {', '.join(KINDS)}, host names, addresses or networks such as"
-                        f" 10.0.0.0/8, with commas between; {entry!r} is none"
-                    ) from None
-                hosts.add(entry)
+                raise ValueError(
+                    f"must list {', '.join(KINDS)}, host names, addresses or networks such as"
+                    f" 10.0.0.0/8, with commas between; {entry!r} is none"
+                ) from None
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
-    def check_url(self, url: str, own_ports: Iterable[int]) -> None:
+    def check_url(self, url: str, own_ports: Own) -> None:
         """ForbiddenReceiverError where the url alone, before its name is resolved, forbids it."""
         parts = urlsplit(url)
-        host = (parts.hostname or "").lower()
+        try:
+            host = canonical_host(parts.hostname or "")
+        except ValueError as error:
+            raise ForbiddenReceiverError(f"No callback can go there: {error}.") from None
         address = literal_address(host)
         if host == "localhost" or host.endswith(".localhost"):
             address = ipaddress.IPv4Address("127.0.0.1")
@@ -140,17 +173,20 @@ class CallbackPolicy:
         host: str,
         address: Address,
         port: int,
-        own_ports: Iterable[int],
+        own_ports: Own,
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
         """ForbiddenReceiverError unless a callback to `host` may use this address and port."""
         address = plain(address)
-        if port in own_ports and (address.is_loopback or address.is_unspecified or is_own(address)):
+        if (address, port) in own_ports or (
+            port in own_ports and (address.is_loopback or address.is_unspecified or is_own(address))
+        ):
             raise ForbiddenReceiverError(
-                f"Port {port} of this machine is the node's own; a callback's url names its"
-                " receiver."
+                f"Port {port} of {host} is the node's own; a callback's url names its receiver."
             )
-        if host.lower() in self.hosts or any(address in network for network in self.networks):
+        with suppress(ValueError):
+            host = canonical_host(host)
+        if host in self.hosts or any(address in network for network in self.networks):
             return
         if _kind_of(address) not in self.kinds:
             raise ForbiddenReceiverError(_not_allowed(host))

@@ -131,6 +131,14 @@ class Settings(WorkSettings):
         CallbackPolicy.of(text)
         return text
 
+    @field_validator("callback_proxy")
+    @classmethod
+    def _real_proxy(cls, proxy: SecretStr | None) -> SecretStr | None:
+        parts = urlsplit(proxy.get_secret_value() if proxy else "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must look like http://host:port")
+        return proxy
+
     @field_validator("chat_policy")
     @classmethod
     def _known_policy(cls, text: str) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from poc_core.fields import MAX_BATCH_SIZE
@@ -126,6 +126,14 @@ class WorkSettings(BaseSettings):
             " addresses and networks (10.0.0.0/8), with commas between. Link-local and cloud"
             " metadata addresses only when named, the node's own ports never. `up` with a --host"
             " beyond loopback leaves out loopback unless you set this."
+        ),
+    )
+    callback_proxy: SecretStr | None = Field(
+        None,
+        description=(
+            "HTTP proxy (http://user:password@host:port) through which callbacks go to public"
+            " addresses, which are looked up and checked here. Unset: no proxy, whatever HTTP_PROXY"
+            " and the like say."
         ),
     )
     callback_tls_hosts: str = Field(

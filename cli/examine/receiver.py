@@ -4,10 +4,12 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
+from redis.exceptions import RedisError
 
 from cli.examine.findings import Finding, ok, problem
 from poc_core.callback_tls import (
@@ -16,12 +18,16 @@ from poc_core.callback_tls import (
     PlainUrlError,
     try_handshake,
 )
-from poc_core.callbacks import port_of, redacted
+from poc_core.callbacks import Own, port_of, redacted
 from poc_core.errors import ForbiddenReceiverError
 from poc_core.fields import HttpUrl
 from poc_core.settings import Settings
+from poc_core.state.client import connect
+from poc_core.state.registry import WorkerRegistry
+from workers.courier.own_ports import OwnPorts
 
 _ANSWER_S = 10.0  # as the courier waits
+_REDIS_S = 2.0
 _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
@@ -42,10 +48,9 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
     host = parts.hostname or ""
     try:
         settings.callbacks.check_url(url, settings.own_ports)
+        own = _own_ports(settings)
         for address in _addresses(host, port_of(parts)):
-            settings.callbacks.check(
-                host, ipaddress.ip_address(address), port_of(parts), settings.own_ports
-            )
+            settings.callbacks.check(host, ipaddress.ip_address(address), port_of(parts), own)
     except ForbiddenReceiverError as error:
         remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/connect.md, Receivers."
         yield problem("receiver", str(error), remedy)
@@ -85,6 +90,16 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
         return
     how = "by TLS with the certificates named" if is_named else f"GET: {answer.status_code}"
     yield ok("receiver", f"{shown} answers ({how})")
+
+
+def _own_ports(settings: Settings) -> Own:
+    """The node's own ports, without those that Redis alone knows while Redis is away."""
+    redis = connect(settings, patient=False, timeout_s=_REDIS_S)
+    own = OwnPorts.of(settings, WorkerRegistry(redis, settings))
+    with suppress(RedisError):
+        own.look()
+    redis.close()
+    return own.now()
 
 
 def _addresses(host: str, port: int) -> list[str]:

@@ -10,6 +10,7 @@ EVENTS = "poc:events"  # counter of the events told; each kind of them is a list
 WORKER_PREFIX = "poc:worker:"
 WORKERS = "poc:workers"  # zset worker id -> last heartbeat
 CHAT_PORTS = "poc:ports"  # zset port on which a worker serves chat -> its last heartbeat
+API_ADDRESSES = "poc:api"  # zset "address port" of an API's machine -> when it said so
 MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
 
 # hash: what the node shall run; no TTL, so that a node that was off for long finds it

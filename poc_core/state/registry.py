@@ -1,5 +1,6 @@
 """The workers that live, by their heartbeats, and the models that are or were served."""
 
+import ipaddress
 import json
 import socket
 import time
@@ -8,9 +9,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import psutil
 from pydantic import TypeAdapter
 from redis import Redis
 
+from poc_core.callbacks import Address, literal_address
 from poc_core.queues import bindings, worker_queue
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.serving.places import name_of
@@ -138,13 +141,34 @@ class WorkerRegistry:
         """The workers alive that take new work."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
-    def ports(self) -> set[int]:
-        """The ports on which workers serve chat, or did lately. Changes nothing.
+    def tell_api(self) -> None:
+        """Says at which addresses this machine has an API."""
+        now, port = self._clock(), self._settings.api_port
+        found = [one.address for of_one in psutil.net_if_addrs().values() for one in of_one]
+        addresses = {
+            str(address)
+            for address in map(literal_address, found)
+            if address and not address.is_loopback and not address.is_link_local
+        }
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.zremrangebyscore(keys.API_ADDRESSES, "-inf", self._oldest_port())
+            for address in addresses:
+                pipe.zadd(keys.API_ADDRESSES, {f"{address} {port}": now})
+            pipe.expire(keys.API_ADDRESSES, self._settings.job_ttl_sec)
+            pipe.execute()
 
-        Apart from the workers' records, whose secrets are not for everyone who asks for ports.
+    def ports(self) -> set[int | tuple[Address, int]]:
+        """The ports on which workers serve chat, or did lately, and where APIs listen.
+
+        Apart from the workers' records, whose secrets are not for everyone who asks for ports. Of
+        other machines' ports only the APIs' count: a host could name a receiver's.
         """
-        found = self._redis.zrangebyscore(keys.CHAT_PORTS, self._oldest_port(), "+inf")
-        ports = (readable(f"port {raw!r}", partial(int, raw)) for raw in found)
+        found = [
+            raw
+            for key in (keys.CHAT_PORTS, keys.API_ADDRESSES)
+            for raw in self._redis.zrangebyscore(key, self._oldest_port(), "+inf")
+        ]
+        ports = (readable(f"port {raw!r}", partial(_port, raw)) for raw in found)
         return {port for port in ports if port}
 
     def _oldest_port(self) -> float:
@@ -165,6 +189,11 @@ class WorkerRegistry:
             if entry is not None and entry[1] >= oldest:
                 known[name.decode()] = entry[0]
         return known
+
+
+def _port(raw: bytes) -> int | tuple[Address, int]:
+    address, _, port = raw.decode().rpartition(" ")
+    return (ipaddress.ip_address(address), int(port)) if address else int(port)
 
 
 def worker_records(found: Iterable[tuple[str, bytes]]) -> list[WorkerRecord]:

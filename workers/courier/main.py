@@ -36,14 +36,15 @@ def run_courier(redis_url: str | None = None) -> None:
     refuse_wrong(settings)
     redis = connect(settings)
     outbox = Outbox(redis, settings)
-    own_ports = OwnPorts(settings.own_ports, WorkerRegistry(redis, settings))
+    own_ports = OwnPorts.of(settings, WorkerRegistry(redis, settings))
     # trust_env off: proxies in the environment are for the internet, not for aggregators.
     client = httpx.AsyncClient(trust_env=False, limits=CONNECTIONS)
     tls = CallbackTls(settings.callback_tls)
     if settings.callback_tls.hosts:
         with contextlib.suppress(CertificateError):  # it is logged, before a callback needs it
             tls.context()
-    poster = Poster(client, settings.callbacks, own_ports.now, tls=tls)
+    proxy = settings.callback_proxy.get_secret_value() if settings.callback_proxy else None
+    poster = Poster(client, settings.callbacks, own_ports.now, tls=tls, proxy=proxy)
     courier = Courier(
         outbox, Receivers(redis), poster, settings.callback_max_retries, settings.callback_max_bytes
     )

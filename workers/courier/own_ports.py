@@ -1,22 +1,44 @@
-"""The node's own ports, to which no callback goes on this machine."""
+"""The node's own ports, to which no callback goes."""
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
+
+from poc_core.callbacks import Address, literal_address, plain
+from poc_core.redis_at.url import RedisUrl
+from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
 
 
 class OwnPorts:
-    """The ports that the settings name, and the chat ports of the live workers."""
+    """The ports that the settings name, chat's of the live workers, the APIs' and Redis'."""
 
-    def __init__(self, known: frozenset[int], workers: WorkerRegistry) -> None:
+    def __init__(
+        self, known: frozenset[int], workers: WorkerRegistry, redis: RedisUrl | None = None
+    ) -> None:
         self._known = known
         self._workers = workers
-        self._now = known
+        self._redis = redis
+        self._now: frozenset[int | tuple[Address, int]] = known
 
-    def now(self) -> frozenset[int]:
+    @classmethod
+    def of(cls, settings: Settings, workers: WorkerRegistry) -> OwnPorts:
+        return cls(settings.own_ports, workers, RedisUrl.of(settings.redis_url))
+
+    def now(self) -> frozenset[int | tuple[Address, int]]:
         """The ports as of the last look."""
         return self._now
 
     def look(self) -> None:
-        """Asks Redis for the ports. For a thread that may wait."""
-        self._now = self._known | self._workers.ports()
+        """Asks Redis for the ports, and DNS for its addresses. For a thread that may wait."""
+        of_redis = set()
+        # Each port at each host: those of Sentinels may have the server, too.
+        hosts, ports = (self._redis.hosts, self._redis.ports) if self._redis else ((), ())
+        for host, _ in hosts:
+            with suppress(OSError):
+                for *_, at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+                    if address := literal_address(str(at[0])):
+                        of_redis |= {(plain(address), port) for port in ports}
+        self._now = self._known | of_redis
+        self._now |= self._workers.ports()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -22,15 +25,27 @@ from poc_core.callback_tls import (
     handshake_problem,
     try_handshake,
 )
-from poc_core.callbacks import Address, CallbackPolicy, literal_address, redacted, without_secret
+from poc_core.callbacks import (
+    Address,
+    CallbackPolicy,
+    Own,
+    canonical_host,
+    literal_address,
+    receiver_of,
+    redacted,
+    without_secret,
+)
 from poc_core.errors import ForbiddenReceiverError
 from poc_core.state.delivery.outbox import Delivery
 from workers.courier.tls_clients import TlsClients
 
 # Seconds a try may take, from the name's resolution to the status line (protocol.md, section 6).
 DEADLINE_S = 10.0
-# Seconds for a connection to one of a name's addresses: the next one is to have its turn.
-_CONNECT_S = 3.0
+# Seconds until the next of a name's addresses is tried as well (RFC 8305), and the most of them.
+_STAGGER_S = 0.25
+_MOST_ADDRESSES = 32
+# Receivers whose last good address is remembered.
+_MOST_REMEMBERED = 1000
 # Bytes handed to a connection at a time.
 _PIECE = 64 * 1024
 
@@ -47,6 +62,8 @@ NO_CERTIFICATES = (
     "POC_CALLBACK_TRUSTED_CERTS); see the courier's log."
 )
 
+T = TypeVar("T")
+
 # Looks a name up in a thread: (name, port) -> what socket.getaddrinfo returns.
 Lookup = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
@@ -61,6 +78,7 @@ class End(Enum):
     TAKEN = "taken"
     REFUSED = "refused"  # the receiver answered, not with 2xx
     TOO_LARGE = "too large"  # the receiver answered 413, or took too long to take all of it
+    GONE = "gone"  # the receiver answered 410: it wants no more of it
     SILENT = "silent"  # no answer
     FORBIDDEN = "forbidden"  # nobody was asked
 
@@ -71,6 +89,12 @@ class Result(NamedTuple):
     details: str = ""  # for the log
 
 
+class PutOff(Result):
+    """A refusal of a receiver that says when to come again (Retry-After)."""
+
+    retry_after_s = 0.0
+
+
 class Poster:
     """Sends payloads. For one event loop."""
 
@@ -78,13 +102,18 @@ class Poster:
         self,
         client: httpx.AsyncClient,
         policy: CallbackPolicy,
-        own_ports: Callable[[], frozenset[int]] = frozenset,
+        own_ports: Callable[[], Own] = frozenset,
         lookup: Lookup = _look_up,
         deadline_s: float = DEADLINE_S,
         tls: CallbackTls | None = None,
+        proxy: str | None = None,
     ) -> None:
-        """`own_ports()`: this machine's, never sent to. `tls`: for the hosts the operator names."""
-        self._clients = TlsClients(client, tls or CallbackTls(NO_TLS))
+        """`own_ports()`: the node's, never sent to. `tls`: for the hosts the operator names.
+
+        `proxy`: of http, for public addresses.
+        """
+        self._clients = TlsClients(client, tls or CallbackTls(NO_TLS), proxy)
+        self._good: OrderedDict[str, Address] = OrderedDict()  # of receivers, the last used last
         self._policy = policy
         self._own_ports = own_ports
         self._lookup = lookup
@@ -104,7 +133,7 @@ class Poster:
         sending = _Sending(delivery.body)
         try:
             async with asyncio.timeout(self._deadline_s):
-                status = await self._status(delivery, sending)
+                status, retry_after_s = await self._status(delivery, sending)
         except CertificateError as error:
             return Result(End.FORBIDDEN, NO_CERTIFICATES, str(error))
         except PlainUrlError as error:
@@ -132,7 +161,12 @@ class Poster:
         said = f"{redacted(delivery.url)} answered {status}"
         if status == 400 and self._is_named(delivery):
             said += "; so do proxies that miss the node's certificate (POC_CALLBACK_CLIENT_CERT)"
-        return Result(End.TOO_LARGE if status == 413 else End.REFUSED, said, said)
+        end = {410: End.GONE, 413: End.TOO_LARGE}.get(status, End.REFUSED)
+        if retry_after_s is None:
+            return Result(end, said, said)
+        result = PutOff(end, said, said)
+        result.retry_after_s = retry_after_s
+        return result
 
     def _is_named(self, delivery: Delivery) -> bool:
         try:
@@ -140,34 +174,30 @@ class Poster:
         except httpx.InvalidURL:
             return False
 
-    async def _status(self, delivery: Delivery, sending: _Sending) -> int:
+    async def _status(self, delivery: Delivery, sending: _Sending) -> tuple[int, float | None]:
+        """The answer's status, and in how many seconds the receiver wants to be asked again."""
         url = httpx.URL(delivery.url)
         port = url.port or {"https": 443}.get(url.scheme, 80)
-        host = url.raw_host.decode()
+        host, receiver = canonical_host(url.host), receiver_of(delivery.url)
         own_ports = self._own_ports()
-        addresses = await self._addresses(host, port, delivery.is_round)
-        problem: Exception = ForbiddenReceiverError(f"{host} has no address")
-        for address in addresses:
+        allowed = []
+        problem = ForbiddenReceiverError(f"{host} has no address")
+        for address in await self._addresses(url.raw_host.decode(), port, delivery.is_round):
             try:
                 self._policy.check(host, address, port, own_ports)
-                # The address that was checked is connected to: the name is not looked up again.
-                connect_s = (
-                    self._deadline_s
-                    if address is addresses[-1]
-                    else min(self._deadline_s, _CONNECT_S)
-                )
-                try:
-                    return await self._exchange(delivery, url, host, address, connect_s, sending)
-                # A refusal that comes while the request is sent is no httpx error.
-                except (httpx.TransportError, ssl.SSLError) as error:
-                    await self._raise_of_tls(error, url, address)
-                    raise
-            except (httpx.ConnectError, httpx.ConnectTimeout, ForbiddenReceiverError) as error:
-                if not isinstance(error, ForbiddenReceiverError) or isinstance(
-                    problem, ForbiddenReceiverError
-                ):
-                    problem = error
-        raise problem
+                allowed.append(address)
+            except ForbiddenReceiverError as error:
+                problem = error
+        if not allowed:
+            raise problem
+        good = self._good.pop(receiver, None)
+        allowed.sort(key=lambda address: address != good)  # the one that worked comes first
+        exchange = partial(self._exchange, delivery, url, host, sending)
+        address, answer = await _race(exchange, allowed[:_MOST_ADDRESSES], self._deadline_s)
+        self._good[receiver] = address
+        if len(self._good) > _MOST_REMEMBERED:
+            self._good.popitem(last=False)
+        return answer
 
     async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:
         """HandshakeError where the host is named and certificates are why the connection failed.
@@ -178,7 +208,7 @@ class Poster:
         if context is None:
             return
         why = handshake_problem(error)
-        if why is None and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        if why is None and not isinstance(error, httpx.ConnectError):
             port, loop = url.port or 443, asyncio.get_running_loop()
             ask = partial(try_handshake, context, str(address), port, url.host)
             why = await loop.run_in_executor(self._threads[True], ask)
@@ -199,28 +229,103 @@ class Poster:
         delivery: Delivery,
         url: httpx.URL,
         host: str,
-        address: Address,
-        connect_s: float,
         sending: _Sending,
-    ) -> int:
+        address: Address,
+        begin: Callable[[], None],
+    ) -> tuple[int, float | None]:
+        """`begin` is called when the connection is there, before anything is sent."""
+
+        async def trace(event: str, info: dict[str, Any]) -> None:
+            is_to_proxy = info.get("request") and info["request"].method == b"CONNECT"
+            if event.endswith("send_request_headers.started") and not is_to_proxy:
+                begin()
+
         headers = {
-            "Host": url.netloc.decode(),
+            "Host": url.copy_with(host=host).netloc.decode(),
             "Content-Type": "application/json",
             "Content-Length": str(len(delivery.body)),
             "X-Payload-Id": delivery.payload_id,
         }
-        # A stream: only the status matters, a body without end must not hold the courier.
-        async with self._clients.of(url).stream(
-            "POST",
-            url.copy_with(host=str(address), username="", password=""),
-            content=sending.pieces(),
-            headers=headers,
-            auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,
-            # The rest has the deadline of the whole try.
-            timeout=httpx.Timeout(None, connect=connect_s),
-            extensions={"sni_hostname": host} if literal_address(host) is None else {},
-        ) as response:
-            return response.status_code
+        extensions: dict[str, Any] = {"trace": trace}
+        if literal_address(host) is None:
+            extensions["sni_hostname"] = host
+        try:
+            # A stream: only the status matters, a body without end must not hold the courier.
+            # The address that was checked is connected to: the name is not looked up again.
+            async with self._clients.of(url, address).stream(
+                "POST",
+                url.copy_with(host=str(address), username="", password=""),
+                content=sending.pieces(),
+                headers=headers,
+                auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,
+                timeout=None,  # but for that of the whole try
+                extensions=extensions,
+            ) as response:
+                return response.status_code, _retry_after_s(response.headers.get("Retry-After"))
+        # A refusal that comes while the request is sent is no httpx error.
+        except (httpx.TransportError, ssl.SSLError) as error:
+            await self._raise_of_tls(error, url, address)
+            raise
+
+
+async def _race(
+    exchange: Callable[[Address, Callable[[], None]], Coroutine[Any, Any, T]],
+    addresses: Sequence[Address],
+    deadline_s: float,
+) -> tuple[Address, T]:
+    """What the first of the addresses answers that can be connected to, and which that is.
+
+    The next address is tried when one fails, or has no connection for some time; all others are
+    given up when one has. Where none has: the last error, or that of certificates.
+    """
+    problem: BaseException | None = None
+    tasks: dict[asyncio.Task[T], Address] = {}
+    chosen: asyncio.Task[T] | None = None
+
+    def begin() -> None:
+        nonlocal chosen
+        chosen = asyncio.current_task()
+        for task in tasks:
+            if task is not chosen:
+                task.cancel()
+
+    waiting = list(addresses)
+    stagger_s = min(_STAGGER_S, deadline_s / 2 / len(addresses))
+    try:
+        while True:
+            if waiting and chosen is None:
+                address = waiting.pop(0)
+                tasks[asyncio.ensure_future(exchange(address, begin))] = address
+            patience_s = stagger_s if waiting and chosen is None else None
+            done, _ = await asyncio.wait(
+                tasks, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                address = tasks.pop(task)
+                if task.cancelled():
+                    continue
+                error = task.exception()
+                if error is None:
+                    return address, task.result()
+                problem = problem if isinstance(problem, HandshakeError) else error
+                if task is chosen or not (waiting or tasks):
+                    raise problem
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _retry_after_s(text: str | None) -> float | None:
+    """Seconds that a Retry-After names, as a number or a date; None: none that can be read."""
+    try:
+        return float(int(text or ""))
+    except ValueError:
+        pass
+    try:
+        return (parsedate_to_datetime(text or "") - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 class _Sending:

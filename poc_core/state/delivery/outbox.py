@@ -22,11 +22,13 @@ from poc_core.payloads import payload
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.delivery import entries
-from poc_core.state.delivery.receivers import BREAKS_AT, PROBE_S, backoff_s
+from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, PROBE_S, backoff_s
 from poc_core.state.unreadable import readable
 
 # Outboxes announced as due in one call.
 _MOST_DUE = 1000
+# Most seconds that a receiver may put off its next payload (Retry-After).
+LONGEST_WAIT_S = 600.0
 # Seconds that a courier is missed once it gives no sign of life.
 COURIER_KNOWN_S = 86_400
 
@@ -161,9 +163,14 @@ class Outbox:
         """The receiver has the payload: remove it. False: another process took over before."""
         return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
 
-    def failed(self, delivery: Delivery, error: str) -> float:
-        """The receiver does not have the payload: keep it. Returns seconds until the next try."""
+    def failed(self, delivery: Delivery, error: str, retry_after_s: float | None = None) -> float:
+        """The receiver does not have the payload: keep it. Returns seconds until the next try.
+
+        `retry_after_s`: as the receiver wishes, at most LONGEST_WAIT_S.
+        """
         wait_s = backoff_s(delivery.failures)
+        if retry_after_s is not None:
+            wait_s = min(max(retry_after_s, FIRST_BACKOFF_S), LONGEST_WAIT_S)
         self._end_with(delivery, "failed", wait_s, error)
         return wait_s
 
@@ -184,7 +191,7 @@ class Outbox:
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Gives up the payload (POC_CALLBACK_MAX_RETRIES, where set); the next one is tried."""
+        """Gives up the payload (410, or POC_CALLBACK_MAX_RETRIES tries); the next one is tried."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:

@@ -116,7 +116,7 @@ NOT = {
 # wheel that tests use has not.
 NOT_SINCE_7 = {
     "api": ("LRANGE poc.model.m 0 -1",),
-    "courier": ("DEL poc:ports", "ZADD poc:ports 1 22"),
+    "courier": ("DEL poc:ports", "ZADD poc:ports 1 22", "ZADD poc:api 1 x"),
     "flower": ("DEL poc.model.m", "BRPOP poc.model.m 1", "RPOP poc.worker.w"),
 }
 # What no key or channel bounds, and shows nobody anything of others.

@@ -1,9 +1,11 @@
 """Callback urls: what is shown of one, and where one may lead."""
 
 import ipaddress
+from pathlib import Path
 
 import pytest
 
+from poc_core.callback_tls import CallbackTls, TlsNames
 from poc_core.callbacks import (
     CallbackPolicy,
     is_of_this_machine,
@@ -158,6 +160,76 @@ def test_a_url_is_admitted(url: str) -> None:
 def test_a_name_is_refused_where_only_others_are_allowed() -> None:
     with pytest.raises(ForbiddenReceiverError, match="POC_CALLBACK_ALLOW"):
         CallbackPolicy.of("aggregator").check_url("http://elsewhere/", OWN_PORTS)
+
+
+SAME_NAME = ["bücher.example", "BÜCHER.Example.", "xn--bcher-kva.example", "XN--BCHER-KVA.EXAMPLE."]
+
+
+@pytest.mark.parametrize("named", SAME_NAME)
+@pytest.mark.parametrize("called", SAME_NAME)
+def test_a_name_is_compared_in_one_form_by_api_and_courier(named: str, called: str) -> None:
+    policy = CallbackPolicy.of(named)
+    policy.check_url(f"http://{called}:9000/", OWN_PORTS)
+    assert allows(policy, "10.0.0.1", host=called)
+    assert receiver_of(f"http://{called}/x") == "xn--bcher-kva.example:80"
+    assert CallbackTls(TlsNames.of(named, "", Path("file"))).concerns(called)
+
+
+@pytest.mark.parametrize("url", ["http://LOCALHOST.:8000", "http://a.localhost.:6379"])
+def test_loopback_by_name_has_no_other_form(url: str) -> None:
+    with pytest.raises(ForbiddenReceiverError, match="the node's own"):
+        DEFAULT.check_url(url, OWN_PORTS)
+
+
+@pytest.mark.parametrize(
+    "host", ["*.example", "a..b", "1.2.3.4.5", "-a.example", f"{'x' * 64}.example", "xn--é.example"]
+)
+def test_a_url_whose_host_is_no_name_is_refused_at_once(host: str) -> None:
+    with pytest.raises(ForbiddenReceiverError, match="host name"):
+        DEFAULT.check_url(f"http://{host}/", OWN_PORTS)
+
+
+@pytest.mark.parametrize("host", ["api", "my_service", "proofline-api-1", "1a.example", "[::1]"])
+def test_a_url_of_any_name_is_admitted(host: str) -> None:
+    DEFAULT.check_url(f"http://{host}:9000/", OWN_PORTS)
+
+
+@pytest.mark.parametrize("policy", ["public,private,loopback", "receiver,172.18.0.0/16,fd00::/8"])
+@pytest.mark.parametrize(
+    ("address", "port", "is_allowed"),
+    [
+        ("172.18.0.3", 6379, False),
+        ("::ffff:172.18.0.3", 6379, False),
+        ("172.18.0.3", 9100, True),
+        ("172.18.0.4", 6379, True),
+        ("fd00::3", 8000, False),
+    ],
+)
+def test_the_nodes_own_services_on_other_machines_are_not_allowed(
+    policy: str, address: str, port: int, is_allowed: bool
+) -> None:
+    own = {
+        (ipaddress.ip_address("172.18.0.3"), 6379),
+        (ipaddress.ip_address("fd00::3"), 8000),
+    }
+    try:
+        CallbackPolicy.of(policy).check("receiver", ipaddress.ip_address(address), port, own)
+    except ForbiddenReceiverError:
+        assert not is_allowed
+    else:
+        assert is_allowed
+
+
+@pytest.mark.parametrize("setting", ["POC_CALLBACK_ALLOW", "POC_CALLBACK_TLS_HOSTS"])
+@pytest.mark.parametrize(
+    "text", ["*.x", "a..b", "300.1.1.1", "host:80", "aggregator.example,b c", "a/b", "%", "x" * 300]
+)
+def test_what_is_no_name_is_refused_at_the_start(
+    setting: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(setting, text)
+    with pytest.raises(SettingsError, match=setting):
+        load_settings()
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/99", "http://host", "user@host"])

@@ -1,6 +1,7 @@
 """The courier, by a receiver's answers, and where Redis or a process goes away meanwhile."""
 
 import asyncio
+import ipaddress
 import json
 import logging
 import threading
@@ -17,6 +18,7 @@ import pytest
 from redis import Redis
 
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
+from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.outbox import Due
@@ -310,6 +312,41 @@ def test_tries_do_not_end_by_default(
         deliver(courier, record.round_id)
         clock.now += LAST_BACKOFF_S
     assert receiver.nonces == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("wish", "least_s", "most_s"),
+    [("120", 120, 120), ("0", 1, 1), ("86400", 600, 600), (None, 1, 2), ("never", 1, 2)],
+)
+def test_a_receiver_says_when_the_next_try_comes(
+    outbox: Outbox,
+    receivers: Receivers,
+    record: RoundRecord,
+    clock: Clock,
+    redis: Redis,
+    wish: str | None,
+    least_s: float,
+    most_s: float,
+) -> None:
+    headers = {"Retry-After": wish} if wish else {}
+    asked = poster(lambda _: httpx.Response(429, headers=headers))
+    deliver(Courier(outbox, receivers, asked), record.round_id)
+    next_at = outbox_status(redis, record.round_id).next_at
+    assert next_at is not None
+    assert least_s <= next_at - clock.now <= most_s
+
+
+def test_410_ends_a_payload(
+    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock, redis: Redis
+) -> None:
+    receiver.answers = [410]
+    deliver(courier, record.round_id)
+    status = outbox_status(redis, record.round_id)
+    assert (status.dropped, status.waiting) == (4, 0)
+    assert "answered 410" in str(status.last_error)
+    clock.now += LAST_BACKOFF_S
+    deliver(courier, record.round_id)
+    assert len(receiver.requests) == 1
 
 
 def test_after_max_retries_the_payload_is_dropped_and_the_next_one_delivered(
@@ -685,6 +722,36 @@ def test_a_callback_urls_secret_is_in_no_log_and_no_error(
     assert all(
         request.headers["Authorization"].startswith("Basic ") for request in receiver.requests
     )
+
+
+def test_own_ports_are_also_those_of_redis_and_of_apis_elsewhere(
+    redis: Redis, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    addresses = {"redis": "172.18.0.2", "sentinel": "172.18.0.9"}
+    monkeypatch.setattr(
+        "socket.getaddrinfo",
+        lambda host, *_, **__: [(0, 0, 0, "", (addresses[host], 0))],
+    )
+    ports = OwnPorts(frozenset({8000}), workers, RedisUrl.of("redis://redis:6380/0"))
+    of_redis = (ipaddress.ip_address("172.18.0.2"), 6380)
+    workers.tell_api()
+    ports.look()
+    of_apis = ports.now() - {8000, of_redis}
+    assert of_redis in ports.now()
+    assert all(isinstance(one, tuple) and one[1] == 8000 for one in of_apis)
+    assert not any(isinstance(one, tuple) and one[0].is_loopback for one in of_apis)
+    redis.zadd("poc:api", {"172.18.0.3 8000": clock.now, "nonsense": clock.now})
+    ports.look()
+    assert (ipaddress.ip_address("172.18.0.3"), 8000) in ports.now()
+    sentinels = OwnPorts(
+        frozenset(), workers, RedisUrl.of("redis+sentinel://sentinel:26379/primary/0")
+    )
+    sentinels.look()
+    at = ipaddress.ip_address("172.18.0.9")
+    assert {(at, 26379), (at, 6379)} <= sentinels.now()
+    clock.now += 3600
+    ports.look()
+    assert ports.now() == {8000, of_redis}
 
 
 def test_own_ports_are_those_of_the_settings_and_of_workers_that_live(

@@ -13,7 +13,7 @@ import pytest
 
 from poc_core.callbacks import CallbackPolicy
 from poc_core.state.delivery.outbox import Delivery
-from workers.courier.poster import UNREACHABLE, End, Poster, Result
+from workers.courier.poster import UNREACHABLE, End, Poster, PutOff, Result
 
 SOON_S = 0.5  # of a try that is to be over at its deadline
 ALL = "public,private,loopback"
@@ -197,7 +197,10 @@ def test_a_redirect_is_not_followed_and_not_a_delivery(status: int) -> None:
 
 @pytest.mark.parametrize(
     ("status", "end"),
-    [(200, End.TAKEN), (204, End.TAKEN), (413, End.TOO_LARGE), (500, End.REFUSED)],
+    [
+        *((200, End.TAKEN), (204, End.TAKEN), (410, End.GONE)),
+        *((413, End.TOO_LARGE), (500, End.REFUSED)),
+    ],
 )
 def test_the_status_says_what_came_of_it(status: int, end: End) -> None:
     with receiver(answers(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)) as port:
@@ -280,6 +283,128 @@ def test_a_name_with_an_address_that_does_not_answer_is_tried_by_the_next() -> N
     with receiver(answers(b"HTTP/1.1 200 OK\r\n\r\n")) as port:
         result = post(f"http://both.example:{port}", addresses=("::1", "169.254.1.1", "127.0.0.1"))
     assert result.end is End.TAKEN
+
+
+# Nobody has these addresses, and nobody says so: a connection hangs.
+DEAD = tuple(f"198.18.0.{n}" for n in range(1, 5))
+
+
+def test_dead_addresses_before_a_good_one_cost_less_than_a_try() -> None:
+    """Which takes 10 s: by turns of 3 s each, the good one was never tried."""
+    requests: list[bytes] = []
+
+    def take(connection: socket.socket) -> None:
+        requests.append(read_request(connection))
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    with receiver(take) as port:
+        result = post(f"http://many.example:{port}", addresses=(*DEAD, "127.0.0.1"), deadline_s=10)
+    assert result.end is End.TAKEN
+    assert len(requests) == 1
+
+
+def test_an_address_that_is_not_allowed_is_never_connected_to() -> None:
+    with receiver(answers(b"HTTP/1.1 200 OK\r\n\r\n")) as port:
+        addresses = ("127.0.0.1", *DEAD)
+        result = post(
+            f"http://many.example:{port}", allow="private", addresses=addresses, deadline_s=SOON_S
+        )
+    assert result.end is End.SILENT
+
+
+def test_the_address_that_worked_is_tried_first() -> None:
+    tried: list[str] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        tried.append(request.url.host)
+        if request.url.host == "10.0.0.1":
+            raise httpx.ConnectError("nobody")
+        return httpx.Response(200)
+
+    async def tries() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(take))
+        poster = Poster(
+            client,
+            CallbackPolicy.of(ALL),
+            lookup=lambda _, port: [(0, 0, 0, "", (f"10.0.0.{n}", port)) for n in (1, 2)],
+        )
+        for url in ("http://a.example/", "http://A.example./x", "http://b.example/"):
+            await poster.post(Delivery("id", "token", url, b"{}", "id-0", 0))
+
+    asyncio.run(tries())
+    assert tried == ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (b"120", 120),
+        (b"0", 0),
+        (b"Wed, 21 Oct 2015 07:28:00 GMT", None),
+        (b"soon", None),
+        (b"-", None),
+        (b"", None),
+    ],
+)
+def test_when_a_receiver_wants_to_be_asked_again(text: bytes, seconds: float | None) -> None:
+    with receiver(answers(b"HTTP/1.1 503 X\r\nRetry-After: " + text + b"\r\n\r\n")) as port:
+        result = post(f"http://127.0.0.1:{port}")
+    assert result.end is End.REFUSED
+    if text.startswith(b"Wed"):
+        assert isinstance(result, PutOff)
+        assert result.retry_after_s < 0
+    else:
+        assert getattr(result, "retry_after_s", None) == seconds
+
+
+@pytest.mark.parametrize("url", ["http://bücher.example:%d/", "http://xn--bcher-kva.EXAMPLE.:%d/"])
+def test_a_name_goes_out_as_it_is_in_dns(url: str) -> None:
+    requests: list[bytes] = []
+
+    def take(connection: socket.socket) -> None:
+        requests.append(read_request(connection))
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    with receiver(take) as port:
+        result = post(url % port, allow="bücher.example")
+    assert result.end is End.TAKEN
+    assert b"\r\nHost: xn--bcher-kva.example:%d\r\n" % port in requests[0]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_proxied"),
+    [(("8.8.8.8",), True), (("2001:4860:4860::8888", "8.8.8.8"), True), (("127.0.0.1",), False)],
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_public_addresses_are_reached_through_the_proxy(
+    addresses: tuple[str, ...], is_proxied: bool, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[bytes] = []
+
+    def take(connection: socket.socket) -> None:
+        requests.append(connection.recv(65536))
+        connection.sendall(b"HTTP/1.1 502 X\r\nContent-Length: 0\r\n\r\n")
+
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+
+    async def one_try(port: int) -> Result:
+        poster = Poster(
+            httpx.AsyncClient(trust_env=False),
+            CallbackPolicy.of(ALL),
+            lookup=lambda _, at: [(0, 0, 0, "", (address, at)) for address in addresses],
+            proxy=f"http://user:word@127.0.0.1:{port}",
+        )
+        url = f"{scheme}://aggregator.example:{port}/x"
+        return await poster.post(Delivery("id", "token", url, b"{}", "id-0", 0))
+
+    with receiver(take) as port:
+        result = asyncio.run(one_try(port))
+    assert result.end is not End.TAKEN
+    to = f"CONNECT 8.8.8.8:{port} " if scheme == "https" else f"POST http://8.8.8.8:{port}/x "
+    assert requests[0].startswith(to.encode()) == is_proxied
+    assert (b"Proxy-Authorization: Basic" in requests[0]) == is_proxied
+    assert "word" not in result.said + result.details
 
 
 @pytest.mark.parametrize(
