@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -21,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 from api.chat.chat_workers import ChatWorkers
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
+from api.chat.streams import KEEP_ALIVE_S, Headers, Sending, error_event, failure, first_events
 from api.chat.suspects import LostError, Trials, fingerprint
-from api.errors import openai_error
+from api.errors import RETRY_AFTER_S
 from api.seen.chats import Chats
 from poc_core.records import (
     ENGINE_LOST_HEADER,
@@ -30,11 +30,9 @@ from poc_core.records import (
     GATEWAY_SECRET_HEADER,
     WorkerRecord,
 )
-from poc_core.serving.openai_errors import error_body
+from poc_core.serving.openai_errors import error_body, said_by, shaped
 
 log = logging.getLogger(__name__)
-
-Headers = list[tuple[bytes, bytes]]
 
 # Seconds for what a worker knows without its engine.
 _LOOKUP_TIMEOUT_S = 5.0
@@ -68,6 +66,7 @@ class ProxyRequest:
     body: bytes
     prefix: Prefix = NO_PREFIX
     client: str = ""  # who asks, as workers tell clients apart
+    is_stream: bool = False  # the client asks for events
 
 
 class NoWorkerError(Exception):
@@ -184,7 +183,8 @@ class Gateway:
                 if lost is not None:
                     raise LostError("its engine is lost", in_engine=lost != "0")
                 chunks = response.aiter_raw()
-                return response, await anext(chunks, b""), chunks
+                first = await (first_events if _is_stream(response) else _next)(chunks)
+                return response, first, chunks
             except httpx.TransportError as error:
                 was_sent |= way.was_sent
                 if way.is_new or way.is_answered:
@@ -228,7 +228,7 @@ class Gateway:
                 "worker_lost",
             )
             # the first newline ends an event cut short
-            yield b"\ndata: " + json.dumps(event).encode() + b"\n\n"
+            yield b"\n" + error_event(shaped(_path_of(request), 502, event))
         else:
             if held:
                 yield held
@@ -240,8 +240,7 @@ class Gateway:
         `n_lost`: engines that it has lost by now; of three it is blamed for the last."""
         if n_lost < 3 and not self._trials.blames(worker, request):
             return 0
-        path = request.path.partition(b"?")[0].decode("latin-1")
-        what = f"A request of {request.client} to {path[:80]}"
+        what = f"A request of {request.client} to {_path_of(request)[:80]}"
         told = await self.workers.died_with(worker.id, await _fingerprint(request), what)
         return max(n_lost, told)
 
@@ -269,41 +268,61 @@ class ProxiedAnswer(Response):
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._pass_on(scope, receive, send))
-        gone = asyncio.create_task(_client_gone(receive))
+        sending = Sending(send)
+        work = asyncio.create_task(self._pass_on(scope["path"], sending))
+        others = [asyncio.create_task(_client_gone(receive))]
+        if self._request.is_stream:
+            others.append(asyncio.create_task(sending.keep_alive(KEEP_ALIVE_S)))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (work, gone):
+            for task in (work, *others):
                 if not task.done():
                     task.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+            await asyncio.gather(*others, return_exceptions=True)
         with suppress(asyncio.CancelledError):
             await work
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, path: str, sending: Sending) -> None:
         try:
             async with self._gateway.open(self._workers, self._request) as (answer, body):
-                headers = _end_to_end(answer.headers.raw)
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": answer.status_code,
-                        "headers": headers,
-                    }
-                )
-                async for chunk in body:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
+                await _passed_on(path, answer, body, sending)
         except DeadlyRequestError:
             message = (
                 "Two engines died while they computed this request: it is refused for ten minutes."
                 " Change it, and tell the node's operator."
             )
-            await openai_error(400, message)(scope, receive, send)
+            await sending.fail(400, shaped(path, 400, error_body(400, message)), [])
         except NoWorkerError:
             message = "No worker could answer; try again in some seconds."
-            await openai_error(503, message)(scope, receive, send)
+            error = shaped(path, 503, error_body(503, message))
+            retry_after = (b"retry-after", str(RETRY_AFTER_S).encode())
+            await sending.fail(503, error, [retry_after])
+
+
+async def _passed_on(
+    path: str, answer: httpx.Response, body: AsyncIterator[bytes], sending: Sending
+) -> None:
+    """Sends a worker's answer; one whose first event is an error has that error's status."""
+    first, failed = await _next(body), None
+    if _is_stream(answer):
+        failed = failure(path, first)
+    elif sending.has_begun:  # as a stream, before the worker refused it
+        said = b"".join([first, *[chunk async for chunk in body]])
+        failed = answer.status_code, shaped(path, answer.status_code, said_by(said))
+    if failed is not None:
+        await sending.fail(*failed, [])
+        return
+    await sending.begin(answer.status_code, _end_to_end(answer.headers.raw))
+    if first:
+        await sending.go_on(first)
+        async for chunk in body:
+            await sending.go_on(chunk)
+    await sending.end()
+
+
+async def _next(chunks: AsyncIterator[bytes]) -> bytes:
+    return await anext(chunks, b"")
 
 
 def _is_stream(response: httpx.Response) -> bool:
@@ -321,6 +340,10 @@ async def _client_gone(receive: Receive) -> None:
     """Returns when the client has hung up; its body was read before, so nothing else can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _path_of(request: ProxyRequest) -> str:
+    return request.path.partition(b"?")[0].decode("latin-1")
 
 
 async def _fingerprint(request: ProxyRequest) -> str:

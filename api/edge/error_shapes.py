@@ -3,14 +3,13 @@
 """
 
 import json
-from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import MISTAKE
-from poc_core.serving.openai_errors import shaped
+from poc_core.serving.openai_errors import said_by, shaped
 from poc_core.serving.openai_paths import is_clients_path
 
 
@@ -66,9 +65,6 @@ class _Answer:
 
 def _reshaped(path: str, status: int, body: bytes) -> bytes:
     """The error's bytes; they stay where their form is right."""
-    try:
-        said: Any = json.loads(body)
-    except ValueError:
-        said = body.decode(errors="replace")
+    said = said_by(body)
     right = shaped(path, status, said)
     return body if right == said else json.dumps(right).encode()

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.chat.bounds import MAX_COMMAS, excess
+from api.chat.bounds import MAX_COMMAS, PATHS, excess
 from api.chat.fields import UnreadableError, fields_of
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
@@ -64,6 +64,8 @@ _BODY = {
 # Ends of the paths on which models answer with embeddings.
 _EMBEDDINGS = ("/embeddings", "/embed")
 _MOST_PATH_CHARS = 80
+# What clients write for true.
+_TRUE = (True, "true", "1")
 
 
 async def proxy(request: Request, services: AppServices) -> Response:
@@ -104,8 +106,10 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     # One worker has every prefix.
     is_read = len(chosen) > 1 and len(body) <= MAX_BODY
     prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX
+    is_stream = asked.get("stream") in _TRUE and PATHS.get(path, ("", ()))[0] == "answers"
     sent = ProxyRequest(
-        request.method, target, request.headers.raw, body, prefix, client_of(request.scope)
+        *(request.method, target, request.headers.raw, body, prefix),
+        *(client_of(request.scope), is_stream),
     )
     return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 

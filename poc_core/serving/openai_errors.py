@@ -1,6 +1,7 @@
 """Errors as the clients of a model's paths read them: in OpenAI's form, below /v1/messages in
 Anthropic's. For the API and the workers' chat servers."""
 
+import json
 from typing import Any
 
 from poc_core.serving.openai_paths import is_clients_path
@@ -45,6 +46,14 @@ def shaped(path: str, status: int, body: Any) -> Any:
         return body
     kind = _KINDS.get(status, _USUAL)[1]
     return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+
+
+def said_by(raw: bytes) -> Any:
+    """The JSON of an answer's bytes; what is none, as text."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode(errors="replace")
 
 
 def _sentence(detail: Any) -> tuple[str, str | None]:

@@ -366,6 +366,185 @@ class TestStreams:
 MODEL_PATHS = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/score")
 
 
+WRONG = b'data: {"error": {"message": "Grammar error", "type": "BadRequestError", "code": 400}}\n\n'
+EARLY = b'event: response.created\ndata: {"type": "response.created"}\n\n'
+
+
+class TestStreamsThatFail:
+    """Before their first token: by their own status, as whole answers."""
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
+    @pytest.mark.parametrize("before", [b"", b": waits\n\n", EARLY, EARLY.replace(b"\n", b"\r\n")])
+    def test_have_the_status_of_their_first_event(
+        self, api: httpx.Client, start: Start, services: Services, path: str, before: bytes
+    ) -> None:
+        def fails(call: Call) -> None:
+            call.begin_stream()
+            for part in (before[:20], before[20:], WRONG[:9], WRONG[9:], DONE):
+                if part:
+                    call.chunk(part)
+            call.end_stream()
+
+        worker = start("w1", fails)
+        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        answer = api.post(path, json=body(stream=True))
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+        assert answer.json()["error"]["message"] == "Grammar error"
+
+    def test_as_anthropics_events_say_it(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        error = {"type": "error", "error": {"type": "internal_error", "message": "oh"}}
+
+        def fails(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n")
+            call.end_stream()
+
+        worker = start("w1", fails)
+        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        answer = api.post("/v1/messages", json=body(stream=True))
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "oh")
+
+    def test_later_end_with_an_event(self, api: httpx.Client, start: Start) -> None:
+        def fails(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(EVENTS[0], WRONG, DONE)
+            call.end_stream()
+
+        start("w1", fails)
+        answer = api.post(CHAT, json=body(stream=True))
+        assert (answer.status_code, answer.content) == (200, EVENTS[0] + WRONG + DONE)
+
+    def test_and_whose_worker_dies_are_tried_elsewhere(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        def dies(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(EARLY)
+
+        start("w1", dies)
+        start("w2", streams)
+        answer = api.post("/v1/responses", json=body(stream=True))
+        assert answer.content == b"".join(EVENTS) + DONE
+
+
+class TestStreamsThatWait:
+    """Their clients get empty lines, which keep proxies from closing the connection."""
+
+    @pytest.fixture(autouse=True)
+    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("api.chat.gateway.KEEP_ALIVE_S", 0.1)
+
+    def test_begin_before_their_worker_answers(self, api: httpx.Client, start: Start) -> None:
+        seen = threading.Event()
+
+        def waits(call: Call) -> None:
+            assert seen.wait(60)
+            streams(call)
+
+        start("w1", waits)
+        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            parts = answer.iter_raw()
+            assert (next(parts), next(parts)) == (b"\n", b"\n")
+            seen.set()
+            assert b"".join(parts).lstrip(b"\n") == b"".join(EVENTS) + DONE
+
+    def test_get_them_between_events_and_never_within(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        seen = threading.Event()
+
+        def waits(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(EVENTS[0])
+            assert seen.wait(60)
+            call.chunk(b"event: x\n")
+            time.sleep(0.5)
+            call.chunk(b"data: y\n\n")
+            call.end_stream()
+
+        start("w1", waits)
+        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+            parts = answer.iter_raw()
+            assert (next(parts), next(parts)) == (EVENTS[0], b"\n")
+            seen.set()
+            assert b"".join(parts).strip(b"\n") == b"event: x\ndata: y"
+
+    def test_are_tried_elsewhere_until_their_first_token(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        seen = threading.Event()
+        start("w1", lambda call: seen.wait(60))
+        start("w2", streams)
+        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+            parts = answer.iter_raw()
+            assert next(parts) == b"\n"
+            seen.set()
+            assert b"".join(parts).lstrip(b"\n") == b"".join(EVENTS) + DONE
+
+    @pytest.mark.parametrize(
+        ("fails", "message"),
+        [
+            (lambda call: call.answer(b'{"detail": "no"}', "400 Bad Request"), "no"),
+            (hangs_up, "No worker could answer; try again in some seconds."),
+        ],
+        ids=["refused", "dead"],
+    )
+    @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+    def test_end_with_an_error_event_where_that_comes_late(
+        self,
+        api: httpx.Client,
+        start: Start,
+        services: Services,
+        fails: Behaviour,
+        message: str,
+        path: str,
+    ) -> None:
+        seen = threading.Event()
+
+        def fails_late(call: Call) -> None:
+            assert seen.wait(60)
+            fails(call)
+
+        worker = start("w1", fails_late)
+        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        with api.stream("POST", path, json=body(stream=True)) as answer:
+            parts = answer.iter_raw()
+            assert next(parts) == b"\n"
+            seen.set()
+            name, _, data = b"".join(parts).strip(b"\n").rpartition(b"data: ")
+        assert json.loads(data)["error"]["message"] == message
+        assert name == (b"event: error\n" if path == "/v1/messages" else b"")
+
+    def test_whole_answers_get_none(self, api: httpx.Client, start: Start) -> None:
+        def slow(call: Call) -> None:
+            time.sleep(0.5)
+            call.answer(ANSWER)
+
+        start("w1", slow)
+        assert api.post(CHAT, json=body(stream=False)).content == ANSWER
+
+    def test_openais_client_reads_them(self, api: httpx.Client, start: Start) -> None:
+        import openai
+
+        def slow(call: Call) -> None:
+            time.sleep(0.5)
+            call.begin_stream()
+            for event in (*EVENTS, DONE):
+                call.chunk(event)
+                time.sleep(0.3)
+            call.end_stream()
+
+        start("w1", slow)
+        client = openai.OpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0)
+        stream = client.chat.completions.create(model=MODEL, messages=[], stream=True)
+        texts = [event.choices[0].delta.content for event in stream]
+        assert texts == ["one ", "é ", "海 "]
+
+
 class TestChoice:
     def test_goes_to_the_worker_of_the_model(self, api: httpx.Client, start: Start) -> None:
         start("w1", hangs_up, model="other")

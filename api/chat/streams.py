@@ -1,0 +1,137 @@
+"""Server-sent events between a worker and its client: which of them show whether an answer failed,
+and what keeps a connection open while none come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.types import Message, Send
+
+from poc_core.serving.openai_errors import shaped
+
+Headers = list[tuple[bytes, bytes]]
+
+# Seconds without a byte after which a stream's client gets an empty line: proxies close what is
+# silent for 60. A wrong request is refused earlier, by its own status.
+KEEP_ALIVE_S = 15.0
+# Ends no event, as none has begun. Not a comment: the network node takes each line of a stream that
+# is not empty for JSON, and would drop the whole answer.
+_NOTHING = b"\n"
+_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+# Events that vLLM sends before its engine has seen the request.
+_EARLY = {"response.created", "response.queued", "response.in_progress"}
+
+
+async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
+    """A stream's beginning, up to the first event that shows whether the answer failed."""
+    head = b""
+    while _telling(head) is None:
+        chunk = await anext(chunks, b"")
+        head += chunk
+        if not chunk:
+            break
+    return head
+
+
+def failure(path: str, head: bytes) -> tuple[int, Any] | None:
+    """Status and body of the error that a stream begins with; None: it begins otherwise."""
+    event = _telling(head)
+    if event is None:
+        return None
+    try:
+        body = json.loads(event[1])
+    except ValueError:
+        return None
+    error = body.get("error") if isinstance(body, dict) else None
+    if event[0] == "error" and not isinstance(error, dict):
+        error = body
+    if not isinstance(error, dict):
+        return None
+    status = error.get("code")
+    if not isinstance(status, int) or not 400 <= status < 600:
+        status = 500
+    return status, shaped(path, status, {"error": error})
+
+
+def error_event(error: Any) -> bytes:
+    """An error's body as a stream's event: Anthropic's has a name."""
+    name = b"event: error\n" if error.get("type") == "error" else b""
+    return name + b"data: " + json.dumps(error).encode() + b"\n\n"
+
+
+def _telling(head: bytes) -> tuple[str, bytes] | None:
+    """Name and data of the first whole event that shows something."""
+    for event in head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
+        name, data = "", b""
+        for line in event.split(b"\n"):
+            field, _, value = line.partition(b":")
+            if field == b"event":
+                name = value.strip().decode(errors="replace")
+            elif field == b"data":
+                data += value.strip()
+        if data and name not in _EARLY:
+            return name, data
+    return None
+
+
+class Sending:
+    """An answer on its way to the client, by two tasks: what a worker says, and empty lines."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        self._last = b"\n\n"  # bytes that were sent
+        self._one_at_a_time = asyncio.Lock()
+        self.has_begun = False
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        async with self._one_at_a_time:
+            await self._begin(status, headers)
+
+    async def _begin(self, status: int, headers: Headers) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def go_on(self, chunk: bytes) -> None:
+        async with self._one_at_a_time:
+            self._sent_at = self._loop.time()
+            self._last = (self._last + chunk[-2:])[-2:]
+            await self._send(_part(chunk, more=True))
+
+    async def end(self, body: bytes = b"") -> None:
+        async with self._one_at_a_time:
+            self._last = b""  # no empty line after it
+            await self._send(_part(body, more=False))
+
+    async def fail(self, status: int, error: Any, headers: Headers) -> None:
+        """Ends with an error: as an event where the stream has begun."""
+        if self.has_begun:
+            await self.end(error_event(error))
+            return
+        body = json.dumps(error).encode()
+        length = (b"content-length", str(len(body)).encode())
+        await self.begin(status, [(b"content-type", b"application/json"), length, *headers])
+        await self.end(body)
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Begins the stream when nothing has come for so long, and sends an empty line each time
+        that nothing does; never inside an event."""
+        while True:
+            left = self._sent_at + every_s - self._loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            async with self._one_at_a_time:
+                self._sent_at = self._loop.time()
+                if self._last == b"\n\n":
+                    await self._begin(200, _HEADERS)
+                    await self._send(_part(_NOTHING, more=True))
+
+
+def _part(body: bytes, more: bool) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
