@@ -59,7 +59,8 @@ class ChatGate:
     `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat
     it is as `share` with the starvation's share, until chat is idle again. `share`: slices also run
     beside chat, but so seldom that proofs have the fraction F of the time. `exclusive`: proofs
-    never wait, chat is refused while a round runs; without a round, as `yield`. Under each,
+    never wait, chat is refused while a round runs, and what is under way then is ended; without a
+    round, as `yield`. Under each,
     urgent slices (validations) have half of the time at least.
     """
 
@@ -82,6 +83,8 @@ class ChatGate:
         self._skips = 0
         self._proof_busy_s = 0.0
         self._computes_round = False
+        # Called, on whichever thread, when chat that was let in is to end: a round has the engine.
+        self.on_exclusive: Callable[[], None] = lambda: None
         share = policy.fraction if policy.mode == "share" else starvation.share
         self._pace = _Pace(share)
         self._urgent_pace = _Pace(max(share, VALIDATION_SHARE))
@@ -115,6 +118,9 @@ class ChatGate:
         with self._changed:
             self._computes_round = computes
             self._changed.notify_all()
+            is_exclusive = self._is_exclusive_now()
+        if is_exclusive:
+            self.on_exclusive()
 
     def chat_waits(self) -> bool:
         """Whether a slice would run beside chat now."""

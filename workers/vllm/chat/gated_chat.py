@@ -4,14 +4,18 @@ chat is under way.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
 
 from poc_core.records import (
     ENGINE_LOST_HEADER,
     GATEWAY_CLIENT_HEADER,
     GATEWAY_SECRET_HEADER,
 )
+from poc_core.serving.openai_errors import error_body, shaped
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
 from workers.vllm.chat.asgi import App, Receive, Scope, Send, held, send_error
@@ -19,6 +23,13 @@ from workers.vllm.chat.fields import CLIENT
 
 # Seconds after which a client that was refused may ask again. Rounds last minutes.
 RETRY_AFTER_S = 30
+# What refused clients read, in the words of the network's nodes.
+_ACTIVE = (
+    "PoC generation is active; the node serves no chat meanwhile (POC_CHAT_POLICY=exclusive)."
+    " Try again later."
+)
+# Seconds that vLLM has to end an answer whose client has left.
+_END_S = 1.0
 # What the server answers without its engine, so proofs need not wait for it.
 _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
 # What the gateway asks for besides what it passes on.
@@ -48,6 +59,9 @@ class GatedChat:
         self._is_lost = is_lost
         self._secret = None if secret is None else secret.encode()
         self._paths = (*paths, *_LOOKUPS)
+        self._answers: set[_Answer] = set()  # under way
+        self._loop: asyncio.AbstractEventLoop | None = None  # of them
+        gate.on_exclusive = self._end_answers_soon
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -66,10 +80,22 @@ class GatedChat:
         CLIENT.set(client.decode("latin-1"))
         if not self._gate.enter_chat():
             return await _refuse(send)
+        self._loop = asyncio.get_running_loop()
+        answer = _Answer(scope["path"], receive, self._unless_lost(send, self._is_lost()))
+        self._answers.add(answer)
         try:
-            await self._app(scope, receive, self._unless_lost(send, self._is_lost()))
+            await answer.run(self._app, scope)
         finally:
+            self._answers.discard(answer)
             self._gate.leave_chat()
+
+    def _end_answers_soon(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_answers)
+
+    def _end_answers(self) -> None:
+        for answer in self._answers:
+            answer.end()
 
     def _is_gateway(self, scope: Scope) -> bool:
         if self._secret is None:
@@ -87,12 +113,75 @@ class GatedChat:
         return held(send, instead)
 
 
+class _Answer:
+    """An answer under way, which a round may end: to vLLM that is its client leaving."""
+
+    def __init__(self, path: str, receive: Receive, send: Send) -> None:
+        self._path = path
+        self._receive = receive
+        self._send = send
+        self._ended = asyncio.Event()
+        self._headers: Sequence[tuple[bytes, bytes]] = ()
+        self._has_begun = self._is_over = False
+
+    @property
+    def _is_stream(self) -> bool:
+        return dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream")
+
+    def end(self) -> None:
+        """Ends it soon, unless its last part is on the way."""
+        if not self._is_over and (self._is_stream or not self._has_begun):
+            self._ended.set()
+
+    async def run(self, app: App, scope: Scope) -> None:
+        """Passes the answer on or, once it is ended, says why in its place or behind its part."""
+        work = asyncio.ensure_future(app(scope, self._heard, self._unless_ended))
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.is_set():
+                await asyncio.wait({work}, timeout=_END_S)
+        finally:
+            ended.cancel()
+            work.cancel()
+            await asyncio.wait({work})
+        if not self._ended.is_set():
+            work.result()
+        elif self._has_begun:
+            await self._send({"type": "http.response.body", "body": _event(self._path)})
+        else:
+            await _refuse(self._send)
+
+    async def _heard(self) -> MutableMapping[str, Any]:
+        """The client's next message; that it has left, once the answer is ended."""
+        message = asyncio.ensure_future(self._receive())
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait({message, ended}, return_when=asyncio.FIRST_COMPLETED)
+            return {"type": "http.disconnect"} if self._ended.is_set() else message.result()
+        finally:
+            message.cancel()
+            ended.cancel()
+
+    async def _unless_ended(self, message: MutableMapping[str, Any]) -> None:
+        if self._ended.is_set():
+            return
+        if message["type"] == "http.response.start":
+            self._headers = message["headers"]
+        else:
+            self._has_begun, self._is_over = True, not message.get("more_body")
+        await self._send(message)
+
+
+def _event(path: str) -> bytes:
+    """The last event of a stream that a round ended."""
+    error = shaped(path, 503, error_body(503, _ACTIVE))
+    name = b"event: error\n" if error.get("type") == "error" else b""  # Anthropic's have names
+    return name + b"data: " + json.dumps(error).encode() + b"\n\n"
+
+
 async def _refuse(send: Send) -> None:
-    message = (
-        "PoC generation is active; the node serves no chat meanwhile (POC_CHAT_POLICY=exclusive)."
-        " Try again later."
-    )
-    await send_error(send, 503, message, (b"retry-after", str(RETRY_AFTER_S).encode()))
+    await send_error(send, 503, _ACTIVE, (b"retry-after", str(RETRY_AFTER_S).encode()))
 
 
 async def _lost(send: Send, before: bool) -> None:

@@ -1,6 +1,8 @@
 """The gate before vLLM's OpenAI server: what passes, what is counted, how a refusal looks."""
 
 import asyncio
+import json
+from collections.abc import MutableMapping
 from typing import Any
 
 import httpx
@@ -9,6 +11,7 @@ import pytest
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
+from workers.vllm.chat import gated_chat
 from workers.vllm.chat.asgi import Receive, Scope, Send
 from workers.vllm.chat.gated_chat import GatedChat
 
@@ -87,6 +90,96 @@ async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_rig
     assert server.active == []
     server.gate.set_computes_round(False)
     assert (await server.client.post(CHAT)).status_code == 200
+
+
+class LongAnswers:
+    """Stands in for vLLM's application: answers until its client leaves."""
+
+    def __init__(self, content_type: bytes = b"", deaf: bool = False) -> None:
+        self.gate = ChatGate(parse_chat_policy("exclusive"), lambda: 0)
+        paths = [f"POST {path}" for path in (CHAT, "/v1/responses", "/v1/messages")]
+        self.gated = GatedChat(self.app, self.gate, lambda: False, paths=paths)
+        self.content_type = content_type
+        self.deaf = deaf  # it does not look whether its client is there
+        self.left: list[str] = []
+        self.sent: list[MutableMapping[str, Any]] = []
+        self.goes_on = asyncio.Event()
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.request"
+        if self.content_type:
+            headers = [(b"content-type", self.content_type)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"data: a\n\n", "more_body": True})
+        self.goes_on.set()
+        try:
+            self.left.append("cancelled")
+            if self.deaf:
+                await asyncio.Event().wait()
+            self.left[-1] = (await receive())["type"]
+        finally:  # as vLLM, which answers `null`
+            if not self.deaf:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"null"})
+
+    async def until_a_round_begins(self, path: str = CHAT) -> tuple[dict[str, Any], bytes]:
+        messages = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+        async def receive() -> MutableMapping[str, Any]:
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            self.sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        work = asyncio.create_task(self.gated(scope, receive, send))
+        await self.goes_on.wait()
+        await asyncio.to_thread(self.gate.set_computes_round, True)
+        await asyncio.wait_for(work, 60)
+        start, *bodies = self.sent
+        return dict(start), b"".join(one["body"] for one in bodies)
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_round_under_exclusive_ends_whole_answers_with_503(
+    deaf: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gated_chat, "_END_S", 0.01)
+    server = LongAnswers(deaf=deaf)
+    start, body = await server.until_a_round_begins()
+    assert start["status"] == 503
+    assert int(dict(start["headers"])[b"retry-after"]) > 0
+    assert "PoC generation is active" in json.loads(body)["error"]["message"]
+    assert server.left == ["cancelled" if deaf else "http.disconnect"]
+    assert server.gate.stats().chat_active == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(CHAT, b""), ("/v1/responses", b""), ("/v1/messages", b"event: error\n")]
+)
+async def test_a_round_under_exclusive_ends_streams_with_an_error(path: str, name: bytes) -> None:
+    server = LongAnswers(b"text/event-stream; charset=utf-8")
+    start, body = await server.until_a_round_begins(path)
+    assert start["status"] == 200
+    first, event = body.split(b"\n\n", 1)
+    assert first == b"data: a"
+    assert event.startswith(name + b"data: ")
+    error = json.loads(event.removeprefix(name).removeprefix(b"data: "))["error"]
+    assert "PoC generation is active" in error["message"]
+    assert server.sent[-1].get("more_body", False) is False
+    assert server.left == ["http.disconnect"]
+    assert server.gate.stats().chat_active == 0
+
+
+async def test_a_round_under_other_policies_ends_no_answer() -> None:
+    server = LongAnswers(b"text/event-stream")
+    server.gate = ChatGate(parse_chat_policy("yield"), lambda: 0)
+    server.gated = GatedChat(server.app, server.gate, lambda: False)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(server.until_a_round_begins(), 0.2)
+    assert server.left == ["cancelled"]  # by this test's own limit
 
 
 async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway() -> None:
