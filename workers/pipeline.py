@@ -224,19 +224,31 @@ class Pipeline:
         return going
 
 
+def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
+    """The engine's own plan. `max_step_ms`: see SlicePlan."""
+    return SlicePlan(
+        max_step_ms, engine.slices_in_flight, engine.longest_call_s, engine.token_layer_s
+    )
+
+
 def compute_all(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
     """One value per nonce, in order; None for a nonce that the model gave no finite state for.
 
     For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not
-    at all. SpecError: this model cannot follow the spec.
+    at all, unless a call would last too long. SpecError: this model cannot follow the spec.
     """
     engine.check_spec(spec)
     if not nonces:
         return []
-    pipeline, whole = Pipeline(engine, plan or SlicePlan(None, 1)), MicroBatch(spec, nonces)
-    pipeline.add(whole)
+    plan = plan or plan_of(engine)
+    pipeline, whole = Pipeline(engine, plan), MicroBatch(spec, nonces)
+    contract = contract_of(spec.scheme)
+    most, has_steps = contract.max_batch(spec, engine.info), whole.passes.steps > 0
+    whole.divide(plan.batch_size(spec, most, has_steps))
+    for part in whole.parts:
+        pipeline.add(part)
     while not whole.future.done():
         if pipeline.is_launched:
             pipeline.fetch()

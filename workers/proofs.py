@@ -18,8 +18,7 @@ from poc_core.schemes import contract_of
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
 from workers.engines.ticks import EngineLostError, MicroBatch
-from workers.pipeline import Pipeline
-from workers.slice_plan import SlicePlan
+from workers.pipeline import Pipeline, plan_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Proofs:
     ) -> None:
         """`gate`, `max_step_ms`: see `admit_chat`."""
         self.engine = engine
-        self._pipeline = Pipeline(engine, SlicePlan(None, 1))
+        self._pipeline = Pipeline(engine, plan_of(engine))
         self.admit_chat(gate, max_step_ms)
         self._changed = threading.Condition()
         self._added: list[MicroBatch] = []
@@ -58,9 +57,7 @@ class Proofs:
         Not while anything is computed.
         """
         self.gate = gate
-        self._pipeline.plan = SlicePlan(
-            None if gate is None else max_step_ms, self.engine.slices_in_flight
-        )
+        self._pipeline.plan = plan_of(self.engine, None if gate is None else max_step_ms)
 
     @property
     def depth(self) -> int:

@@ -2,7 +2,8 @@
 
 Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: that is
 what makes proofs fast and chat's wait short. Only where one layer of a full micro-batch is longer
-than that (CPUs, long sequences) the micro-batch shrinks, down to one nonce.
+than that (CPUs, long sequences) the micro-batch shrinks, down to one nonce. No call into the engine
+is to take long, whether or not chat waits: one that does counts as a lost engine.
 """
 
 from __future__ import annotations
@@ -47,10 +48,19 @@ class _LayerTimes:
 
 
 class SlicePlan:
-    """Sizes for one engine. `max_step_ms`: chat's wait for launched slices; None: no chat."""
+    """Sizes for one engine."""
 
-    def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
+    def __init__(
+        self,
+        max_step_ms: float | None,
+        slices_in_flight: int,
+        longest_call_s: float = math.inf,
+        token_layer_s: float = 0.0,
+    ) -> None:
+        """`max_step_ms`: chat's wait for launched slices; None: no chat. The others: see Engine."""
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
+        self._longest_call_s = longest_call_s
+        self._token_layer_s = token_layer_s
         # Guards `_times`, which threads that fill micro-batches read.
         self._lock = threading.Lock()
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
@@ -60,12 +70,15 @@ class SlicePlan:
 
         `steps`: a layer of one of its steps, else of a forward of all rows.
         """
+        kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
-            times = self._times.get(_kind(spec, steps))
-            if times is None or times.per_nonce_s * most <= self._limit_s:
-                return most
-            fits = min(int(self._limit_s / times.per_nonce_s), _GROWTH * times.n)
-            return most if fits >= most else _step_below(fits)
+            times = self._times.get(kind)
+        if times is None:  # too rough for chat's limit
+            times, limit_s = self._expected(kind, most), self._longest_call_s
+        if times.per_nonce_s * most <= limit_s:
+            return most
+        fits = min(int(limit_s / times.per_nonce_s), _GROWTH * times.n)
+        return most if fits >= most else _step_below(fits)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
         """Slices of one stage for `n` nonces, each as short as the limit wants, about equally long.
@@ -104,13 +117,19 @@ class SlicePlan:
     def _layers_within_limit(self, kind: _Kind, n: int, unknown: int) -> float:
         with self._lock:
             times = self._times.get(kind)
-        if self._limit_s == math.inf:
+        if times is None:
+            if self._limit_s < math.inf:
+                return unknown
+            times = self._expected(kind, n)
+        limit_s = min(self._limit_s, self._longest_call_s)
+        if limit_s == math.inf:
             return math.inf
-        return (
-            unknown
-            if times is None
-            else max(1, int(self._limit_s / max(times.per_nonce_s * n, 1e-9)))
-        )
+        return max(1, int(limit_s / max(times.per_nonce_s * n, 1e-9)))
+
+    def _expected(self, kind: _Kind, n: int) -> _LayerTimes:
+        """Times of a kind that was not measured, by the self-test's."""
+        _, rows, steps = kind
+        return _LayerTimes(n, self._token_layer_s * n * (1 if steps else rows))
 
 
 def _cut(stage: range, most: float) -> list[range]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -39,6 +40,10 @@ class Engine(ABC):
     sliceable: bool = True
     # Slices that chat may find on the device, one behind the other, when it comes.
     slices_in_flight: int = 1
+    # Seconds that a call should take at most, far from where the engine counts as lost.
+    longest_call_s: float = math.inf
+    # Seconds of one token in one layer, as a self-test has measured them; 0: none has.
+    token_layer_s: float = 0.0
     # Paths that the API passes on to the chat server, once it serves (openai_paths.passed_on).
     chat_paths: Sequence[str] = ()
     # How it scores known tokens of chat, once it serves; None: it does not.

@@ -493,6 +493,17 @@ def test_compute_gives_one_value_per_nonce_in_order(n_stages: int, limit_ms: flo
     assert engine.is_idle
 
 
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_compute_keeps_its_first_call_short_on_an_engine_that_the_self_test_found_slow(
+    n_stages: int,
+) -> None:
+    engine = FakeEngine(n_stages)
+    engine.longest_call_s, engine.token_layer_s = 10.0, 0.02
+    assert compute_all(engine, SPEC, range(20)) == values(SPEC, range(20))
+    assert [len(begun) for begun in engine.begun] == [7, 7, 6]
+    assert engine.slices[0] == Slice(0, 0, 1)
+
+
 def test_compute_cuts_nothing_unless_asked() -> None:
     engine = FakeEngine()
     compute_all(engine, SPEC, [1])

@@ -51,6 +51,41 @@ def test_without_chat_nothing_is_cut() -> None:
     assert measured(32, 7.0, limit_ms=None).cut(SPEC, 32, LAYERS) == [LAYERS]
 
 
+# No call may last as long as an engine is waited for.
+
+
+def limited(token_layer_s: float, limit_ms: float | None = None) -> SlicePlan:
+    """Of an engine whose calls last 10 s at most; SPEC has nonces of 64 tokens."""
+    return SlicePlan(limit_ms, 1, longest_call_s=10.0, token_layer_s=token_layer_s)
+
+
+def test_a_first_micro_batch_is_cut_and_shrinks_by_the_self_tests_times() -> None:
+    quick, slow, slower = limited(1e-6), limited(1e-3), limited(0.02)
+    assert quick.cut(SPEC, 128, LAYERS) == [LAYERS]
+    assert lengths(slow.cut(SPEC, 128, LAYERS)) == [1] * 28  # 8 s each
+    assert [plan.batch_size(SPEC, 128) for plan in (quick, slow, slower)] == [128, 128, 7]
+    assert limited(1.0).batch_size(SPEC, 128) == 1
+    # Chat's limit is too fine for them: layers go one by one, in as large a micro-batch.
+    beside_chat = limited(1e-3, 50)
+    assert beside_chat.batch_size(SPEC, 128) == 128
+    assert lengths(beside_chat.cut(SPEC, 128, LAYERS)) == [1] * 28
+
+
+def test_what_was_measured_counts_more_than_the_self_test() -> None:
+    plan = limited(0.02)
+    plan.ran(SPEC, 7, 1, 0.07)
+    assert plan.batch_size(SPEC, 128) == 128
+    assert lengths(plan.cut(SPEC, 128, LAYERS)) == [7] * 4  # 1.28 s a layer, of 10
+    plan.ran(SPEC, 128, 1, 30.0)
+    assert plan.batch_size(SPEC, 128) == 40
+
+
+def test_steps_are_of_one_token_each() -> None:
+    plan = limited(1e-3)
+    assert plan.batch_size(CHAIN, 128, steps=True) == 128
+    assert plan.cut_steps(CHAIN, 128, LAYERS) == ([LAYERS], 2)  # 3.6 s each, of 10
+
+
 def test_a_smaller_micro_batch_than_the_one_measured_gets_longer_slices() -> None:
     # 6 ms a layer: 8 fit, so 4 slices.
     assert lengths(measured(32, 0.024).cut(SPEC, 8, LAYERS)) == [7] * 4

@@ -58,6 +58,9 @@ _MOST_OTHERS = 3
 _GRAPHS_TIMEOUT_S = 120.0
 # Seconds until the memory of an engine that was killed is free.
 _GPU_FREE_S = 10.0
+# Times as long as planned that a call into the engine may take before the engine counts as lost:
+# the machine may be busy, and a first call compiles.
+_CALL_MARGIN = 6
 # Margin of a point that roundings may disagree about; other states' chains are off by 0.1 or more.
 _NEAR_TIE = 0.075
 
@@ -100,6 +103,7 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
         engine.close()
         raise
     engine.rpc_timeout_s = rpc_timeout_s
+    engine.longest_call_s = rpc_timeout_s / _CALL_MARGIN
     logger.info("%s", described(engine))
     return engine
 
@@ -219,7 +223,9 @@ def tell_speed(engine: VllmEngine) -> None:
     plan = SlicePlan(0.0, 1) if engine.on_gpu else None  # as check_memory has seen to be possible
     began = time.monotonic()
     compute_all(engine, _spec(seq_len), nonces, plan)
-    stages.tell_speed(len(nonces) / (time.monotonic() - began), seq_len)
+    seconds = time.monotonic() - began
+    engine.token_layer_s = seconds / (len(nonces) * seq_len * info.n_layers)
+    stages.tell_speed(len(nonces) / seconds, seq_len)
 
 
 def check_chains(engine: VllmEngine) -> None:
