@@ -81,7 +81,8 @@ class WorkSettings(BaseSettings):
         ge=1,
         description=(
             "Milliseconds one call into the engine may take before the engine counts as lost."
-            " Calls are planned to take a sixth of that at most, the first by the self-test's times."
+            " Calls are planned to take a sixth of that at most, the first by the self-test's"
+            " times."
             " After 180 s, or three times as long, a batch is handed to another worker."
         ),
     )
