@@ -218,6 +218,12 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
+class EngineHealth(Health):
+    reason: str | None = Field(
+        None, description="Where no worker is ready: why the node has not failed all the same."
+    )
+
+
 class Ready(BaseModel):
     status: Literal["ready"] = "ready"
     models: list[str] = Field(description="Models with a worker that is ready.")

@@ -7,6 +7,7 @@ from enum import StrEnum
 from api.health.roster import AT_WORK, Seat, roster
 from poc_core.callbacks import redacted
 from poc_core.machine_figures import is_short_of_memory
+from poc_core.records import RoundState
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
 from poc_core.state.overview import Overview
@@ -18,6 +19,8 @@ COURIER_SILENT_S = 3.0
 # Tries in a row after which a receiver is a trouble, and restarts within LATELY_S.
 MANY_FAILURES = 2
 MANY_RESTARTS = 3
+# Seconds for which a round whose workers are all away counts as going on while one is started.
+REPLACED_S = 600.0
 # Workers that a reason names.
 _MOST_NAMED = 3
 
@@ -106,6 +109,30 @@ def judge(snapshot: Snapshot) -> Health:
     if level is Level.OK:  # since the last worker got ready
         known = [max((seat.since for seat in seats if seat.since is not None), default=now)]
     return Health(level, reasons, min(known, default=None), seats)
+
+
+def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
+    """What became of the workers of a round that generates, while none is ready and one comes back.
+
+    The round is in Redis and goes on then, so the node has not failed. None: no such round, or
+    nobody comes, or not within REPLACED_S.
+    """
+    record = seen.round.record if seen.round is not None else None
+    if record is None or record.state is not RoundState.GENERATING:
+        return None
+    of_model = [seat for seat in seats if seat.model == record.config.model]
+    coming = [seat for seat in of_model if _comes_back(seat, now)]
+    if not coming or any(seat.is_ready for seat in of_model):
+        return None
+    return f"The round goes on when a worker is ready again: {_named(coming)}."
+
+
+def _comes_back(seat: Seat, now: float) -> bool:
+    """Whether a supervisor starts the worker again, or has, within REPLACED_S of its end."""
+    if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
+        return False
+    is_ending = seat.state in ("draining", "hung")
+    return is_ending if seat.since is None else now - seat.since <= REPLACED_S
 
 
 def _workers(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from api.health.judgement import Health, Snapshot, judge
+from api.health.judgement import Health, Snapshot, judge, replacement
 from api.health.redis_watch import RedisWatch
 from api.health.roster import Seat
 from poc_core.settings import Settings
@@ -53,6 +53,10 @@ class HealthReader:
                 self._settings.outbox_max_bytes,
             )
         )
+
+    def replacement(self, seen: Overview) -> str | None:
+        """Why a round goes on although none of its workers is ready (judgement.replacement)."""
+        return replacement(seen, self.of(seen).seats, self.now())
 
 
 def told(health: Health, now: float) -> dict[str, Any]:

@@ -46,7 +46,10 @@ router.add_api_route(
 
 @router.get("/inference/pow/status", summary="What each worker does", responses=examples.REDIS_AWAY)
 def status(services: AppServices) -> dict[str, Any]:
-    """GENERATING or IDLE when all workers are, MIXED when they differ, NO_BACKENDS without any."""
+    """GENERATING or IDLE when all workers are, MIXED when they differ, NO_BACKENDS without any.
+
+    GENERATING too, with a `reason`, while a round's only worker is being replaced: for 10 minutes.
+    """
     seen = services.overviews.read()
     current = seen.round.record if seen.round is not None else None
     stats = round_control.stats_of(services, seen)["workers"]
@@ -55,6 +58,8 @@ def status(services: AppServices) -> dict[str, Any]:
         for worker in seen.workers
         if worker.is_ready
     ]
+    if not backends and (reason := services.health.replacement(seen)) is not None:
+        return {"status": "GENERATING", "backends": [], "reason": reason}
     states = {backend["status"] for backend in backends}
     overall = "NO_BACKENDS" if not states else "MIXED" if len(states) > 1 else states.pop()
     return {"status": overall, "backends": backends}

@@ -7,8 +7,10 @@ from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
 from api.health.reading import told
 from api.schema import examples
-from api.services import AppServices, Services
+from api.services import AppServices
 from poc_core import answers
+from poc_core.serving.deployments import HostState
+from poc_core.state.overview import Overview
 
 router = APIRouter(tags=["health"])
 
@@ -19,13 +21,30 @@ async def livez() -> answers.Health:
     return answers.Health()
 
 
-@router.get("/health", summary="An engine can answer", responses=examples.REDIS_AWAY)
-def health(services: AppServices) -> answers.Health:
+@router.get(
+    "/health",
+    summary="An engine can answer",
+    response_model_exclude_none=True,
+    responses=examples.REDIS_AWAY,
+)
+def health(services: AppServices) -> answers.EngineHealth:
     """200 while a worker whose engine goes on is ready, and on a node that waits for its first
-    deployment; else 503. Supervisors use /livez."""
-    if not _waits_for_its_first_deployment(services):
-        _models(services)
-    return answers.Health()
+    deployment; else 503. Supervisors use /livez.
+
+    200 too, with a `reason`, while a round's only worker is being replaced: for 10 minutes.
+    """
+    seen = services.overviews.read()
+    stopped = {host.id for host in seen.deployment.hosts if host.state is HostState.KEEPING}
+    workers = [worker for worker in seen.workers if worker.host_id not in stopped]
+    if any(worker.is_ready for worker in workers) or _waits_for_its_first_deployment(seen):
+        return answers.EngineHealth()
+    if (reason := services.health.replacement(seen)) is not None:
+        return answers.EngineHealth(reason=reason)
+    if any(worker.state == "hung" for worker in workers):
+        raise unavailable(
+            "No worker is ready: an engine hangs, and its worker ends to be started again."
+        )
+    raise unavailable("No worker is ready: none is started yet, or they still load their model.")
 
 
 @router.get(
@@ -41,11 +60,16 @@ def health(services: AppServices) -> answers.Health:
     responses=examples.NOT_READY,
 )
 def ready(services: AppServices) -> answers.Ready | JSONResponse:
-    """200 when Redis answers and a worker is ready, else 503 with Retry-After, and why."""
+    """200 when Redis answers and a worker is ready, else 503 with Retry-After, and why.
+
+    200 too while a round's only worker is being replaced, as /health.
+    """
     health, seen = services.health.read()
     now = services.now()
     whole = answers.NodeHealth(**told(health, now))
-    if seen is not None and health.level is not Level.DOWN:
+    if seen is not None and (
+        health.level is not Level.DOWN or services.health.replacement(seen) is not None
+    ):
         ready = {seat.worker.model for seat in health.seats if seat.is_ready and seat.worker}
         return answers.Ready(models=sorted(ready), health=whole)
     why = "The node cannot reach its Redis" if seen is None else "No worker is ready"
@@ -53,24 +77,8 @@ def ready(services: AppServices) -> answers.Ready | JSONResponse:
     return JSONResponse(refusal.model_dump(), 503, {"Retry-After": str(RETRY_AFTER_S)})
 
 
-def _waits_for_its_first_deployment(services: Services) -> bool:
+def _waits_for_its_first_deployment(seen: Overview) -> bool:
     """Whether a host is here, nothing was ever deployed, and nobody has started a worker."""
-    if services.workers.live():
-        return False
-    status = services.deployments.status()
-    return bool(status.hosts) and status.record is None and status.is_gone
-
-
-def _models(services: Services) -> list[str]:
-    """Models that a worker is ready for. HTTPException 503: there are none."""
-    workers = services.workers.live()
-    models = sorted({worker.model for worker in workers if worker.is_ready})
-    if not models and any(worker.state == "hung" for worker in workers):
-        raise unavailable(
-            "No worker is ready: an engine hangs, and its worker ends to be started again."
-        )
-    if not models:
-        raise unavailable(
-            "No worker is ready: none is started yet, or they still load their model."
-        )
-    return models
+    status = seen.deployment
+    nothing = not seen.workers and status.record is None
+    return nothing and bool(status.hosts) and status.is_gone

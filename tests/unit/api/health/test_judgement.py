@@ -5,7 +5,15 @@ from typing import Any, Literal
 
 import pytest
 
-from api.health.judgement import Health, Level, Snapshot, duration, judge
+from api.health.judgement import (
+    REPLACED_S,
+    Health,
+    Level,
+    Snapshot,
+    duration,
+    judge,
+    replacement,
+)
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 from poc_core.serving.deployments import (
     Deployment,
@@ -319,3 +327,50 @@ def test_a_part_of_another_hosts_engine_is_no_worker_and_is_told_while_it_is_mis
         " started again"
     ]
     assert with_part(state=HostState.IDLE).level is Level.OK
+
+
+ENDED = {"pid": None, "is_ready": False, "last_exit": "killed by SIGKILL"}
+
+
+def of_a_round(state: RoundState = RoundState.GENERATING) -> CurrentRound:
+    record = RoundRecord("r", state, round_config(), 0.0)
+    return CurrentRound(record, RoundRates({}, {}), [], OutboxStatus.of({}))
+
+
+def replaced(
+    *places: WorkerPlace,
+    workers: tuple[WorkerRecord, ...] = (),
+    state: RoundState = RoundState.GENERATING,
+    **of_host: Any,
+) -> str | None:
+    overview = seen(*workers, hosts=(report(*places, **of_host),), round=of_a_round(state))
+    return replacement(overview, health_of(overview).seats, NOW)
+
+
+def test_a_round_goes_on_while_its_only_worker_is_being_replaced() -> None:
+    ended = place(0, since=NOW - 5, **ENDED)
+    assert replaced(ended) == (
+        "The round goes on when a worker is ready again: h1/gpu0 ended (killed by SIGKILL) and is"
+        " started again."
+    )
+    loads = place(0, since=NOW - REPLACED_S, is_ready=False, last_exit="exit code 70")
+    assert replaced(loads, workers=(start_of(0, "starting"),)) is not None
+    for state in ("hung", "draining"):  # its supervisor has not seen its end yet
+        assert replaced(place(0), workers=(start_of(0, state),)) is not None
+
+
+@pytest.mark.parametrize(
+    "why", ["late", "given up", "ready", "stopped round", "another model", "silent", "lone"]
+)
+def test_else_a_node_without_workers_has_failed(why: str) -> None:
+    ended = place(0, since=NOW - 5, **ENDED)
+    found = {
+        "late": lambda: replaced(place(0, since=NOW - REPLACED_S - 1, **ENDED)),
+        "given up": lambda: replaced(ended.model_copy(update={"gave_up": "5 times in a row"})),
+        "ready": lambda: replaced(ended, place(1), workers=(start_of(1),)),
+        "stopped round": lambda: replaced(ended, state=RoundState.STOPPED),
+        "another model": lambda: replaced(ended, model="other"),
+        "silent": lambda: replaced(place(0)),  # its process may stand still for ever
+        "lone": lambda: replaced(workers=(start_of(0, "hung", host_id=""),)),
+    }
+    assert found[why]() is None

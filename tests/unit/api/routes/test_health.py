@@ -1,6 +1,7 @@
 """What the node says of its health, to the network and to supervisors."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from poc_core.records import SILENT_S
+from poc_core.serving.deployments import HostReport, HostState
+from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
-from tests.harness.samples import MODEL
+from poc_core.state import DeploymentStore, WorkerRegistry
+from tests.harness.samples import MODEL, Clock, round_body
 
 Serve = Callable[..., Any]
 
@@ -70,3 +74,49 @@ def test_readiness_ends_with_the_last_sign_of_life(
     assert (health["level"], health["workers_ready"]) == ("down", 0)
     assert client.get("/api/v1/inference/up/status").json()["health"]["level"] == "down"
     assert 'proofline_health{level="down"} 1.0' in client.get("/metrics").text
+
+
+@pytest.fixture
+def killed(
+    redis: Redis, settings: Settings, clock: Clock, client: TestClient, serve: Serve
+) -> None:
+    """A round's only worker is killed, and its supervisor starts it again."""
+    serve("w1")
+    assert client.post("/api/v1/inference/pow/init/generate", json=round_body()).status_code == 200
+    redis.delete("poc:worker:w1")
+    ended = WorkerPlace(name="h1/cpu0", pid=None, is_ready=False, since=clock.now, last_exit="x")
+    host = HostReport(id="h1", host="h1", state=HostState.SERVING, generation=0, model=MODEL)
+    store = DeploymentStore(redis, settings, clock)
+    store.report(host.model_copy(update={"places": (ended,)}))
+
+
+@pytest.mark.usefixtures("killed")
+def test_a_round_whose_only_worker_is_being_replaced_has_not_failed(
+    client: TestClient, clock: Clock
+) -> None:
+    answers = [client.get(path) for path in ("/health", "/readyz", "/v3.0.8/health")]
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert "goes on when a worker is ready again" in answers[0].json()["reason"]
+    assert answers[1].json()["health"]["level"] == "down"
+    found = client.get("/api/v1/inference/pow/status").json()
+    assert (found["status"], found["backends"]) == ("GENERATING", [])
+    assert found["reason"] == answers[0].json()["reason"]
+    clock.now += 601
+    assert [client.get(path).status_code for path in ("/health", "/readyz")] == [503, 503]
+    assert client.get("/api/v1/inference/pow/status").json()["status"] == "NO_BACKENDS"
+
+
+@pytest.mark.usefixtures("killed")
+def test_after_the_rounds_stop_a_node_without_workers_has_failed(client: TestClient) -> None:
+    client.post("/api/v1/inference/pow/stop")
+    assert [client.get(path).status_code for path in ("/health", "/readyz")] == [503, 503]
+    assert client.get("/api/v1/inference/pow/status").json()["status"] == "NO_BACKENDS"
+
+
+def test_engines_that_are_kept_after_a_stop_are_no_health(
+    client: TestClient, serve: Serve, redis: Redis, settings: Settings, workers: WorkerRegistry
+) -> None:
+    workers.heartbeat(replace(serve("w1"), host_id="h1"))
+    host = HostReport(id="h1", host="h1", state=HostState.KEEPING, generation=2)
+    DeploymentStore(redis, settings).report(host)
+    assert client.get("/health").status_code == 503

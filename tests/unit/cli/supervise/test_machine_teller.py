@@ -56,7 +56,7 @@ def test_it_tells_again_and_again_also_after_redis_was_away(
     told.is_away = False
     wait_until(lambda: len(told.figures) >= 2)
     assert told.figures[0].host == "h1"
-    assert told.figures[0].sensors["memory_limit_bytes"] > 0
+    assert told.figures[0].sensors["memory_used_bytes"] > 0
 
 
 def test_a_sensor_that_breaks_ends_the_telling_alone_and_says_so(
