@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api import errors
 from api.edge.body_limit import BodyLimit
-from api.edge.doorkeeper import Doorkeeper, keys_wanted
+from api.edge.doorkeeper import Doorkeeper, keys_wanted, salts_wanted
 from api.edge.encodings import Decoded
 from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
@@ -85,6 +85,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.services = services or Services.create(settings)
+    app.state.salts_caches = salts_wanted(settings, listens_on)
     # From the innermost to the outermost: access is decided last, on the path that routes know.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Decoded, max_bytes=settings.max_body_bytes)

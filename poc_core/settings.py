@@ -41,6 +41,14 @@ class Settings(WorkSettings):
             " none."
         ),
     )
+    cache_salt: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description=(
+            "Whether each client (key, else address) has a prefix cache of its own for chat, so"
+            " that no answer's time reveals what others asked: auto (where keys are required),"
+            " always, never. Clients then do not share the cache of a system prompt."
+        ),
+    )
     api_keys_file: Path = Field(
         Path("~/.proofline/keys.json"),
         description=(

@@ -62,9 +62,12 @@ PATHS: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "/v1/audio/translations": ("form", ()),
 }
 
-_OBJECT, _CHOICE = "an object", "a text or an object"
+# Those whose requests have a field for a salt of the prefix cache.
+SALTED = {path for path, (kind, _) in PATHS.items() if kind in ("answers", "inputs")}
+
+_TEXT, _OBJECT, _CHOICE = "a text", "an object", "a text or an object"
 _LIST, _OBJECTS = "a list", "a list of objects"
-_IS: dict[str, Any] = {_OBJECT: dict, _LIST: list, _OBJECTS: list, _CHOICE: str | dict}
+_IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _CHOICE: str | dict}
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ FIELDS = (
         _OBJECT, 10_000, 10_000, 128 * _KB, 128 * _KB, "vLLM reads its entries",
     ),
     Row("tool_choice", _CHOICE, 1000, 1000, 128 * _KB, 128 * _KB, "vLLM reads its entries"),
+    Row("cache_salt", _TEXT, 1, 1, _KB, _KB, "a name for a cache"),
     Row("stop stop_sequences bad_words", None, 1024, 1025, 16 * _KB, 16 * _KB, "sought or encoded"),
     Row("images data prompt_embeds", None, 4096, 65_536, _ANY, _ANY, "bytes, and no text"),
 )  # fmt: skip

@@ -39,18 +39,19 @@ NO_PREFIX = Prefix()
 
 def prefix_of(asked: Mapping[str, Any]) -> Prefix:
     """The prefix of a chat or completion; NO_PREFIX: it has no prompt."""
+    salt = json.dumps(asked.get("cache_salt"))  # of other salts vLLM shares no block
     match asked:
         case {"messages": [*messages]}:
-            return _of_conversation(messages, json.dumps(asked.get("tools")))
+            return _of_conversation(messages, salt + json.dumps(asked.get("tools")))
         case {"prompt": str() | list() as prompt}:
-            return Prefix(tuple(_chain(_text(prompt), b"")), 0, 1)
+            return Prefix(tuple(_chain(_text(prompt), _hash(salt))), 0, 1)
     return NO_PREFIX
 
 
 def _of_conversation(messages: Sequence[object], tools: str) -> Prefix:
     blocks: list[bytes] = []
     shared = opening = 0
-    last = blake2b(tools.encode(), digest_size=_DIGEST).digest()
+    last = _hash(tools)
     for message in messages:
         if not opening:
             shared = len(blocks)
@@ -61,6 +62,10 @@ def _of_conversation(messages: Sequence[object], tools: str) -> Prefix:
         if len(blocks) > _MAX_BLOCKS:
             break
     return Prefix(tuple(blocks[:_MAX_BLOCKS]), shared, min(opening or len(blocks), _MAX_BLOCKS))
+
+
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=_DIGEST).digest()
 
 
 def _text(part: object) -> str:

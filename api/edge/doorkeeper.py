@@ -63,6 +63,13 @@ def keys_wanted(settings: Settings, listens_on: str) -> bool:
     return settings.require_keys == "always"
 
 
+def salts_wanted(settings: Settings, listens_on: str) -> bool:
+    """Whether each client's chats have a prefix cache of their own."""
+    if settings.cache_salt == "auto":
+        return keys_wanted(settings, listens_on)
+    return settings.cache_salt == "always"
+
+
 class Doorkeeper:
     """Middleware: 401 without a known key, 403 for one without the role, 429 beyond the rate."""
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.chat.bounds import MAX_COMMAS, PATHS, excess
-from api.chat.fields import UnreadableError, fields_of
+from api.chat.bounds import MAX_COMMAS, PATHS, SALTED, excess
+from api.chat.fields import UnreadableError, fields_of, salted
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
 from api.edge.shares import client_of
@@ -103,13 +103,15 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
         return openai_error(400, too_much.message, param=too_much.field)
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
+    client = client_of(request.scope)
+    if request.app.state.salts_caches and path in SALTED:
+        asked, body = await to_thread.run_sync(salted, client, asked, body)
     # One worker has every prefix.
     is_read = len(chosen) > 1 and len(body) <= MAX_BODY
     prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX
     is_stream = asked.get("stream") in _TRUE and PATHS.get(path, ("", ()))[0] == "answers"
     sent = ProxyRequest(
-        *(request.method, target, request.headers.raw, body, prefix),
-        *(client_of(request.scope), is_stream),
+        request.method, target, request.headers.raw, body, prefix, client, is_stream
     )
     return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 

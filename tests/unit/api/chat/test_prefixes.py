@@ -52,6 +52,14 @@ def test_a_turn_begins_with_the_blocks_of_the_turn_before() -> None:
     assert second.shared == first.shared == len(first.blocks) - 1
 
 
+def test_clients_whose_caches_are_their_own_share_no_beginning() -> None:
+    mine, theirs = (chat(SYSTEM, user("Hello"), cache_salt=salt) for salt in ("a", "b"))
+    assert not {*mine.blocks} & {*theirs.blocks}
+    assert chat(SYSTEM, user("Hello"), user("More"), cache_salt="a").blocks[:-1] == mine.blocks
+    prompts = [prefix_of({"prompt": "x" * 2000, "cache_salt": salt}) for salt in ("a", "b")]
+    assert not {*prompts[0].blocks} & {*prompts[1].blocks}
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.edge import private_peers
-from api.edge.doorkeeper import OPEN, ROLES, Rates, keys_wanted, role_of
+from api.edge.doorkeeper import OPEN, ROLES, Rates, keys_wanted, role_of, salts_wanted
 from api.edge.keys import KeyFile, Role
 from poc_core.settings import Settings
 from tests.harness.samples import Clock, body
@@ -153,6 +153,14 @@ def test_a_header_makes_nobody_trusted(opened: Opened) -> None:
 )
 def test_keys_are_wanted_beyond_loopback(require_keys: Any, listens_on: str, wanted: bool) -> None:
     assert keys_wanted(Settings(require_keys=require_keys), listens_on) is wanted
+    # and so caches of clients' own
+    assert salts_wanted(Settings(require_keys=require_keys), listens_on) is wanted
+
+
+@pytest.mark.parametrize(("cache_salt", "wanted"), [("always", True), ("never", False)])
+def test_caches_are_clients_own_as_the_operator_says(cache_salt: Any, wanted: bool) -> None:
+    for listens_on in ("127.0.0.1", "0.0.0.0"):
+        assert salts_wanted(Settings(cache_salt=cache_salt), listens_on) is wanted
 
 
 def test_loopback_asks_for_none(opened: Opened) -> None:
