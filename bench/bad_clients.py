@@ -117,7 +117,7 @@ KINDS: dict[str, Callable[[Streams], Awaitable[None]]] = {
 
 
 def _chat(**asked: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": "Tell me."}], **asked}
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Tell me."}]} | asked
 
 
 def answers(_: int) -> dict[str, Any]:
@@ -140,6 +140,42 @@ def logprobs(_: int) -> dict[str, Any]:
     """Streams with twenty logprobs for each token."""
     told = {"logprobs": True, "top_logprobs": 20}
     return _chat(stream=True, max_tokens=1500, ignore_eos=True, **told)
+
+
+def known(number: int) -> dict[str, Any]:
+    """Sends an answer's tokens as 8 MB of text, or as 200,000 texts that are no ids."""
+    told = {"logprobs": True, "top_logprobs": 5}
+    if number % 2:
+        return _chat(**told, enforced_tokens={"tokens": [{"token": "no id"}] * 200_000})
+    return _chat(**told, enforced_str="hello w\u00f6rld " * 700_000)
+
+
+def scores(_: int) -> dict[str, Any]:
+    """Asks how likely 20,000 items are."""
+    return {"model": MODEL, "query": "Is it?", "items": ["x"] * 20_000, "label_token_ids": [1, 2]}
+
+
+# Asked in turn by who asks for `large`: what a worker would do before its engine has anything.
+LARGE: Sequence[tuple[str, dict[str, Any]]] = (
+    ("/tokenize", {"model": MODEL, "prompt": "hello " * 1_400_000}),
+    ("/v1/responses", {"model": MODEL, "input": [{"role": "user", "content": "x"}] * 60_000}),
+    (CHAT, _chat(chat_template_kwargs={f"k{n}": n for n in range(200_000)})),
+    (
+        CHAT,
+        _chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 100_000}]),
+    ),
+    (CHAT, _chat(n=64, max_tokens=512, ignore_eos=True, logprobs=True, top_logprobs=20)),
+)
+
+
+def large(number: int) -> dict[str, Any]:
+    """Asks for much work before the engine's, or for 700,000 logprobs at once."""
+    return LARGE[number % len(LARGE)][1]
+
+
+def broken(_: int) -> dict[str, Any]:
+    """Sends what vLLM fails on, which then closes the connection."""
+    return _chat(structured_outputs=True)
 
 
 def dead(number: int) -> dict[str, Any]:
@@ -169,6 +205,10 @@ ASKED: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     "choices": (4, choices),
     "grammars": (40, grammars),
     "logprobs": (40, logprobs),
+    "known": (4, known),
+    "scores": (2, scores),
+    "large": (5, large),
+    "broken": (3, broken),
     "dead": (8, dead),
     "chats": (40, chats),
     "long_chats": (40, long_chats),
@@ -180,9 +220,21 @@ INSTEAD = {
     "choices": "chats",
     "grammars": "chats",
     "logprobs": "long_chats",
+    "known": "chats",
+    "scores": "chats",
+    "large": "chats",
+    "broken": "chats",
     "dead": "jobs",
 }
-OF_CHAT = ("answers", "choices", "grammars", "logprobs", "chats", "long_chats")
+OF_CHAT = (*(kind for kind in INSTEAD if kind != "dead"), "chats", "long_chats")
+
+
+def _path(kind: str, number: int) -> str:
+    if kind == "large":
+        return LARGE[number % len(LARGE)][0]
+    if kind == "scores":
+        return "/generative_scoring"
+    return CHAT if kind in OF_CHAT else GENERATE
 
 
 @dataclass(frozen=True)
@@ -248,14 +300,13 @@ async def ask_on(url: str, kind: str, number: int, until: float, address: str) -
     """One bad client, which asks again when it is answered."""
     asked = ASKED[kind][1]
     transport = httpx.AsyncHTTPTransport(local_address=address)
-    path = CHAT if kind in OF_CHAT else GENERATE
     async with httpx.AsyncClient(base_url=url, timeout=120, transport=transport) as client:
         while time.monotonic() < until:
             number += 1000
             with contextlib.suppress(httpx.HTTPError, TimeoutError):
                 async with (
                     asyncio.timeout(max(0.1, until - time.monotonic())),
-                    client.stream("POST", path, json=asked(number)) as answer,
+                    client.stream("POST", _path(kind, number), json=asked(number)) as answer,
                 ):
                     async for _ in answer.aiter_raw():
                         pass
