@@ -41,13 +41,24 @@ class ChatWorkers:
 
         While Redis is away those that it named last, for a minute; then RedisError.
         """
+        oldest = self._clock() - self._cache_s
+        if self._read_at >= oldest:
+            return self._left()
         try:
-            reading = self._not_older_than(self._clock() - self._cache_s)
+            reading = self._not_older_than(oldest)
             return await asyncio.wait_for(reading, _PATIENCE_S if self._workers else None)
         except (TimeoutError, *TRANSIENT):
             if not self._workers or self._clock() - self._read_at > _WITHOUT_REDIS_S:
                 raise
             return self._left()
+
+    async def is_ready(self, worker_id: str) -> bool:
+        """Whether Redis named the worker at most `cache_s` ago, or last where it is away."""
+        try:
+            await self.remembered()
+        except (TimeoutError, *TRANSIENT):
+            return False
+        return any(worker.id == worker_id for worker in self._workers)
 
     async def now(self) -> list[WorkerRecord]:
         """Workers ready now; asked before a client is told that nobody serves its model."""

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 
 import httpx
 
+from poc_core.state.registry import CHAT_CONNECT_S
+
 # Seconds to reach a worker. Its answer has no limit: a long prompt behind a long queue takes time,
 # and a worker that dies closes its connections.
-TIMEOUT = httpx.Timeout(None, connect=5.0)
+TIMEOUT = httpx.Timeout(None, connect=CHAT_CONNECT_S)
 # Requests under way at one client.
 MOST = 32
 

@@ -140,6 +140,8 @@ class Gateway:
         n_lost = 0  # engines that died while they had the request
         with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
+                if not await self.workers.is_ready(worker.id):
+                    continue  # others took long to fail, and it has left or was revoked meanwhile
                 async with AsyncExitStack() as stack:
                     stack.enter_context(self._counted(worker))
                     self._prefixes.remember(request.prefix, worker.id)

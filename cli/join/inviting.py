@@ -24,7 +24,7 @@ from poc_core.joining.offers import SHARED, Offer, SealedOffer, place_of
 from poc_core.joining.tokens import Token, hashed, new_salt
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
-from poc_core.state.registry import WorkerRegistry
+from poc_core.state.registry import CHAT_SENT_S, WorkerRegistry
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _FORGETS = (
@@ -56,6 +56,7 @@ class Inviting:
         self._invitations = Invitations(redis)
         self._registry = WorkerRegistry(redis, settings)
         self._deployments = DeploymentStore(redis, settings)
+        self._heartbeat_s = settings.heartbeat_s
 
     def invite(
         self,
@@ -117,7 +118,8 @@ class Inviting:
     def revoke(self, name: str) -> int:
         """Ends a host's access; returns how many workers it had. HostsError: no such host.
 
-        UsersError at the end: it is shut out, but Redis' file has it still.
+        When it returns no chat goes to the host, nor to what it left under other names. UsersError
+        at the end: it is shut out, but Redis' file has it still.
         """
         hosts = self._invitations.hosts()
         if name not in hosts:
@@ -126,16 +128,28 @@ class Inviting:
         self._users.remove(hosts[name].user)
         self._invitations.revoke(name, hosts[name])
         try:
-            # What is left of it would go with its heartbeats; at once is better.
-            workers = [worker for worker in self._registry.live() if worker.host == name]
-            for worker in workers:
-                self._registry.remove(worker.id)
-            for report in self._deployments.hosts():
-                if report.host == name:
-                    self._deployments.leave(report.id)
-        finally:
             self._users.save()
-        return len(workers)
+        finally:
+            n_workers = self._drop_workers(name)
+        return n_workers
+
+    def _drop_workers(self, host: str) -> int:
+        """Drops what a host left in Redis; returns how many workers that was."""
+        # Of an honest host, at once. Another may have written any name: those that live beat again.
+        workers = [worker for worker in self._registry.live() if worker.host == host]
+        for worker in workers:
+            self._registry.remove(worker.id)
+        for report in self._deployments.hosts():
+            if report.host == host:
+                self._deployments.leave(report.id)
+        gone_at, wait_s = time.monotonic(), 2 * self._heartbeat_s  # a heartbeat may be late
+        if n_silent := self._registry.drop_silent(wait_s):
+            gone_at = time.monotonic()
+        self._deployments.drop_silent(wait_s)
+        n_workers = len(workers) + n_silent
+        if n_workers:
+            time.sleep(max(0.0, gone_at + CHAT_SENT_S - time.monotonic()))
+        return n_workers
 
     def restore(self) -> tuple[int, str]:
         """Makes the users of all hosts, with today's rights, and removes those of no host.

@@ -63,7 +63,7 @@ def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
     """Sets what this host's workers read; what is set already stays. AccessError."""
     env["POC_REDIS_URL"] = redis_url_of(file, access)
     told = {name: value for name, value in access.settings.items() if name in SHARED}
-    told["POC_HOST_NAME"] = access.name
+    env["POC_HOST_NAME"] = access.name  # its user may write no other host's records
     # Where workers serve chat to the API: on the address by which this host reaches Redis.
     if (address := address_towards(*place_of(access.redis_url))) is not None:
         told["POC_CHAT_HOST"] = address

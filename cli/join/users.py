@@ -13,9 +13,12 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from poc_core.errors import ProoflineError
 from poc_core.joining.invitations import HostUser
+from poc_core.state.keys import WORKER_PREFIX
 
 PREFIX = "host-"
 _RIGHTS_OF = "user worker "
+# All workers' records: a host writes its own alone, whose names begin with the host's.
+_RECORDS = f"~{WORKER_PREFIX}*"
 _HERE = Path(__file__).resolve().parents[1]
 # A checkout keeps the rights with Docker's files, a wheel inside this package (pyproject.toml).
 _PLACES = (_HERE.parent / "docker" / "users.acl", _HERE / "users.acl")
@@ -57,9 +60,14 @@ class HostUsers:
 
     def make(self, host: HostUser) -> None:
         """Makes a host's user, or gives it its rights anew."""
-        rights = ("reset", "on", f"#{host.password_sha256}", *worker_rights())
         with _told():
-            self._redis.execute_command("ACL", "SETUSER", host.user, *rights)
+            version = str(self._redis.info("server")["redis_version"])
+            rights = worker_rights()
+            if int(version.partition(".")[0]) >= 7:  # which knows keys that may only be read
+                at, name = rights.index(_RECORDS), host.user.removeprefix(PREFIX)
+                rights[at : at + 1] = f"%R{_RECORDS}", f"~{WORKER_PREFIX}{name}/*"
+            words = ("reset", "on", f"#{host.password_sha256}", *rights)
+            self._redis.execute_command("ACL", "SETUSER", host.user, *words)
 
     def remove(self, user: str) -> None:
         """Removes a user and closes its connections; none of its commands runs from now on."""

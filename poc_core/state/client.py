@@ -1,5 +1,8 @@
 """The connection to Redis."""
 
+from collections.abc import Callable
+from typing import Any
+
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import (
@@ -40,6 +43,16 @@ def is_transient(error: Exception) -> bool:
 def is_busy(error: Exception) -> bool:
     """Whether Redis refuses because a script has run for long (5 s, by default)."""
     return isinstance(error, ResponseError) and "BUSY " in str(error)
+
+
+def server_clock(redis: Redis) -> Callable[[], float]:
+    """Redis' own time, in seconds since the epoch: hosts' clocks may differ."""
+
+    def now() -> float:
+        told: Any = redis.time()
+        return float(told[0] + told[1] / 1e6)
+
+    return now
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:

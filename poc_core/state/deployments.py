@@ -6,7 +6,6 @@ Hosts live while their reports do: worker_ttl_s after the last one they are gone
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,7 +26,9 @@ from poc_core.serving.deployments import (
 )
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.client import server_clock
 from poc_core.state.past.events import Events
+from poc_core.state.silent import silent_for
 from poc_core.state.unreadable import answers, readable
 
 T = TypeVar("T", bound=BaseModel)
@@ -41,12 +42,13 @@ class DeploymentStore:
     """All operations on the deployment, each atomic in Redis and safe to repeat."""
 
     def __init__(
-        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
+        """`clock`: None: Redis' own."""
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
-        self._clock = clock
-        self.events = Events(redis, clock)
+        self._clock = clock or server_clock(redis)
+        self.events = Events(redis, self._clock)
         self._deploy = scripts.load(redis, "deploy")
         self._withdraw = scripts.load(redis, "withdraw")
         self._report = scripts.load(redis, "report_host")
@@ -169,6 +171,11 @@ class DeploymentStore:
             pipe.execute()
         if not self.hosts():  # nobody is here who would be missed, nor since when another is gone
             self._redis.delete(keys.HOSTS)
+
+    def drop_silent(self, wait_s: float) -> None:
+        """Drops the reports of all hosts but those that report within `wait_s`."""
+        for host_id in silent_for(self._redis, keys.HOSTS, (), self._clock(), wait_s):
+            self.leave(host_id.decode(errors="surrogateescape"))
 
     def _set(
         self, wanted: Deployment, by: Literal["start", "request"], host_id: str = ""

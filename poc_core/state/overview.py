@@ -50,7 +50,7 @@ class GoneHost:
     """A host whose reports have ended without its word."""
 
     host: str  # its name
-    last_report_at: float  # seconds since the epoch, by its clock
+    last_report_at: float  # seconds since the epoch
 
 
 @dataclass(frozen=True)

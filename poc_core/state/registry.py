@@ -3,7 +3,6 @@
 import ipaddress
 import json
 import socket
-import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +18,9 @@ from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.serving.places import name_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.client import server_clock
 from poc_core.state.past.events import Events
+from poc_core.state.silent import silent_for
 from poc_core.state.unreadable import readable
 
 # Seconds for which the API remembers who serves chat instead of asking Redis: short beside a
@@ -27,6 +28,10 @@ from poc_core.state.unreadable import readable
 CHAT_MEMORY_S = 0.25
 # Seconds for which a chat request is refused that ended two engines.
 DEADLY_S = 600
+# Seconds within which an API reaches a worker, or never; and after which no chat goes to one that
+# is dropped.
+CHAT_CONNECT_S = 5.0
+CHAT_SENT_S = CHAT_MEMORY_S + CHAT_CONNECT_S + 0.25
 
 _WORKER = TypeAdapter(WorkerRecord)
 _INFO = TypeAdapter(ModelInfo)
@@ -36,11 +41,12 @@ class WorkerRegistry:
     """The workers; a worker's key, and so its life, ends worker_ttl_s after its last heartbeat."""
 
     def __init__(
-        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
+        """`clock`: None: Redis' own."""
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
-        self._clock = clock
+        self._clock = clock or server_clock(redis)
         self._read = scripts.load(redis, "read_workers")
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
@@ -64,7 +70,8 @@ class WorkerRegistry:
             pipe.expire(keys.WORKERS, self._settings.job_ttl_sec)
             if worker.port:
                 pipe.zadd(keys.CHAT_PORTS, {str(worker.port): now})
-                pipe.zremrangebyscore(keys.CHAT_PORTS, "-inf", self._oldest_port())
+                pipe.zremrangebyscore(keys.CHAT_PORTS, "-inf", now - self._known_s)
+                pipe.zremrangebyscore(keys.CHAT_PORTS, now + self._known_s, "+inf")
                 pipe.expire(keys.CHAT_PORTS, self._settings.job_ttl_sec)
             if info is not None:
                 pipe.hset(keys.MODELS, worker.model, json.dumps({"info": info, "seen_at": now}))
@@ -75,6 +82,16 @@ class WorkerRegistry:
         """Says that the worker's process goes on. False: Redis does not know it; it must beat."""
         ttl_ms = self._settings.worker_ttl_s * 1000
         return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
+
+    def drop_silent(self, wait_s: float) -> int:
+        """Drops all workers but those whose hearts beat within `wait_s`; returns how many."""
+        prefix = keys.WORKER_PREFIX.encode()
+        ids = [name.removeprefix(prefix) for name in self._redis.scan_iter(match=prefix + b"*")]
+        silent = silent_for(self._redis, keys.WORKERS, ids, self._clock(), wait_s)
+        if not silent:
+            return 0
+        self._redis.zrem(keys.WORKERS, *silent)
+        return int(self._redis.delete(*(prefix + worker_id for worker_id in silent)))
 
     def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
         """Forgets a supervisor's workers whose processes have ended: their leases are free."""
@@ -125,15 +142,19 @@ class WorkerRegistry:
 
     def live(self, model: str | None = None) -> list[WorkerRecord]:
         """The workers alive (of `model`), starting or ready, by id."""
-        told: Any = self._read([keys.WORKERS])
+        told: Any = self._read([keys.WORKERS], [self._settings.worker_ttl_s * 1000])
         names = (name.decode(errors="replace") for name in told[::2])
         found = list(zip(names, told[1::2], strict=True))
-        dead = [name for name, raw in found if not raw]
+        dead = {name for name, raw in found if not raw}
         if dead:
-            # Only those silent for long: one that beats right now must not be dropped.
-            silent_since = self._clock() - 10 * self._settings.worker_ttl_s
-            for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
-                self.remove(worker_id.decode(errors="replace"))
+            now, known_s = self._clock(), self._known_s
+            for name, beat_at in self._redis.zrange(keys.WORKERS, 0, -1, withscores=True):
+                worker_id = name.decode(errors="replace")
+                # Only those silent for long: one that beats right now must not be dropped.
+                if worker_id in dead and abs(now - beat_at) > known_s:
+                    # Not `remove`: the record, which is gone, may be no business of this user's.
+                    self._redis.delete(bindings(worker_queue(worker_id)))
+                    self._redis.zrem(keys.WORKERS, name)
         alive = worker_records(found)
         return [worker for worker in alive if model is None or worker.model == model]
 
@@ -151,7 +172,7 @@ class WorkerRegistry:
             if address and not address.is_loopback and not address.is_link_local
         }
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.zremrangebyscore(keys.API_ADDRESSES, "-inf", self._oldest_port())
+            pipe.zremrangebyscore(keys.API_ADDRESSES, "-inf", now - self._known_s)
             for address in addresses:
                 pipe.zadd(keys.API_ADDRESSES, {f"{address} {port}": now})
             pipe.expire(keys.API_ADDRESSES, self._settings.job_ttl_sec)
@@ -163,17 +184,19 @@ class WorkerRegistry:
         Apart from the workers' records, whose secrets are not for everyone who asks for ports. Of
         other machines' ports only the APIs' count: a host could name a receiver's.
         """
+        now, known_s = self._clock(), self._known_s
         found = [
             raw
             for key in (keys.CHAT_PORTS, keys.API_ADDRESSES)
-            for raw in self._redis.zrangebyscore(key, self._oldest_port(), "+inf")
+            for raw in self._redis.zrangebyscore(key, now - known_s, now + known_s)
         ]
         ports = (readable(f"port {raw!r}", partial(_port, raw)) for raw in found)
         return {port for port in ports if port}
 
-    def _oldest_port(self) -> float:
-        """Heartbeats before that tell no ports; hosts' clocks may differ, sensors may hang."""
-        return self._clock() - 10 * self._settings.worker_ttl_s
+    @property
+    def _known_s(self) -> float:
+        """Seconds for which a heartbeat counts otherwise than as life; sensors may hang."""
+        return 10 * self._settings.worker_ttl_s
 
     def here(self) -> list[WorkerRecord]:
         """The workers alive on this machine, or in this container."""

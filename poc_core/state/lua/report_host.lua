@@ -21,6 +21,7 @@ redis.call('HSET', host, 'generation', generation, 'state', state, 'report', rep
 redis.call('EXPIRE', host, ttl)
 redis.call('ZADD', hosts, now, id)
 redis.call('ZREMRANGEBYSCORE', hosts, '-inf', now - HOST_KNOWN_S)
+redis.call('ZREMRANGEBYSCORE', hosts, now + HOST_KNOWN_S, '+inf')
 redis.call('EXPIRE', hosts, index_ttl)
 local current, wanted, by = unpack(redis.call('HMGET', deployment, 'generation', 'wanted', 'by'))
 if current ~= generation or not wanted or wanted == '' then

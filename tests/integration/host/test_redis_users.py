@@ -76,6 +76,8 @@ NOT = {
         "HSET poc:downloads a b",
         "LPUSH poc.other x",
         "HGET unacked.monitor x",
+        *(f"LPUSH poc:events:{kind} x" for kind in ("refused", "key", "node")),
+        *(f"DEL poc:events:{kind}" for kind in ("refused", "key", "node")),
         *("SCRIPT LOAD x", "SCRIPT KILL"),
     ),
     "courier": (
@@ -95,6 +97,7 @@ NOT = {
         *("HGET poc:worker:w record", "HGETALL poc:worker:w", "ZRANGE poc:workers 0 -1"),
         *("HSET poc:worker:w record {}", "DEL poc:worker:w", "ZREM poc:workers w"),
         *("SCRIPT LOAD x", "SCRIPT KILL"),
+        *("DEL poc:events:refused", "LPUSH poc:events:worker x"),
     ),
     "flower": (
         *(
@@ -231,6 +234,7 @@ def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
         "RPUSH poc:outbox:1:entries 1|x",
         "HSET poc:deployment wanted {}",
         "PUBLISH /0.celery.pidbox {}",
+        "LPUSH poc:events:worker {}",
     )
     with redis.Redis.from_url(url) as client:
         assert [command for command in can if refused(client, command)] == []

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,20 @@ from cli.join.access import Access, redis_url_of
 from cli.join.inviting import Inviting
 from cli.join.users import PREFIX, UsersError
 from cli.supervise.processes import command_of_proofline
-from cli.supervise.redis_server import OwnRedis, wait_for_redis
+from cli.supervise.redis_server import OwnRedis, version_of, wait_for_redis
 from poc_core.joining.invitations import HOSTS, Invitations
 from poc_core.joining.offers import SealedOffer
 from poc_core.joining.tokens import Token, hashed
+from poc_core.periodic import Periodic
 from poc_core.settings import load_settings
+from poc_core.state import WorkerRegistry
 from tests.certificates import make_certificate
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until
 from tests.integration.node import synthetic_artifacts
 from tests.integration.processes import descendants
-from tests.stacks.local_compose import LocalCompose
+from tests.peers.fake_worker import FakeWorker
+from tests.stacks.local_compose import REDIS, LocalCompose
 from tests.stacks.tls_redis import tls_redis
 from tests.stacks.up import environment
 
@@ -281,6 +285,79 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     revoked = node.run("hosts", "revoke", "gpu3")
     assert (revoked.returncode, revoked.stdout) == (0, "")
     assert "gpu3 is revoked; the 1 worker(s) it had are no longer asked" in revoked.stderr
+
+
+class Chats:
+    """A client that chats all the time."""
+
+    def __init__(self, node: Node, model: str) -> None:
+        self.statuses: list[int] = []
+        self._node, self._model = node, model
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._chat)
+
+    def __enter__(self) -> "Chats":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def more(self) -> None:
+        """Waits until a chat that is sent from now on is answered, and some more are."""
+        n = len(self.statuses)
+        wait_until(lambda: len(self.statuses) > n + 20, "chats", PATIENCE_S)
+
+    def _chat(self) -> None:
+        while not self._is_over.is_set():
+            chat = {"model": self._model, "messages": []}
+            answer = self._node.http.post("/v1/chat/completions", json=chat)
+            self.statuses.append(answer.status_code)
+
+
+def test_no_chat_goes_to_a_revoked_host_whatever_it_left_in_redis(node: Node) -> None:
+    """It lies about its clock, its name and how long it lives, and others chat all the time."""
+    redis_url = node.take(Token.read(node.invite("gpu9").read_text()))
+    beats = Periodic("honest", 0.5, lambda: registry.heartbeat(honest.record))
+    registry = WorkerRegistry(node.operator, load_settings())
+    with (
+        FakeWorker("here/gpu0-000000", lambda call: call.answer(b"{}")) as honest,
+        FakeWorker("gpu9/gpu0-000000", lambda call: call.answer(b"{}")) as liar,
+        redis.Redis.from_url(redis_url) as host,
+        Chats(node, honest.record.model) as chats,
+    ):
+        beats.start()
+        record = json.dumps(asdict(replace(liar.record, host="elsewhere")))
+        host.hset(f"poc:worker:{liar.record.id}", "record", record)
+        host.zadd("poc:workers", {liar.record.id: 4e18})
+        wait_until(lambda: liar.received, "a chat at the liar", PATIENCE_S)
+        assert node.hosts.revoke("gpu9") == 1
+        n_received = len(liar.received)
+        n_before = len(chats.statuses)
+        chats.more()
+        assert len(liar.received) == n_received
+        assert set(chats.statuses[n_before:]) == {200}
+        beats.stop(PATIENCE_S)
+    assert node.operator.keys("poc:worker:gpu9*") == []
+    assert liar.record.id.encode() not in node.operator.zrange("poc:workers", 0, -1)
+
+
+def test_a_host_writes_no_other_hosts_records(node: Node) -> None:
+    if (version_of(str(REDIS)) or (0,)) < (7,):
+        pytest.skip("this Redis knows no keys that may only be read")
+    redis_url = node.take(Token.read(node.invite("gpu2").read_text()))
+    with redis.Redis.from_url(redis_url) as host:
+        host.hset("poc:worker:gpu2/gpu0-000000", "record", "{}")
+        assert host.exists("poc:worker:gpu3/gpu0-000000") == 0  # whose leases it may take
+        for command in (
+            "HSET poc:worker:gpu3/gpu0-000000 record {}",
+            "DEL poc:worker:gpu2-3/gpu0-000000",
+            "PEXPIRE poc:worker:here 1",
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                host.execute_command(*command.split())
+    node.hosts.revoke("gpu2")
 
 
 def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:

@@ -896,6 +896,18 @@ class TestDeaths:
         worker.behaviour = answers
         assert api.post(CHAT, json=body()).content == ANSWER
 
+    def test_one_that_is_revoked_while_another_fails_is_not_asked(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        def revoked_meanwhile(_: Call) -> None:
+            services.workers.remove("w2")
+            time.sleep(2 * registry.CHAT_MEMORY_S)
+
+        start("w1", revoked_meanwhile)
+        revoked = start("w2", answers, chat_active=9)
+        assert api.post(CHAT, json=body()).status_code == 503
+        assert revoked.received == []
+
     def test_when_all_die_it_is_503(self, api: httpx.Client, start: Start) -> None:
         start("w1", hangs_up)
         start("w2", hangs_up)

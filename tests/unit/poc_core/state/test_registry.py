@@ -1,8 +1,10 @@
 """Workers live by their heartbeats."""
 
+import json
 import socket
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from redis import Redis
@@ -11,7 +13,7 @@ from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
 from poc_core.state.past.events import Events
 from poc_core.state.registry import DEADLY_S
-from tests.harness.samples import MODEL, Clock
+from tests.harness.samples import MODEL, Clock, worker_record
 
 Serve = Callable[..., Any]
 
@@ -142,3 +144,81 @@ def test_a_request_that_an_engine_outlived_is_no_suspect(workers: WorkerRegistry
     workers.died_with("w1", "print", "A request")
     workers.outlived("print")
     assert workers.died_with("w2", "print", "A request") == 1
+
+
+FOR_EVER = 4e18
+
+
+def lies(redis: Redis, worker_id: str) -> None:
+    """What a host may write past our own code: a worker without an end."""
+    redis.hset(f"poc:worker:{worker_id}", "record", json.dumps(asdict(worker_record(worker_id))))
+    redis.zadd("poc:workers", {worker_id: FOR_EVER})
+
+
+def test_no_worker_lives_longer_without_a_sign_of_life_than_others(
+    workers: WorkerRegistry, redis: Redis, settings: Settings
+) -> None:
+    lies(redis, "none")
+    lies(redis, "long")
+    redis.expire("poc:worker:long", 10**6)
+    assert [worker.id for worker in workers.live()] == ["long", "none"]
+    for worker_id in ("none", "long"):
+        assert 0 < int(redis.ttl(f"poc:worker:{worker_id}")) <= settings.worker_ttl_s
+
+
+def test_the_index_forgets_workers_of_the_far_future(
+    workers: WorkerRegistry, serve: Serve, redis: Redis
+) -> None:
+    serve("w1")
+    redis.zadd("poc:workers", {"w2": FOR_EVER})
+    redis.zadd("poc:ports", {"22": FOR_EVER})
+    assert workers.ports() == set()
+    workers.heartbeat(replace(serve("w1"), port=5005))
+    workers.live()
+    assert redis.zrange("poc:workers", 0, -1) == [b"w1"]
+    assert redis.zrange("poc:ports", 0, -1) == [b"5005"]
+
+
+def beats_later(serve: Serve, clock: Clock) -> threading.Timer:
+    """The worker `alive` beats once more within a second."""
+
+    def beat() -> None:
+        clock.now += 1.0
+        serve("alive")
+
+    timer = threading.Timer(0.3, beat)
+    timer.start()
+    return timer
+
+
+def test_only_those_that_beat_again_outlive_a_revoked_host(
+    workers: WorkerRegistry, serve: Serve, redis: Redis, clock: Clock
+) -> None:
+    alive = serve("alive")
+    serve("dead")
+    lies(redis, "liar")
+    lies(redis, "unlisted")
+    redis.zrem("poc:workers", "unlisted")
+    beat = beats_later(serve, clock)
+    assert workers.drop_silent(1.0) == 3
+    beat.join()
+    assert workers.live() == [alive]
+    assert redis.keys("poc:worker:*") == [b"poc:worker:alive"]
+
+
+def test_where_all_beat_nobody_is_waited_for(
+    workers: WorkerRegistry, serve: Serve, clock: Clock
+) -> None:
+    assert workers.drop_silent(3600) == 0
+    alive = serve("alive")
+    beat = beats_later(serve, clock)
+    assert workers.drop_silent(3600) == 0
+    beat.join()
+    assert workers.live() == [alive]
+
+
+def test_times_are_redis_own(redis: Redis, settings: Settings) -> None:
+    WorkerRegistry(redis, settings).heartbeat(worker_record("w1"))
+    beats: Any = redis.zrange("poc:workers", 0, -1, withscores=True)
+    times: Any = redis.time()
+    assert abs(beats[0][1] - times[0]) < 60

@@ -11,7 +11,7 @@ from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, keys, scripts
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
-from poc_core.state.past.events import Events
+from poc_core.state.past.events import Event, Events
 from tests.harness.samples import Clock, new_job, round_config
 
 
@@ -54,6 +54,14 @@ def test_a_thousand_are_kept_in_all() -> None:
 def test_an_event_that_cannot_be_read_hides_no_other(events: Events, redis: Redis) -> None:
     events.note("worker", "w ended")
     redis.lpush(keys.events("worker"), "no JSON")
+    assert told(events) == [("worker", "w ended")]
+
+
+def test_an_event_of_another_kind_than_its_list_is_none(events: Events, redis: Redis) -> None:
+    """A worker's user may write to some lists; what only the API sees it cannot forge."""
+    events.note("worker", "w ended")
+    forged = Event(at=1.0, kind="refused", text="nobody was refused", about="")
+    redis.lpush(keys.events("worker"), forged.model_dump_json())
     assert told(events) == [("worker", "w ended")]
 
 
