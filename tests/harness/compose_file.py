@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-_VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>\w+)(?:(?P<how>:-|:\?)(?P<text>[^}]*))?\})")
+_VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>\w+)(?:(?P<how>:-|:\?|\+)(?P<text>[^}]*))?\})")
 
 
 def services(
@@ -55,6 +55,8 @@ def _interpolated(part: Any, variables: Mapping[str, str]) -> Any:
 def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
     if match[0] == "$$":
         return "$"
+    if match["how"] == "+":
+        return match["text"] if match["name"] in variables else ""
     value = variables.get(match["name"], "")
     if not value and match["how"] == ":?":
         raise LookupError(f"{match['name']}: {match['text']}")
