@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,6 +34,10 @@ class Role(StrEnum):
     PROOFS = "proofs"
     CHAT = "chat"
     DEPLOY = "deploy"
+
+
+# What the network node, registered with a key as its auth_token, does with that one key.
+OF_NETWORK_NODE = frozenset({Role.PROOFS, Role.CHAT, Role.DEPLOY})
 
 
 class KeysError(ProoflineError):
@@ -92,7 +96,7 @@ class KeyFile:
                 f"{self.path} is not a file of `proofline key`; mend it or remove it."
             ) from None
 
-    def add(self, name: str, roles: Sequence[Role]) -> str:
+    def add(self, name: str, roles: Collection[Role]) -> str:
         """A new key, which is stored nowhere. KeysError: the name is taken."""
         with self._changing():
             keys = self.keys()

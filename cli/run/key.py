@@ -1,11 +1,12 @@
 """`proofline key`: the API's keys."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from api.edge.keys import KeyFile, Role
+from api.edge.keys import OF_NETWORK_NODE, KeyFile, Role
 from cli.terminal import note
 
 app = typer.Typer(
@@ -16,6 +17,9 @@ app = typer.Typer(
     ),
 )
 
+_NODE = "node"
+RoleChoice = StrEnum("RoleChoice", [*(role.value for role in Role), _NODE])  # type: ignore[misc]
+
 KeyName = Annotated[
     str, typer.Argument(help="Whose key it is, such as `aggregator`.", show_default=False)
 ]
@@ -25,8 +29,14 @@ KeyName = Annotated[
 def new(
     name: KeyName,
     roles: Annotated[
-        list[Role],
-        typer.Option("--role", help="What it may be used for; may be given several times."),
+        list[RoleChoice],
+        typer.Option(
+            "--role",
+            help=(
+                "What it may be used for; may be given several times. `node` is all that the"
+                " network node does, whose `auth_token` the key then is."
+            ),
+        ),
     ],
 ) -> None:
     """Make a key and show it, this once. Clients send it as `Authorization: Bearer KEY`.
@@ -36,10 +46,12 @@ def new(
     **Example:** proofline key new aggregator --role proofs --role chat
     """
     file = _file()
-    key = file.add(name, roles)
+    allowed = {Role(role) for role in roles if role != _NODE}
+    allowed |= OF_NETWORK_NODE if _NODE in roles else set()
+    key = file.add(name, allowed)
     note(
-        f"key: {name} may be used for {', '.join(sorted(roles))}; it is shown only now, {file.path}"
-        " has its hash:"
+        f"key: {name} may be used for {', '.join(sorted(allowed))}; it is shown only now,"
+        f" {file.path} has its hash:"
     )
     typer.echo(key)
 

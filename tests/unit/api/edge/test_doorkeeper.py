@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.edge import private_peers
 from api.edge.doorkeeper import OPEN, ROLES, Rates, keys_wanted, role_of, salts_wanted
-from api.edge.keys import KeyFile, Role
+from api.edge.keys import OF_NETWORK_NODE, KeyFile, Role
 from poc_core.settings import Settings
 from tests.harness.samples import Clock, body
 
@@ -94,6 +94,37 @@ def test_a_key_opens_what_its_role_is_for(
         path for path, answer in answers.items() if answer.status_code not in (401, 403)
     } == allowed
     assert {answer.status_code for path, answer in answers.items() if path not in allowed} == {403}
+
+
+@pytest.mark.parametrize("version", ["", "/v3.0.8", "/mlnode-308"])
+def test_the_network_node_does_all_that_it_does_with_one_key(
+    opened: Opened, keys: KeyFile, version: str, serve: Callable[..., Any]
+) -> None:
+    """As a node that it knows by base_url and auth_token."""
+    serve("w1")
+    headers = bearer(keys.add("network-node", OF_NETWORK_NODE))
+    client, stranger = opened(), opened()
+    asked = [
+        *(("GET", path) for path in ("/health", "/readyz", "/v1/models", "/api/v1/metrics")),
+        *(("GET", f"/api/v1/{path}") for path in ("state", "versions", "gpu/devices")),
+        *(("GET", f"/api/v1/{path}") for path in ("gpu/driver", "models/list", "models/space")),
+        *(("GET", f"/api/v1/inference/{path}") for path in ("up/status", "pow/status")),
+        *(("POST", f"/api/v1/{path}") for path in ("stop", "models/status", "models/download")),
+        *(("POST", f"/api/v1/inference/{path}") for path in ("up", "up/async", "down")),
+        *(("POST", f"/api/v1/inference/pow/{path}") for path in ("init/generate", "stop")),
+        ("POST", "/api/v1/inference/pow/generate"),
+        ("GET", f"/api/v1/inference/pow/generate/{'0' * 32}"),
+        ("DELETE", "/api/v1/models"),
+        ("POST", CHAT),
+    ]
+    for method, path in asked:
+        answer = client.request(method, version + path, headers=headers)
+        assert answer.status_code not in (401, 403), (method, path)
+        assert answer.status_code != 404 or path.endswith("0" * 32), (method, path)
+        assert stranger.request(method, version + path).status_code == 401, (method, path)
+    for probe in ("/health", "/readyz"):
+        serve("w1")
+        assert client.get(version + probe, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["x-api-key", "api-key"])

@@ -29,6 +29,17 @@ def test_a_key_is_shown_once_and_may_be_listed_and_revoked(file: KeyFile) -> Non
     assert file.caller(made.stdout.strip()) is None
 
 
+@pytest.mark.parametrize("more", [[], ["--role", "read-only"]])
+def test_a_key_for_the_network_node_has_all_its_roles(file: KeyFile, more: list[str]) -> None:
+    made = CliRunner().invoke(app, ["key", "new", "network-node", "--role", "node", *more])
+    assert made.exit_code == 0, made.output
+    caller = file.caller(made.stdout.strip())
+    assert caller is not None
+    assert {Role.PROOFS, Role.CHAT, Role.DEPLOY} <= caller.roles
+    assert all(caller.may(role) for role in Role)
+    assert "may be used for chat, deploy, proofs" in made.stderr
+
+
 def test_a_role_must_be_chosen(file: KeyFile) -> None:
     assert CliRunner().invoke(app, ["key", "new", "a"]).exit_code == 2
     assert file.keys() == []
