@@ -1,6 +1,7 @@
 """Rounds over HTTP: started, switched, looked at and stopped by both generations of clients."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -20,7 +21,6 @@ from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from tests.harness.samples import (
-    K_DIM,
     MODEL,
     Clock,
     RecordingDispatcher,
@@ -903,14 +903,44 @@ def a_stop_after_1_s(
     thread.join()
 
 
+CLAIMS = {"artifacts": [{"nonce": nonce, "vector_b64": "A" * 32} for nonce in (0, 1, 2)]}
+WAITING = pytest.mark.parametrize("claims", [{}, {"validation": CLAIMS}], ids=["compute", "judge"])
+
+
+@WAITING
 def test_waiting_lasts_over_a_round_however_long_and_then_has_the_result(
-    client: TestClient, rounds: RoundStore, a_stop_after_1_s: Callable[[], None]
+    client: TestClient,
+    rounds: RoundStore,
+    a_stop_after_1_s: Callable[[], None],
+    claims: dict[str, Any],
 ) -> None:
     start(client, rounds)
     a_stop_after_1_s()
-    answer = client.post(f"{POW}/generate", json=body(wait=True))
+    answer = client.post(f"{POW}/generate", json=body(wait=True, **claims))
     assert (answer.status_code, answer.json()["status"]) == (200, "completed")
-    assert answer.json()["encoding"]["k_dim"] == K_DIM
+    assert answer.json()["n_mismatch" if claims else "encoding"] is not None
+
+
+@WAITING
+def test_what_a_client_waits_at_most_counts_from_the_rounds_end(
+    client: TestClient, rounds: RoundStore, jobs: JobStore, claims: dict[str, Any]
+) -> None:
+    start(client, rounds)
+    ended_at: list[float] = []
+
+    def end() -> None:
+        time.sleep(1.0)  # twice generate_chunk_timeout_sec
+        ended_at.append(time.monotonic())
+        rounds.switch(current(rounds), RoundState.STOPPED)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    answer = client.post(f"{POW}/generate", json=body(wait=True, **claims))
+    thread.join()
+    assert time.monotonic() - ended_at[0] >= 0.5
+    assert answer.status_code == 503
+    assert "No batch was done within 0.5 s" in answer.json()["detail"]
+    assert jobs.active_jobs(MODEL) == []
 
 
 # Its own description.
