@@ -205,7 +205,8 @@ def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, b
         nonces += part.nonces
         values += part.values
     n_excluded = values.count(_EXCLUDED)
-    if n_excluded > max(1, _MOST_EXCLUDED * len(nonces)):
+    # Of none it would be a verdict too: the network counts n_total 0 as a vote for fraud.
+    if n_excluded > max(1, _MOST_EXCLUDED * len(nonces)) or n_excluded == len(nonces):
         raise TooFewValuesError(
             f"This node could not compute {n_excluded} of {len(nonces)} nonces (its model gave no"
             " finite state), too many for a verdict; ask another node."

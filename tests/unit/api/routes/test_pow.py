@@ -16,7 +16,7 @@ from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord, Lease
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry
+from poc_core.state import JobStore, WorkerRegistry, keys
 from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
 from tests.harness.waiting import wait_until
 
@@ -283,20 +283,24 @@ def test_a_received_vector_of_a_megabyte_takes_no_memory(client: TestClient, red
     assert redis.hget(f"poc:job:{job_id}:claimed", "0") == b'""'
 
 
+@pytest.mark.parametrize("n", [1, 3])  # one: without a verdict on n_total 0, a vote for fraud
 def test_waiting_for_a_verdict_that_too_few_values_allow_is_503(
-    client: TestClient, jobs: JobStore
+    client: TestClient, jobs: JobStore, redis: Redis, n: int
 ) -> None:
     def exclude_all(job_id: str) -> None:
         jobs.lease(job_id, 0, "w1")
-        jobs.complete(job_id, 0, [None, None, None])
+        jobs.complete(job_id, 0, [None] * n)
         jobs.finish(job_id)
 
     Worker(jobs, exclude_all).start()
-    artifacts = [{"nonce": nonce, "vector_b64": VECTOR} for nonce in (0, 1, 2)]
-    answer = client.post(GENERATE, json=body(wait=True, validation={"artifacts": artifacts}))
+    nonces = list(range(n))
+    claims = {"artifacts": [{"nonce": nonce, "vector_b64": VECTOR} for nonce in nonces]}
+    sent = body(wait=True, nonces=nonces, validation=claims, url="http://receiver:9100/poc")
+    answer = client.post(GENERATE, json=sent)
     assert answer.status_code == 503
     assert int(answer.headers["Retry-After"]) > 0
     assert answer.json()["detail"]["error"] == "no_verdict"
+    assert redis.zcard(keys.OUTBOX_DUE) == 0  # nor is there one for the receiver
     found = client.get(f"{GENERATE}/{answer.json()['detail']['request_id']}").json()
     assert (found["status"], "too many for a verdict" in found["error"]) == ("failed", True)
 

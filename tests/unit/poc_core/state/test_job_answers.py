@@ -81,9 +81,10 @@ def test_the_requests_stat_test_decides(jobs: JobStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_total", "n_excluded", "judged"), [(1, 1, True), (12, 1, True), (12, 2, False), (1, 0, True)]
+    ("n_total", "n_excluded", "judged"),
+    [(1, 1, False), (2, 1, True), (12, 1, True), (12, 2, False), (1, 0, True)],
 )
-def test_a_tenth_of_the_nonces_and_one_in_any_case_may_stay_uncomputed(
+def test_a_tenth_of_the_nonces_and_one_of_several_may_stay_uncomputed(
     jobs: JobStore, n_total: int, n_excluded: int, judged: bool
 ) -> None:
     computed: list[str | None] = [None] * n_excluded + VECTORS[n_excluded:n_total]
