@@ -32,6 +32,10 @@ SECRETS = {
     "a key of an inference service": r"\bsk-(?:[a-z]+-)*[A-Za-z0-9_-]{32,}\b",
     "a token of Slack": r"\bxox[abprs]-[A-Za-z0-9-]{20,}",
     "a signed token (JWT)": r"\beyJ[\w-]{15,}\.eyJ[\w-]{15,}\.[\w-]{20,}",
+    "a url with a password": (
+        r"://[^\s/:@\"']*:(?=[^\s/@]*\d)(?:[0-9A-Fa-f]{16,}|[\w+=.~%-]{24,})@[\w\[]"
+    ),
+    "a key in a header": r"(?i)\b(?:Bearer|Basic)\s+(?=[^\s]*\d)[\w+/=.~-]{20,}",
     "a password of 24 random digits or more": (
         r"(?i)\b\w*(?:password|passwd|secret|token)\w*[\"']?\s*[=:]\s*[\"']?[0-9a-f]{24,}\b"
     ),

@@ -13,6 +13,7 @@ from functools import partial
 
 from celery.signals import worker_shutting_down
 
+from poc_core.open_files import raise_file_limit
 from poc_core.periodic import Periodic
 from poc_core.queues import model_queue, worker_queue
 from poc_core.records import WorkerRecord
@@ -60,6 +61,7 @@ def run_worker(
     Never two in one process: Celery's signal handlers and the engine belong to the whole process.
     """
     log_to_stderr()
+    raise_file_limit()  # the engine's processes too, which inherit it
     # Two lines a batch would bury what matters.
     for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -6,7 +6,6 @@ them makes room; so nobody who holds connections open keeps others out.
 
 import asyncio
 import json
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from api.edge.shares import Holdings, of_address
 from api.edge.version_segment import without_version
+from poc_core.open_files import raise_file_limit as raise_file_limit
 from poc_core.serving.openai_errors import shaped
 from poc_core.serving.openai_paths import is_clients_path
 
@@ -122,14 +122,6 @@ class Places:
             if connection.place is self.fresh and now - connection.placed_at > _FRESH_S:
                 self.put(connection, self.late)
             connection.check(now)
-
-
-def raise_file_limit() -> int:
-    """Lets this process open as many files as it may, and returns that number."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 2**31
 
 
 def connections_for(wanted: int, files: int) -> int:

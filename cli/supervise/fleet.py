@@ -75,6 +75,7 @@ class Fleet:
                 max_fast_crashes=self._max_fast_crashes,
                 max_failed_starts=self._max_failed_starts,
                 ready_line=log_patterns.READY,
+                telling=log_patterns.TELLING,
                 hopeless=log_patterns.why_hopeless,
             )
             child = Child(spec, self._hear, self._announce)

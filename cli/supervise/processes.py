@@ -23,6 +23,7 @@ FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
 STEADY_S = 60.0  # after so long a life a crash starts over with the shortest backoff
 TAIL_LINES = 400  # of a child's log, kept for error messages
+MOST_SAID_CHARS = 500  # of the last sentence of a start that failed
 _MOST_REMEMBERED = 1000  # times of restarts
 GUARD_MARGIN_S = 8.0  # the guard's own time to kill and reap, beyond the child's grace period
 
@@ -44,6 +45,8 @@ class ChildSpec:
     max_failed_starts: int | None = None  # of one that never got ready; None: max_fast_crashes
     # the log's line that ends the start; None: it starts at once
     ready_line: re.Pattern[str] | None = None
+    # lines of the log that say why a start failed
+    telling: re.Pattern[str] | None = None
     # why the log of a failed start leaves no hope
     hopeless: Callable[[Sequence[str]], str | None] = lambda log: None
     inherited_fds: tuple[int, ...] = ()
@@ -66,6 +69,7 @@ class Child:
         self._on_line = on_line
         self._announce = announce
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._said: deque[str] = deque(maxlen=TAIL_LINES)  # in this run
         # Held from a guard's start to its signal. Reentrant: a signal handler may ask to stop then.
         self._lock = threading.RLock()
         self._guard: subprocess.Popen[bytes] | None = None
@@ -136,6 +140,7 @@ class Child:
         try:
             while not self._stop.is_set():
                 self._ready_at = None
+                self._said.clear()
                 code = self._run_once()
                 if code is None or self._stop.is_set():
                     return
@@ -155,7 +160,8 @@ class Child:
                     self._announce(self.gave_up)
                     return
                 delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (fast_crashes - 1))
-                self._announce(f"{ended}; restarting it in {delay_s:g} s")
+                said = self._last_words(code)
+                self._announce(f"{ended}; restarting it in {delay_s:g} s{said}")
                 self._pause(delay_s)
                 self.restarts += 1
                 self._restarted_at.append(time.time())
@@ -164,6 +170,16 @@ class Child:
             self._announce(self.gave_up)
         finally:
             self._ended.set()
+
+    def _last_words(self, code: int) -> str:
+        """The last sentence of a run that ended before it was ready, with a colon before it."""
+        if self._ready_at is not None:
+            return ""
+        telling = self.spec.telling
+        found = [line for line in self._said if telling is not None and telling.search(line)]
+        if not found and 0 < code < 128:
+            found = list(self._said)
+        return f": {found[-1].strip()[:MOST_SAID_CHARS]}" if found else ""
 
     def _pause(self, seconds: float) -> bool:
         """Waits before a restart; whether the child is to stop instead."""
@@ -264,6 +280,7 @@ class Child:
         if ready is not None and self._ready_at is None and ready.search(line):
             self._note_ready()
         self._tail.append(line)
+        self._said.append(line)
         self._on_line(self.spec.name, line)
 
 

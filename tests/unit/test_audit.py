@@ -26,6 +26,8 @@ PLANTED = {
     "a key of an inference service": "sk-proj-" + RANDOM,
     "a token of Slack": "xoxb-" + RANDOM[:24],
     "a signed token (JWT)": f"eyJ{RANDOM[:20]}.eyJ{RANDOM[:20]}.{RANDOM}",
+    "a url with a password": "redis://" + f":{DIGITS}@redis.example:6379/0",
+    "a key in a header": "Authorization: Bearer " + DIGITS,
     "a password of 24 random digits or more": f"REDIS_PASSWORD={DIGITS}",
 }
 
@@ -107,7 +109,12 @@ class TestSecrets:
         assert audit.secrets_in(f"before {PLANTED[kind]} after") == [kind]
 
     @pytest.mark.parametrize(
-        "harmless", ["password: ${REDIS_PASSWORD:-}", "sk-learn", "hf_token", "ghp_short"]
+        "harmless",
+        [
+            *("password: ${REDIS_PASSWORD:-}", "sk-learn", "hf_token", "ghp_short"),
+            *("redis://:PASSWORD@10.0.0.1:6379/0", "http://user:s3cret@host/", "Bearer $KEY"),
+            *("redis://[::1]:6379,10.0.0.1:6379/0 a@b", "Authorization: Bearer proofline_..."),
+        ],
     )
     def test_what_only_looks_like_one_is_none(self, harmless: str) -> None:
         assert audit.secrets_in(harmless) == []

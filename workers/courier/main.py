@@ -11,6 +11,7 @@ import httpx
 from redis.exceptions import RedisError
 
 from poc_core.callback_tls import CallbackTls, CertificateError
+from poc_core.open_files import raise_file_limit
 from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry, scripts
@@ -29,6 +30,7 @@ SCRIPTS_WAIT_S = 20.0  # less than its supervisors wait for its end
 def run_courier(redis_url: str | None = None) -> None:
     """Delivers until SIGTERM or SIGINT. Several may run, also on several hosts."""
     log_to_stderr()
+    raise_file_limit()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -134,6 +134,42 @@ def test_a_child_that_crashes_again_and_again_backs_off_longer_and_is_given_up(
     ]
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "print('ValueError: no port'); print('later'); raise SystemExit(1)",
+            ": ValueError: no port",
+        ),
+        ("print('first'); print('the last word'); raise SystemExit(1)", ": the last word"),
+        ("raise SystemExit(1)", ""),
+        ("import os; print('at work', flush=True); os.kill(os.getpid(), 9)", ""),
+        ("print('ValueError: no port'); print('is ready'); raise SystemExit(1)", ""),
+    ],
+    ids=["an error", "no error", "silent", "killed", "after its start"],
+)
+def test_a_child_that_ends_while_it_starts_has_its_last_sentence_shown(
+    started: Callable[[ChildSpec], Child],
+    recorder: Recorder,
+    quick_backoff: None,
+    code: str,
+    said: str,
+) -> None:
+    child = started(
+        ChildSpec(
+            "child",
+            python(code),
+            max_fast_crashes=1,
+            ready_line=re.compile("is ready$"),
+            telling=re.compile("Error: "),
+        )
+    )
+    wait_until(lambda: child.gave_up is not None, "giving up")
+    first, last = recorder.announcements[0], recorder.announcements[-1]
+    assert re.fullmatch(rf"child ended \([\w ]+\); restarting it in 0.01 s{re.escape(said)}", first)
+    assert last.endswith("not restarted: 2 times in a row")
+
+
 HOPELESS: dict[str, Any] = {
     "ready_line": re.compile("is ready$"),
     "hopeless": lambda log: "no memory" if "oom" in log else None,

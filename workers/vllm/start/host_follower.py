@@ -15,6 +15,7 @@ import threading
 from typing import Any
 
 from poc_core.errors import ProoflineError
+from poc_core.open_files import raise_file_limit
 from poc_core.serving.logs import log_to_stderr
 from workers.engines import stages
 from workers.engines.options import EngineOptions
@@ -29,6 +30,7 @@ def run_follower(options: EngineOptions) -> None:
     ProoflineError: the part of the engine cannot be loaded, or was lost.
     """
     log_to_stderr()
+    raise_file_limit()  # the engine's processes too, which inherit it
     leaving, serving = threading.Event(), threading.Event()
     connection: host_link.Connection | None = None
 

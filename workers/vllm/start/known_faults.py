@@ -31,8 +31,9 @@ def avoid(engine_args: Any) -> None:
     """Avoids what vLLM computes wrongly or not at all; an operator's choice stands.
 
     On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly: L2 0.6 of
-    artifacts. On GPUs, gated delta nets (Qwen3-Next, Qwen3.5) are left to FlashInfer even where
-    that is not installed.
+    artifacts. On CPUs with AMX, 0.32 takes a backend for MLA that computes in bfloat16 alone, and
+    loading other types ends with "expect weight to be bfloat16". On GPUs, gated delta nets
+    (Qwen3-Next, Qwen3.5) are left to FlashInfer even where that is not installed.
     """
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
@@ -45,11 +46,26 @@ def avoid(engine_args: Any) -> None:
             engine_args.gdn_prefill_backend = "triton"
         return
     config = get_config(engine_args.model, engine_args.trust_remote_code, engine_args.revision)
+    text = config.get_text_config()
+    if not hasattr(text, "kv_lora_rank"):
+        return
     operations = engine_args.compilation_config.custom_ops
-    if hasattr(config.get_text_config(), "kv_lora_rank") and not any(
-        "rotary" in name for name in operations
-    ):
+    if not any("rotary" in name for name in operations):
         operations += [*([] if {"all", "none"} & {*operations} else ["all"]), "-rotary_embedding"]
+    asked = str(getattr(engine_args, "dtype", "auto"))
+    if asked == "auto":  # vLLM computes models of float32 in bfloat16
+        kept = str(getattr(text, "dtype", None) or getattr(config, "dtype", None))
+        asked = "float16" if kept.endswith("float16") and "bfloat" not in kept else "bfloat16"
+    if not asked.endswith("bfloat16") and not (
+        engine_args.attention_backend or engine_args.attention_config.backend
+    ):
+        engine_args.attention_backend = _backend("CPU_MLA")
+
+
+def _backend(name: str) -> Any:
+    """A backend of attention by its name; None: this release has none of this name."""
+    registry: Any = import_module("vllm.v1.attention.backends.registry")
+    return registry.AttentionBackendEnum.__members__.get(name)
 
 
 def why_unknown(said: str) -> str | None:

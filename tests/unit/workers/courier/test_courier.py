@@ -4,6 +4,8 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -502,6 +504,38 @@ def test_a_sign_of_life_of_another_user_keeps_no_lock_from_being_renewed(
     monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "of another" / "alive")
     ticker.start()
     wait_until(lambda: bool(offers.renewed))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_planted_for_its_sign_of_life_is_not_followed(
+    ticker: Ticker, offers: Offers, tmp_path: Path, is_there: bool
+) -> None:
+    target = tmp_path / "of root"
+    if is_there:
+        target.touch()
+        os.utime(target, (1, 1))
+    (tmp_path / "alive").symlink_to(target)
+    ticker.start()
+    wait_until(lambda: bool(offers.renewed))
+    ticker.stop()
+    assert target.exists() == is_there
+    assert not is_there or target.stat().st_mtime == 1
+    assert (tmp_path / "alive").is_symlink()
+
+
+def test_its_sign_of_life_is_renewed_in_a_folder_of_its_own(
+    ticker: Ticker, offers: Offers, tmp_path: Path
+) -> None:
+    alive = tmp_path / "alive"
+    alive.mkdir()  # of one that was killed
+    os.utime(alive, (1, 1))
+    ticker.start()
+    wait_until(lambda: alive.stat().st_mtime > 1)
+    found = subprocess.run(["find", alive, "-mmin", "-1"], capture_output=True, check=True)
+    assert found.stdout  # as the health checks of containers look
+    ticker.stop()
+    ticker_module._show_life()
+    assert alive.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_is_due_again_is_offered_again(

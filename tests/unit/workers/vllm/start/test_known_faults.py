@@ -1,12 +1,15 @@
 """The known faults of vLLM's releases, as far as they show without an engine."""
 
 import importlib
+import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.families.make import FOLDER
 from tests.harness.marks import needs_vllm
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
@@ -44,6 +47,54 @@ def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
     avoided = ["-rotary_embedding"] if asked else ["all", "-rotary_embedding"]
     chosen = "+rotary_embedding" in asked or not latent or not current_platform.is_cpu()
     assert operations == asked + ([] if chosen else avoided)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "given", "backend"),
+    [
+        ("float32", "bfloat16", None, "CPU_MLA"),
+        ("float32", "float32", "AMX_MLA", "AMX_MLA"),
+        ("half", "bfloat16", None, "CPU_MLA"),
+        ("auto", "float16", None, "CPU_MLA"),
+        ("auto", "float32", None, None),
+        ("auto", "bfloat16", None, None),
+        ("bfloat16", "float32", None, None),
+    ],
+)
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_mla_on_cpus_is_computed_in_the_type_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    kept: str,
+    given: str | None,
+    backend: str | None,
+    has_amx: bool,
+) -> None:
+    """By vLLM's own choice, with AMX and without, whatever this machine has."""
+    import torch
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    from workers.vllm.start import known_faults
+
+    if not current_platform.is_cpu():
+        pytest.skip("a choice for CPUs")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    config = json.loads((FOLDER / "deepseek-v3.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": kept}))
+    arguments = AsyncEngineArgs(
+        model=str(tmp_path), dtype=dtype, attention_backend=given, max_model_len=64
+    )
+    known_faults.avoid(arguments)
+    found = arguments.attention_backend
+    assert getattr(found, "name", found) == backend
+    made = arguments.create_engine_config()
+    chosen = current_platform.get_attn_backend_cls(
+        made.attention_config.backend, SimpleNamespace(use_sparse=False, use_mla=True)
+    )
+    takes = getattr(importlib.import_module(chosen.rpartition(".")[0]), chosen.rpartition(".")[2])
+    assert given or made.model_config.dtype in takes.supported_dtypes
 
 
 @pytest.mark.parametrize("family", ["deepseek_v4", "glm5_next", "kimi_linear"])
