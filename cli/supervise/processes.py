@@ -176,7 +176,8 @@ class Child:
         if self._ready_at is not None:
             return ""
         telling = self.spec.telling
-        found = [line for line in self._said if telling is not None and telling.search(line)]
+        matches = [telling.search(line) for line in self._said] if telling is not None else []
+        found = [match.string[match.start() :] for match in matches if match is not None]
         if not found and 0 < code < 128:
             found = list(self._said)
         return f": {found[-1].strip()[:MOST_SAID_CHARS]}" if found else ""

@@ -138,7 +138,7 @@ def test_a_child_that_crashes_again_and_again_backs_off_longer_and_is_given_up(
     ("code", "said"),
     [
         (
-            "print('ValueError: no port'); print('later'); raise SystemExit(1)",
+            "print('[core] ValueError: no port'); print('later'); raise SystemExit(1)",
             ": ValueError: no port",
         ),
         ("print('first'); print('the last word'); raise SystemExit(1)", ": the last word"),
@@ -161,7 +161,7 @@ def test_a_child_that_ends_while_it_starts_has_its_last_sentence_shown(
             python(code),
             max_fast_crashes=1,
             ready_line=re.compile("is ready$"),
-            telling=re.compile("Error: "),
+            telling=re.compile(r"\w+Error: "),
         )
     )
     wait_until(lambda: child.gave_up is not None, "giving up")

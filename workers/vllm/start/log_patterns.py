@@ -9,8 +9,11 @@ READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consu
 # An argument of vLLM that an engine goes without, and why.
 LEFT_OUT = re.compile(r"left out (--[\w-]+: vLLM \S+ does not know it)$")
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
-# The last word of a command that fails, or of what it calls.
-TELLING = re.compile(r"^(error: |\w+: error: )|\b[A-Z]\w*(Error|Exception): ")
+# The last word of a command that fails, or of what it calls. vLLM's "See root cause above" says
+# nothing.
+TELLING = re.compile(
+    r"(^error: |^\w+: error: |\b[A-Z]\w*(?:Error|Exception): )(?!.*root cause above)"
+)
 # An engine found too little memory.
 _NO_MEMORY = re.compile(
     r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV"

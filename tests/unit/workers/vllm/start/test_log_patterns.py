@@ -11,6 +11,7 @@ from workers.vllm.start.log_patterns import (
     NOT_HERE,
     NOT_ON_HUB,
     READY,
+    TELLING,
     why_hopeless,
 )
 
@@ -47,6 +48,15 @@ from workers.vllm.start.log_patterns import (
 )
 def test_a_worker_that_never_had_enough_memory(line: str) -> None:
     assert why_hopeless(["loading", line, "Engine core initialization failed"]) == DOES_NOT_FIT
+
+
+def test_what_only_points_at_a_cause_tells_nothing() -> None:
+    cause = "(EngineCore pid=9) ERROR [core.py:1510] ValueError: VLLM_PORT 'tcp://x' is a URI"
+    found = TELLING.search(cause)
+    assert found is not None
+    assert cause[found.start() :] == "ValueError: VLLM_PORT 'tcp://x' is a URI"
+    pointer = "error: vLLM cannot start: Engine core initialization failed. See root cause above."
+    assert TELLING.search(pointer) is None
 
 
 def test_the_line_that_ends_a_start() -> None:
