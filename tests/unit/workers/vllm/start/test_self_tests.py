@@ -16,7 +16,13 @@ from workers.engines.options import EngineOptions, HostSpan
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Tick, TickResult
 from workers.vllm.chains.recording import SWITCH
 from workers.vllm.start import self_tests
-from workers.vllm.start.self_tests import check_chains, check_graphs, check_memory, check_slices
+from workers.vllm.start.self_tests import (
+    check_chains,
+    check_graphs,
+    check_memory,
+    check_slices,
+    tell_speed,
+)
 
 HEAD = HostSpan(n_hosts=2, rank=0, head_host="10.0.0.1", head_port=7070)
 CHAIN: list[JsonValue] = [3, 14, 10, 12]
@@ -282,3 +288,10 @@ def test_a_model_that_does_not_stop_after_a_layer_is_not_cut(
     check_slices(engine)
     assert engine.sliceable is False
     assert "chat waits for whole micro-batches" in caplog.text
+
+
+def test_what_the_speed_test_measured_plans_the_first_calls() -> None:
+    engine: Any = Stepping()
+    engine.on_gpu = False
+    tell_speed(engine)
+    assert 0 < engine.token_layer_s < 1
