@@ -264,7 +264,13 @@ def test_another_model_while_a_round_and_chat_run_on_real_engines() -> None:
         ):
             broker = Broker(http, "/v3.0.16")
             assert broker.state() == ("STOPPED", "")
+            broker.call("POST", "/api/v1/inference/up/async", {"model": "tiny-llama"})
+            wait_until(lambda: _pids(broker), "a worker that loads")
+            loading = _pids(broker)
+            broker.stop()  # as the network node does after 15 minutes, and asks again
+            broker.wait_hosts("keeping")
             broker.up("tiny-llama")
+            assert _pids(broker) == loading
             assert [model["id"] for model in broker.call("GET", "/v1/models")["data"]] == [
                 "tiny-llama"
             ]
@@ -315,6 +321,10 @@ def test_another_model_while_a_round_and_chat_run_on_real_engines() -> None:
 
 def restarts(up: Up) -> int:
     return sum("restarting it" in line for line in up.log)
+
+
+def _pids(broker: Broker) -> list[int]:
+    return [worker["pid"] for worker in broker.call("GET", "/api/v1/pow/status")["workers"]]
 
 
 def _chat_active(broker: Broker) -> int:

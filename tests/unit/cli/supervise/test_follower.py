@@ -12,7 +12,6 @@ from redis.exceptions import ConnectionError
 from cli.shipped import shipped_models
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
-from cli.supervise.start_stages import StartStages
 from cli.terminal import UsageError
 from poc_core.errors import ArgumentsError, OptionsError
 from poc_core.serving.deployments import (
@@ -24,10 +23,10 @@ from poc_core.serving.deployments import (
     HostReport,
     HostState,
 )
-from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, WorkerRegistry, keys
 from tests.harness.samples import Clock, worker_record
+from tests.peers.fake_fleet import FakeFleet
 from workers.engines.options import EngineOptions, HostSpan
 
 LLAMA = Deployment(model="tiny-llama")
@@ -36,42 +35,6 @@ SYNTHETIC = EngineOptions(model="", engine="synthetic")
 OWN = EngineOptions(
     model=str(shipped_models()["tiny-qwen3"]), served_model_name="tiny-qwen3", engine="synthetic"
 )
-
-
-class FakeFleet:
-    """Of one worker, which gets ready, fails and ends as it is told."""
-
-    def __init__(self, options: EngineOptions) -> None:
-        self.options = options
-        self.children = ["h1/cpu0"]
-        self.is_serving = False
-        self.left_out = ["--swap-space: vLLM 0.32.0 does not know it"]
-        self.why: str | None = None
-        self.n_stops = 0
-        self.pid: int | None = 7
-        self.stages = StartStages(1, lambda _message: None)
-        self.means = "1 worker on the CPU"
-
-    @property
-    def n_ready(self) -> int:
-        return int(self.is_serving)
-
-    def logs(self) -> list[ChildLog]:
-        return [ChildLog(name="h1/cpu0", pid=self.pid, lines=["loaded"])]
-
-    def places(self) -> list[WorkerPlace]:
-        return [WorkerPlace(name="h1/cpu0", pid=self.pid, is_ready=self.is_serving, since=1.0)]
-
-    def stop(self) -> None:
-        self.n_stops += 1
-
-    def kill(self) -> None:
-        pass
-
-    def reason(self) -> str | None:
-        return self.why
-
-    failure = reason
 
 
 class Host:
