@@ -22,7 +22,6 @@ GOOD: Mapping[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [_MESSAGE]},
     "/tokenize": {"prompt": TEXT},
     "/detokenize": {"tokens": [5, 6]},
-    "/generative_scoring": {"query": TEXT, "items": ["a", "b"], "label_token_ids": [5, 6]},
 }
 # Fields of which any large value is only much work.
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

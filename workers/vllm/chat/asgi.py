@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -13,6 +14,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# Events of /v1/responses that vLLM sends before the engine has the request.
+_EARLY = re.compile(rb"event: response\.(created|queued|in_progress)\n")
 _KINDS = {
     400: "BadRequestError",
     401: "invalid_api_key",
@@ -22,9 +25,10 @@ _KINDS = {
 
 
 def held(send: Send, instead: Callable[[], Awaitable[None] | None]) -> Send:
-    """Holds an answer back until its first byte. `instead` is asked then: None, or what sends
-    another answer in its place."""
+    """Holds an answer back until its first byte, a stream's until an event that the engine has a
+    part in. `instead` is asked then: None, or what sends another answer in its place."""
     start: MutableMapping[str, Any] | None = None
+    early: list[MutableMapping[str, Any]] = []
     replaced = False
 
     async def send_on(message: MutableMapping[str, Any]) -> None:
@@ -33,10 +37,15 @@ def held(send: Send, instead: Callable[[], Awaitable[None] | None]) -> Send:
             start = message
             return
         if start is not None:
+            if message.get("more_body") and _EARLY.match(message.get("body", b"")):
+                early.append(message)
+                return
             other = instead()
             replaced = other is not None
             await (send(start) if other is None else other)
             start = None
+            for one in () if replaced else early:
+                await send(one)
         if not replaced:
             await send(message)
 

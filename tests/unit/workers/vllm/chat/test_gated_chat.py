@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import httpx
@@ -26,6 +26,7 @@ class Server:
         self.active: list[int] = []
         self.error: BaseException | None = None
         self.is_lost = False
+        self.parts: Sequence[bytes] = (b"ans", b"wer")
         self.lost_after: bytes | None = None  # the part of the answer with which the engine dies
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(
@@ -41,7 +42,7 @@ class Server:
         if self.error is not None:
             raise self.error
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        for part in (b"ans", b"wer"):
+        for part in self.parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
             self.is_lost = self.is_lost or part == self.lost_after
         await send({"type": "http.response.body", "body": b""})
@@ -194,6 +195,21 @@ async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway() -> 
 async def test_what_was_in_the_engine_at_its_end_is_marked_too() -> None:
     server = Server()
     server.lost_after = b""
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.headers[ENGINE_LOST_HEADER]) == (503, "1")
+
+
+async def test_a_stream_begins_with_what_the_engine_has_a_part_in() -> None:
+    created, begun = (
+        b"event: response.%b\ndata: {}\n\n" % name for name in (b"created", b"in_progress")
+    )
+    token = b"event: response.output_text.delta\ndata: {}\n\n"
+    server = Server()
+    server.parts, server.lost_after = (created, begun, token), token
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.content) == (200, created + begun + token)
+    server = Server()
+    server.parts, server.lost_after = (created, begun, b"event: error\ndata: {}\n\n"), begun
     answer = await server.client.post(CHAT)
     assert (answer.status_code, answer.headers[ENGINE_LOST_HEADER]) == (503, "1")
 
