@@ -97,6 +97,7 @@ class Services:
     refusals: Refusals = field(default_factory=Refusals)
     live: Live = field(default_factory=Live)
     together: Together = field(default_factory=Together)
+    large_chats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_BODIES))
     large_bodies: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_BODIES))
 
     @classmethod

@@ -262,6 +262,10 @@ GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 # In a chat request: tells a worker clients apart, whose shares of its server it keeps.
 GATEWAY_CLIENT_HEADER = "x-proofline-client"
 
+# In a chat request: the cache_salt of its client, for paths that have no field for one in some
+# releases of vLLM, such as /v1/messages.
+GATEWAY_SALT_HEADER = "x-proofline-cache-salt"
+
 
 # Seconds between two signs of life of a worker's process, and without one until it is silent:
 # a death shows within two seconds, and a sign or two may come late.

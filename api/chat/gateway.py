@@ -27,6 +27,7 @@ from api.seen.chats import Chats
 from poc_core.records import (
     ENGINE_LOST_HEADER,
     GATEWAY_CLIENT_HEADER,
+    GATEWAY_SALT_HEADER,
     GATEWAY_SECRET_HEADER,
     WorkerRecord,
 )
@@ -53,7 +54,12 @@ _HOP_HEADERS = {
 }
 _PRINTABLE = bytes(range(0x21, 0x7F))
 # Headers of a request to a worker that only the gateway may set.
-_OURS = {b"content-length", GATEWAY_SECRET_HEADER.encode(), GATEWAY_CLIENT_HEADER.encode()}
+_OURS = {
+    b"content-length",
+    GATEWAY_SECRET_HEADER.encode(),
+    GATEWAY_CLIENT_HEADER.encode(),
+    GATEWAY_SALT_HEADER.encode(),
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class ProxyRequest:
     body: bytes
     prefix: Prefix = NO_PREFIX
     client: str = ""  # who asks, as workers tell clients apart
+    salt: str = ""  # of the prefix cache
     is_stream: bool = False  # the client asks for events
 
 
@@ -358,10 +365,11 @@ def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Reque
     headers = [header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS]
     # Neither addresses nor names of keys are a worker's business.
     client = blake2b(request.client.encode(), digest_size=8).hexdigest().encode()
+    salt = [(GATEWAY_SALT_HEADER.encode(), request.salt.encode())] if request.salt else []
     return httpx.Request(
         request.method,
         _url(worker, request.path),
-        headers=[*headers, *_secret(worker), (GATEWAY_CLIENT_HEADER.encode(), client)],
+        headers=[*headers, *_secret(worker), (GATEWAY_CLIENT_HEADER.encode(), client), *salt],
         content=request.body or None,
         extensions={"timeout": TIMEOUT.as_dict(), "trace": way.note},
     )

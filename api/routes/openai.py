@@ -81,7 +81,9 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
         return openai_error(413, message)
     try:
         content_type = request.headers.get("content-type", "")
-        asked = await to_thread.run_sync(fields_of, content_type, body)
+        # One large body at a time: a parser lets nothing else of this process go on.
+        limiter = services.large_chats if len(body) > MAX_BODY else None
+        asked = await to_thread.run_sync(fields_of, content_type, body, limiter=limiter)
     except UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
     gateway, model = services.gateway, asked.get("model")
@@ -104,14 +106,17 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
     client = client_of(request.scope)
+    salt = ""
     if request.app.state.salts_caches and path in SALTED:
         asked, body = await to_thread.run_sync(salted, client, asked, body)
+        salt = asked.get("cache_salt", "")
     # One worker has every prefix.
     is_read = len(chosen) > 1 and len(body) <= MAX_BODY
     prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX
     is_stream = asked.get("stream") in _TRUE and PATHS.get(path, ("", ()))[0] == "answers"
     sent = ProxyRequest(
-        request.method, target, request.headers.raw, body, prefix, client, is_stream
+        *(request.method, target, request.headers.raw, body, prefix),
+        *(client, salt, is_stream),
     )
     return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 

@@ -47,3 +47,5 @@ class Told:
 TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
 # For whom the gateway asks: a name that tells clients apart, and nothing more.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
+# What keeps its prompt's cache apart where the request itself says nothing; empty: nothing does.
+SALT: ContextVar[str] = ContextVar("salt", default="")

@@ -13,13 +13,14 @@ from typing import Any
 from poc_core.records import (
     ENGINE_LOST_HEADER,
     GATEWAY_CLIENT_HEADER,
+    GATEWAY_SALT_HEADER,
     GATEWAY_SECRET_HEADER,
 )
 from poc_core.serving.openai_errors import error_body, shaped
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
 from workers.vllm.chat.asgi import App, Receive, Scope, Send, held, send_error
-from workers.vllm.chat.fields import CLIENT
+from workers.vllm.chat.fields import CLIENT, SALT
 
 # Seconds after which a client that was refused may ask again. Rounds last minutes.
 RETRY_AFTER_S = 30
@@ -76,8 +77,9 @@ class GatedChat:
             return await send_error(send, 404, "A worker serves nothing but chat.")
         if scope["method"] != "POST" or scope["path"] in _WITHOUT_ENGINE:
             return await self._app(scope, receive, send)
-        client = dict(scope["headers"]).get(GATEWAY_CLIENT_HEADER.encode(), b"")
-        CLIENT.set(client.decode("latin-1"))
+        told = dict(scope["headers"])
+        for header, known in ((GATEWAY_CLIENT_HEADER, CLIENT), (GATEWAY_SALT_HEADER, SALT)):
+            known.set(told.get(header.encode(), b"").decode("latin-1"))
         if not self._gate.enter_chat():
             return await _refuse(send)
         self._loop = asyncio.get_running_loop()

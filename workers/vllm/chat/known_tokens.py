@@ -17,7 +17,7 @@ from workers.engines.validations import Validations, Way
 from workers.vllm.chat import compat
 from workers.vllm.chat.compat import Answer, Rows
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, TOLD
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, SALT, TOLD
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
 
 # Of `generate`'s arguments, what a request for rows has too.
@@ -81,6 +81,8 @@ class KnownTokens:
     ) -> AsyncIterator[Any]:
         """vLLM's outputs for one request. CannotForce, BadRequest: at once, where it is known; else
         at the first output."""
+        if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
+            prompt = {**prompt, "cache_salt": SALT.get()}
         told = TOLD.get()
         if told is not None:
             sampling_params.extra_args = told.extra_args(sampling_params)

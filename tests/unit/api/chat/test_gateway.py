@@ -24,7 +24,7 @@ from api.chat.gateway import Gateway
 from api.proofs.dispatch import Dispatcher
 from api.seen.times import ChatTimes
 from api.services import Services
-from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER
+from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER, GATEWAY_SALT_HEADER
 from poc_core.serving.deployments import Deployment
 from poc_core.serving.openai_paths import USUAL
 from poc_core.settings import Settings
@@ -338,7 +338,9 @@ class TestCachesOfClients:
         def salt_of(client: str, path: str = CHAT, **more: Any) -> str:
             monkeypatch.setattr("api.routes.openai.client_of", lambda _: client)
             assert api.post(path, json=body(**more)).status_code == 200
-            return str(json.loads(worker.received[-1].body)["cache_salt"])
+            told = json.loads(worker.received[-1].body)["cache_salt"]
+            assert worker.received[-1].values(GATEWAY_SALT_HEADER) == [told]
+            return str(told)
 
         return salt_of
 

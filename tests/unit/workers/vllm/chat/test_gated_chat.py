@@ -8,11 +8,17 @@ from typing import Any
 import httpx
 import pytest
 
-from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
+from poc_core.records import (
+    ENGINE_LOST_HEADER,
+    GATEWAY_CLIENT_HEADER,
+    GATEWAY_SALT_HEADER,
+    GATEWAY_SECRET_HEADER,
+)
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.vllm.chat import gated_chat
 from workers.vllm.chat.asgi import Receive, Scope, Send
+from workers.vllm.chat.fields import CLIENT, SALT
 from workers.vllm.chat.gated_chat import GatedChat
 
 CHAT = "/v1/chat/completions"
@@ -28,6 +34,7 @@ class Server:
         self.is_lost = False
         self.parts: Sequence[bytes] = (b"ans", b"wer")
         self.lost_after: bytes | None = None  # the part of the answer with which the engine dies
+        self.clients: list[tuple[str, str]] = []  # and their salts
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(
                 GatedChat(self.app, self.gate, lambda: self.is_lost, secret)
@@ -38,6 +45,7 @@ class Server:
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         self.is_lost = self.is_lost or self.lost_after == b""
+        self.clients.append((CLIENT.get(), SALT.get()))
         self.active.append(self.gate.stats().chat_active)
         if self.error is not None:
             raise self.error
@@ -212,6 +220,14 @@ async def test_a_stream_begins_with_what_the_engine_has_a_part_in() -> None:
     server.parts, server.lost_after = (created, begun, b"event: error\ndata: {}\n\n"), begun
     answer = await server.client.post(CHAT)
     assert (answer.status_code, answer.headers[ENGINE_LOST_HEADER]) == (503, "1")
+
+
+async def test_the_engines_side_is_told_the_client_and_its_salt() -> None:
+    server = Server()
+    headers = {GATEWAY_CLIENT_HEADER: "a", GATEWAY_SALT_HEADER: "b"}
+    await server.client.post(CHAT, headers=headers)
+    await server.client.post(CHAT)
+    assert server.clients == [("a", "b"), ("", "")]
 
 
 async def test_what_began_before_the_engines_end_is_passed_on() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest
-from workers.vllm.chat.fields import LOGPROBS_MODE, PASS, TOKEN_IDS, TOLD, Told
+from workers.vllm.chat.fields import LOGPROBS_MODE, PASS, SALT, TOKEN_IDS, TOLD, Told
 from workers.vllm.chat.limits import Limits
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
@@ -22,6 +22,7 @@ class Engine:
     def __init__(self) -> None:
         self.generated: list[Any] = []
         self.begun: list[Any] = []
+        self.salts: list[Any] = []
         model = {"logprobs_mode": "processed_logprobs", "get_vocab_size": lambda: 512}
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(**model, logits_processors=None),
@@ -30,8 +31,9 @@ class Engine:
         )
         self.output_processor = SimpleNamespace(add_request=self.begun.append)
 
-    def generate(self, _prompt: Any, params: Any, _request_id: str) -> None:
+    def generate(self, prompt: Any, params: Any, _request_id: str) -> None:
         self.generated.append(params.extra_args)
+        self.salts.append(prompt.get("cache_salt"))
 
 
 @pytest.fixture
@@ -77,6 +79,19 @@ def test_no_foreign_id_reaches_the_engine(engine: Any, asked: dict[str, Any]) ->
         engine.generate(PROMPT, params(**asked), "a")
     assert refused.value.param == field
     assert engine.generated == []
+
+
+def test_a_prompt_without_a_salt_has_its_clients(engine: Any) -> None:
+    """On paths that have no field for one."""
+    engine.generate(PROMPT, params(), "a")
+    context = SALT.set("its client's")
+    try:
+        engine.generate(PROMPT, params(), "b")
+        engine.generate(PROMPT | {"cache_salt": "its own"}, params(), "c")
+    finally:
+        SALT.reset(context)
+    assert engine.salts == [None, "its client's", "its own"]
+    assert "cache_salt" not in PROMPT
 
 
 @pytest.mark.parametrize("foreign", [512, -1])
