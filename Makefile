@@ -20,7 +20,7 @@ UNIT := pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reord
 
 # Requests of `make fuzz`, made from the API's own description.
 CASES ?= 10000
-# Of `make faults` and `make soak`; `make failover` lasts 10 minutes unless told.
+# Of `make faults` and `make soak`; `make failover` and `make hostile` last 10 minutes unless told.
 MINUTES ?= 20
 ENGINE ?= synthetic
 # Of `make failover`.
@@ -31,7 +31,7 @@ FAMILIES ?=
 VARIANTS ?=
 JOBS ?=
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults failover soak patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults failover soak hostile patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -76,6 +76,9 @@ fuzz: setup ## what hypothesis and schemathesis try in `make test`, ever new and
 	@$(BIN)/python -m tests.described --cases $(CASES)
 	@$(BIN)/python -m tests.described --cases $(CASES) --keys
 	@$(BIN)/python -m tests.poison.campaign --cases $(CASES)
+
+hostile: setup ## what honest clients see beside 20 hostile ones of 26 kinds (MINUTES=10)
+	@$(BIN)/python -m bench.hostile --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 patience: export PROOFLINE_TIMES := real
 patience: setup ## an engine under too much chat and one that stands still, with the times of production: 20 minutes

@@ -105,6 +105,12 @@ async def byte(streams: Streams) -> None:
     await streams[1].drain()
 
 
+async def chat_port(streams: Streams) -> None:
+    """Sends half of a request's headers to a worker's own port."""
+    streams[1].write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+    await streams[1].drain()
+
+
 KINDS: dict[str, Callable[[Streams], Awaitable[None]]] = {
     "silent": silent,
     "slow": slow,
@@ -113,6 +119,7 @@ KINDS: dict[str, Callable[[Streams], Awaitable[None]]] = {
     "unread": unread,
     "streams": streams,
     "almost": almost,
+    "chat_port": chat_port,  # with a real engine alone
 }
 
 
@@ -453,6 +460,15 @@ def attack(
     asyncio.run(all_of_them())
 
 
+def port_for(stack: Stack, kind: str) -> int:
+    """The port that bad clients of this kind connect to: the API's, or a worker's for chat."""
+    if kind != "chat_port":
+        return stack.port
+    connections = psutil.Process(stack.worker_pids()[0]).net_connections("tcp")
+    port: int = next(one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN)
+    return port
+
+
 async def run(
     stack: Stack, options: argparse.Namespace, kind: str, addresses: int, at_once: int | None = None
 ) -> Seen:
@@ -461,7 +477,7 @@ async def run(
     n = _at_once(options, kind) if at_once is None else at_once
     context = multiprocessing.get_context("spawn")
     begin = context.Barrier(2)
-    args = (url, stack.port, kind, n, options.seconds, addresses, begin)
+    args = (url, port_for(stack, kind), kind, n, options.seconds, addresses, begin)
     # In a process of their own: what they do must not hold up the honest client.
     bad = context.Process(target=attack, args=args)
     bad.start()
@@ -546,6 +562,8 @@ def main() -> None:
     is_real = options.engine == "vllm"
     engine = EngineOptions(model=MODEL, engine=options.engine, synthetic_step_ms=10)
     usual = [*KINDS, *INSTEAD] if is_real else [*KINDS, "dead"]
+    if not is_real:
+        usual.remove("chat_port")
     tried = [
         (each, addresses, _at_once(options, kind))
         for addresses in options.addresses or [1]
