@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -21,7 +22,7 @@ from api.chat.chat_workers import ChatWorkers
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
 from api.chat.streams import KEEP_ALIVE_S, Headers, Sending, error_event, failure, first_events
-from api.chat.suspects import LostError, Trials, fingerprint
+from api.chat.suspects import RECENT_S, LostError, Trials, fingerprint
 from api.errors import RETRY_AFTER_S
 from api.seen.chats import Chats
 from poc_core.records import (
@@ -145,6 +146,7 @@ class Gateway:
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
             raise DeadlyRequestError
         n_lost = 0  # engines that died while they had the request
+        is_suspect = False  # one of them soon after it came
         with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
                 if not await self.workers.is_ready(worker.id):
@@ -153,15 +155,17 @@ class Gateway:
                     stack.enter_context(self._counted(worker))
                     self._prefixes.remember(request.prefix, worker.id)
                     ask = partial(self._ask, stack, worker, request)
+                    asked_at = time.monotonic()
                     try:
                         response, first, chunks = await (
-                            self._trials.begin(worker, request, ask) if n_lost else ask()
+                            self._trials.begin(worker, request, ask) if is_suspect else ask()
                         )
                     except LostError as error:
                         self.workers.lost(worker.id)
                         log.warning("worker %s did not answer a chat request: %s", worker.id, error)
                         if error.in_engine:
                             n_lost += 1
+                            is_suspect |= time.monotonic() - asked_at < RECENT_S
                             if await self._died_with(worker, request, n_lost) > 1:
                                 break
                         continue

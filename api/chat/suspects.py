@@ -16,6 +16,9 @@ from pydantic_core import from_json
 
 from poc_core.records import WorkerRecord
 
+# Seconds for which a request was in an engine at most to be a suspect of its end: of many that were
+# there for long none shall wait for the others' trials.
+RECENT_S = 2.0
 # Seconds for which a suspect begins alone: what ends an engine does so within a step or two.
 TRIAL_S = 0.5
 # Seconds for which an engine's end is a suspect's alone: by then all its requests are answered.

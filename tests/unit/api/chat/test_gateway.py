@@ -1049,6 +1049,15 @@ class TestRequestsThatEndEngines:
         wait_until(lambda: not services.redis.keys("poc:chat:*"))
         assert len(first.received) == 1
 
+    def test_are_hardly_those_that_were_there_for_long_so_these_wait_for_no_trial(
+        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.chat.gateway.RECENT_S", 0.0)
+        monkeypatch.setattr("api.chat.suspects.Trials.begin", lambda *_: pytest.fail("a trial"))
+        start("w1", hangs_up, chat_active=0)
+        start("w2", answers, chat_active=1)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
     def test_leave_others_that_were_there_to_a_further_worker(
         self,
         api: httpx.Client,
