@@ -31,7 +31,7 @@ FAMILIES ?=
 VARIANTS ?=
 JOBS ?=
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults failover soak hostile patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
+.PHONY: help setup setup-gpu demo test unit integration docker slow fuzz faults failover soak hostile patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -83,6 +83,9 @@ hostile: setup ## what honest clients see beside 20 hostile ones of 26 kinds (MI
 patience: export PROOFLINE_TIMES := real
 patience: setup ## an engine under too much chat and one that stands still, with the times of production: 20 minutes
 	@$(BIN)/python -m pytest -s tests/integration/engines/test_hung_engine.py
+
+docker: setup ## all images, compose.yaml, and the swap with MLNode, on a Docker engine, of its own where none answers
+	@bash tests/docker/engine.sh $(BIN)/python -m pytest -v -s -p no:xdist tests/docker
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests
