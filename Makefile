@@ -85,7 +85,7 @@ patience: setup ## an engine under too much chat and one that stands still, with
 	@$(BIN)/python -m pytest -s tests/integration/engines/test_hung_engine.py
 
 docker: setup ## all images, compose.yaml, and the swap with MLNode, on a Docker engine, of its own where none answers
-	@bash tests/docker/engine.sh $(BIN)/python -m pytest -v -s -p no:xdist tests/docker
+	@bash tests/docker/engine.sh $(BIN)/python -m pytest -v -s -n 0 tests/docker
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests

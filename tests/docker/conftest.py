@@ -18,18 +18,6 @@ PYTHON = os.environ.get("PROOFLINE_DOCKER_PYTHON", "python:3.12-slim-bookworm")
 BUILD_S, COMMAND_S = 2400, 900
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    why = None if not here or answers() else "no Docker engine answers: make docker starts one"
-    for item in here:
-        item.add_marker(pytest.mark.slow)
-        item.add_marker(pytest.mark.integration)
-        item.add_marker(pytest.mark.timeout(3600))
-        item.add_marker(pytest.mark.xdist_group("docker"))
-        if why is not None:
-            item.add_marker(pytest.mark.skip(reason=why))
-
-
 def answers() -> bool:
     try:
         done = subprocess.run(["docker", "info"], capture_output=True, timeout=30)
@@ -38,11 +26,22 @@ def answers() -> bool:
     return done.returncode == 0
 
 
+MARKS = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.timeout(3600),
+    pytest.mark.xdist_group("docker"),
+    pytest.mark.skipif(
+        not answers(), reason="no Docker engine answers: `make docker` starts one of its own"
+    ),
+]
+
+
 def run(*command: str, timeout_s: float = COMMAND_S, **options: Any) -> str:
     """The command's stdout; an error shows all that it wrote."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
-    return done.stdout
+    return str(done.stdout)
 
 
 def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 300) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.certificates import make_certificate
-from tests.docker.conftest import Project, run, wait_until
+from tests.docker.conftest import MARKS, Project, run, wait_until
 
+pytestmark = MARKS
 SERVICES = ("redis", "api", "courier", "flower", "worker")
 JOB = {
     "block_hash": "TEST_BLOCK",
@@ -146,8 +147,7 @@ def test_a_round_survives_the_death_of_each_service(node: Node) -> None:
         node.exec("api", "proofline", "round", "stop")
 
         def delivered() -> bool:
-            waiting: int = node.api("GET", "/api/v1/pow/status")["callbacks_waiting"]
-            return waiting == 0
+            return bool(node.api("GET", "/api/v1/pow/status")["callbacks_waiting"] == 0)
 
         wait_until(delivered, "all callbacks")
         run("docker", "stop", "plreceiver")

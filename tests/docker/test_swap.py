@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.docker.conftest import Project, run
+from tests.docker.conftest import MARKS, Project, run
 from tests.harness.compose_file import ROOT
 
+pytestmark = MARKS
 SWAP = "docker-compose.proofline.yml"
 # From `up` to 200 on an idle machine at most 15 s; builds and other tests may go on beside.
 HEALTHY_S = 90
