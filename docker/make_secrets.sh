@@ -8,13 +8,13 @@
 # USERS    the users' rights, users.acl beside this file
 # ACL      directory for users.acl where Redis may write, so that it keeps the users of joined hosts (`proofline hosts`); ALL
 #
-# A password is $REDIS_PASSWORD, $FLOWER_PASSWORD or $GRAFANA_PASSWORD where set, else what the file redis_password,
-# flower_password or grafana_password in the folder $GIVEN holds, else the one already there, else generated.
+# A password is what the file redis_password, flower_password or grafana_password in the folder $GIVEN holds, or without such
+# a folder $REDIS_PASSWORD, $FLOWER_PASSWORD or $GRAFANA_PASSWORD; else the one already there, else generated.
 set -eu
 umask 022
 ALL=$1 EACH=$2 USERS=$3 ACL=${4:-$1}
 
-if [ -n "${IN_ENV:-}" ]; then
+if [ -n "${GIVEN:-}" ] && [ -n "${REDIS_PASSWORD:-}${FLOWER_PASSWORD:-}${GRAFANA_PASSWORD:-}${METRICS_KEY:-}" ]; then
     echo "Take REDIS_PASSWORD, FLOWER_PASSWORD, GRAFANA_PASSWORD and METRICS_KEY out of .env, which every container gets;" \
         "each is a file of docker/secrets: redis_password, flower_password, grafana_password, metrics_key." >&2
     exit 1
