@@ -93,6 +93,7 @@ def test_the_node_is_swapped_works_and_is_swapped_back(network: Network) -> None
     # SIGKILL, as of a machine that loses power; the round goes on.
     run("docker", "kill", "-s", "KILL", network.container("mlnode-308")["Id"])
     run("docker", "start", network.container("mlnode-308")["Id"])
+    network.node("wait_health", "300")
     network.node("wait_nonces", "new", "50")
     done = network.node("stop", "new")
     assert (done["missing"], done["nonces"] >= 100) == (0, True)
