@@ -5,7 +5,7 @@ import multiprocessing
 import os
 
 from workers.endings import end_like_this
-from workers.vllm.start import known_faults, lifeline, random_weights
+from workers.vllm.start import known_faults, lifeline, lone_rank, random_weights
 
 
 def register() -> None:
@@ -23,6 +23,7 @@ def register() -> None:
         compat.compile_grammars_after_steps()
         compat.let_core_count()
         known_faults.plan_for_caches_of_8_bits()
+        lone_rank.listen_to_nobody()
         if random_weights.are_asked_for():
             compat.make_up_weights(random_weights.draw)
         end_like_this()

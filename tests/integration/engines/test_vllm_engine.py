@@ -179,6 +179,8 @@ def test_a_lone_rank_computes_in_the_engine_core(
         for process in descendants(os.getpid())
         if "VLLM::Worker" in (name := command_of(process))
     ] == []
+    connections = own_cores[0].net_connections()
+    assert [one for one in connections if one.status == psutil.CONN_LISTEN] == []
 
 
 def flops_of_a_nonce(info: ModelInfo, seq_len: int) -> float:

@@ -1,0 +1,44 @@
+"""A rank without others opens no ports: torch.distributed's groups of one talk to nobody."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_FAKE = "fake"
+
+
+def listen_to_nobody() -> None:
+    """Gives a lone rank groups that need no connections, in place of Gloo's.
+
+    Each of Gloo's groups listens on a port of its own, thirteen in an engine of one rank, and ends
+    the process where a stranger opens more connections than it may have files. A group of one has
+    nothing to exchange, and torch's `fake` backend returns it its own. To be called in each of
+    vLLM's processes before its groups are made.
+    """
+    dist: Any = import_module("torch.distributed")
+    import_module("torch.testing._internal.distributed.fake_pg")  # which registers the backend
+    init, new_group = dist.init_process_group, dist.new_group
+
+    def init_alone(
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        *args: Any,
+        **more: Any,
+    ) -> None:
+        if world_size == 1 and backend == "gloo" and not args:
+            init_method, more = None, {**more, "store": dist.HashStore()}
+        if world_size == 1 and backend is not None:
+            backend = backend.replace("gloo", _FAKE)
+        init(backend, init_method, timeout, world_size, *args, **more)
+
+    def new_group_alone(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **more: Any
+    ) -> Any:
+        if backend == "gloo" and dist.get_world_size() == 1:
+            backend = _FAKE
+        return new_group(ranks, timeout, backend, *args, **more)
+
+    dist.init_process_group, dist.new_group = init_alone, new_group_alone
