@@ -88,8 +88,11 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
         raise BodyError(str(error), (field,), "url_not_allowed") from None
 
 
-def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
-    """What every worker of the model can do. 409: other models are served; 503: no worker is."""
+def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False) -> ModelInfo:
+    """What every worker of the model can do. 409: other models are served; 503: no worker is.
+
+    `for_round`: others count only while one is ready: the network node takes 409 for a wrong name.
+    """
     infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
     if infos:
         # A batch may go to any of them, so the smallest one sets the limits.
@@ -107,10 +110,9 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
         raise unavailable(
             f"No worker serves the model {model} right now; try again when one has started."
         )
-    # Live models first: a client should ask for one of these. While none is served nobody can say
-    # that the model will not be.
+    # Live models first: a client should ask for one of these.
     deployed = list(dict.fromkeys([*(worker.model for worker in live), *known]))
-    if any(worker.is_ready for worker in live):
+    if deployed and (not for_round or any(worker.is_ready for worker in live)):
         raise _mismatch(
             f"The model {model} is not deployed here; ask for {' or '.join(deployed)}.",
             {"model": (model, deployed[0] if len(deployed) == 1 else deployed)},

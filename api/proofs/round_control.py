@@ -35,7 +35,7 @@ def start(body: RoundBody, services: Services, state: RoundState) -> list[Worker
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
     """The configuration of a round. HTTPException 409, 422 or 503, BodyError: why not."""
     spec = body.spec()
-    info = deployed_limits(body.served_model or _only_model(workers), workers)
+    info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
     check_limits(info, spec)
     config = body.config(info.name, body.asked_batch_size or settings.batch_size_default)
     check_receiver(

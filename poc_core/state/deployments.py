@@ -76,7 +76,7 @@ class DeploymentStore:
 
         `keeps`: hosts keep engines that still load for KEPT_S, should the very same be deployed.
         """
-        return int(self._withdraw([keys.DEPLOYMENT], [self._clock(), int(keeps)]))
+        return int(self._withdraw([keys.DEPLOYMENT, keys.MODELS], [self._clock(), int(keeps)]))
 
     def status(self) -> DeploymentStatus:
         return DeploymentStatus(self.read(), self.hosts())

@@ -73,7 +73,7 @@ class WorkerRegistry:
                 pipe.zremrangebyscore(keys.CHAT_PORTS, "-inf", now - self._known_s)
                 pipe.zremrangebyscore(keys.CHAT_PORTS, now + self._known_s, "+inf")
                 pipe.expire(keys.CHAT_PORTS, self._settings.job_ttl_sec)
-            if info is not None:
+            if info is not None and worker.is_ready:
                 pipe.hset(keys.MODELS, worker.model, json.dumps({"info": info, "seen_at": now}))
                 pipe.expire(keys.MODELS, self._settings.job_ttl_sec)
             pipe.execute()

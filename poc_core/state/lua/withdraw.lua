@@ -1,10 +1,11 @@
 -- Says that the node shall run nothing. Repeated, it changes nothing.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
+--       2 models        poc:models
 -- ARGV: 1 now           seconds since the epoch
 --       2 keeps         1: hosts keep engines that still load, for a while; 0: they end at once
 -- Returns the generation.
-local deployment = KEYS[1]
+local deployment, models = unpack(KEYS)
 local now, keeps = unpack(ARGV)
 local wanted, generation, engines, loading, settled_at, error =
   unpack(redis.call('HMGET', deployment, 'wanted', 'generation', 'engines', 'loading', 'settled_at', 'error'))
@@ -12,6 +13,8 @@ generation = generation_of(generation)
 if wanted == '' and not (engines and keeps == '0') then
   return generation
 end
+-- A request for any model is early now, not wrong.
+redis.call('DEL', models)
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', '', 'by', 'request', 'asked_at', now)
 if wanted == '' then

@@ -16,7 +16,7 @@ from api.version import VERSION
 from poc_core.records import RoundState
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore, keys
+from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry, keys
 from tests.harness.official import Official, official
 from tests.harness.samples import MODEL, Clock, body, distance_body, round_body
 from tests.harness.waiting import wait_until
@@ -380,6 +380,23 @@ def test_the_deployment_is_told_in_mlnodes_words_too(client: TestClient, host: H
     host.says(HostState.FAILED, error="no GPU")
     seen.append(up_status(client)["startup_status"])
     assert seen == ["in_progress", "completed", "not_started", "failed"]
+
+
+@pytest.mark.parametrize("model", [MODEL, "never"])
+def test_after_a_stop_a_request_for_any_model_is_early_and_not_wrong(
+    client: TestClient, serve: Serve, workers: WorkerRegistry, model: str
+) -> None:
+    worker = serve("w1")
+    client.post("/api/v1/stop")
+    workers.heartbeat(replace(worker, state="draining"))
+    workers.remove("w1")
+    params = {"model": model}
+    for path, sent in (
+        ("init/generate", round_body(params=params)),
+        ("generate", body(params=params)),
+    ):
+        answer = client.post(f"/api/v1/inference/pow/{path}", json=sent)
+        assert (answer.status_code, int(answer.headers["Retry-After"]) > 0) == (503, True)
 
 
 def test_stop_says_where_engines_do_not_end(
