@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -74,7 +74,8 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
                 if why := try_handshake(verify, address, port_of(parts), host):
                     yield problem("receiver", f"No TLS with {shown}: {why}.", _BOTH)
                     return
-        answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify)
+        proxy = _proxy(settings, _addresses(host, port_of(parts)))
+        answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify, proxy=proxy)
     except CertificateError as error:
         yield problem("receiver", str(error), "Correct the file: docs/connect.md, Mutual TLS.")
         return
@@ -90,6 +91,15 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
         return
     how = "by TLS with the certificates named" if is_named else f"GET: {answer.status_code}"
     yield ok("receiver", f"{shown} answers ({how})")
+
+
+def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
+    """The proxy through which the courier would reach these addresses; None: none."""
+    if settings.callback_proxy is None or not all(
+        ipaddress.ip_address(address).is_global for address in addresses
+    ):
+        return None
+    return settings.callback_proxy.get_secret_value()
 
 
 def _own_ports(settings: Settings) -> Own:
