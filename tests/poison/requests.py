@@ -23,6 +23,16 @@ GOOD: Mapping[str, dict[str, Any]] = {
     "/tokenize": {"prompt": TEXT},
     "/detokenize": {"tokens": [5, 6]},
 }
+# Fields that only together are more than an engine holds.
+_TOGETHER: list[dict[str, Any]] = [
+    {"seed": 2**63 - 1, "n": 2, "temperature": 1.0},
+    {"min_tokens": 2, "stop_token_ids": list(range(300))},
+    {"min_tokens": 2**40},
+    {"logprobs": True, "top_logprobs": 20, "prompt_logprobs": 20, "n": 2, "temperature": 1.0},
+    {"echo": True, "logprobs": 20, "prompt_logprobs": 20},
+    {"use_beam_search": True, "n": 3, "length_penalty": 1e308},
+    {"bad_words": [f"{n} words" for n in range(120)], "allowed_token_ids": [5, 6]},
+]
 # Fields of which any large value is only much work.
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _EDGES = [2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30, 10**400]
@@ -104,15 +114,19 @@ class Maker:
                 body = dict(GOOD.get(path, {}))
                 for one in names:
                     body[one] = self._poison(one, models[path].model_fields[one].annotation)
+                if self._random.random() < 0.1:
+                    body |= self._random.choice(_TOGETHER)
                 if self._random.random() < 0.25 and "stream" in models[path].model_fields:
                     body.setdefault("stream", True)
                 yield path, body
 
     def _names(self, model: type[BaseModel], path: str) -> list[str]:
-        return [name for name in model.model_fields if name not in ("model", *_LENGTHS)]
+        return [name for name in model.model_fields if name != "model"]
 
     def _poison(self, name: str, annotation: Any) -> Any:
         choose = self._random.choice
+        if name in _LENGTHS:
+            return choose([0, -1, 2**64, 10**400, -(2**63) - 1, *_FLOATS[:3], "1", "a" * 1000])
         if name in ("structured_outputs", "guided_json") and self._random.random() < 0.8:
             return choose(_GRAMMARS)
         if name == "response_format" and self._random.random() < 0.8:

@@ -304,7 +304,8 @@ class VllmEngine(Engine):
         self._args.host, self._args.port = host, port
         with garbage_may_wait():
             self.chat_paths = self._await(
-                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all), None
+                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all, self._fair),
+                None,
             )
         return port
 

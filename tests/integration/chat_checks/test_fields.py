@@ -167,3 +167,55 @@ def test_every_answer_calls_tokens_by_their_ids(server: Server) -> None:
     ]
     assert len(streamed) == BASE["max_tokens"]
     assert all(one["token"].isdecimal() for one in streamed)
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        {"top_k": 2**64},
+        {"top_k": str(2**64)},
+        {"logit_bias": {"5": "NaN"}},
+        {"allowed_token_ids": [5] * 1025},
+        {"bad_words": ["the sea is wide and deep"] * 129},
+        {"bad_words": [f"{n} sea sea sea sea sea" for n in range(120)]},
+        {"stop_token_ids": list(range(300)), "min_tokens": 2},
+        {"vllm_xargs": {"a": [1e400]}},
+    ],
+    ids=lambda body: str(body)[:40],
+)
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_what_the_engine_cannot_hold_is_refused(
+    server: Server, path: str, streams: bool, poison: dict[str, Any]
+) -> None:
+    body = {"prompt": "Hi", "max_tokens": 5} if path == COMPLETIONS else BASE
+    field, *_ = poison
+    content = json.dumps({"model": server.model, **body, "stream": streams, **poison})
+    answer = server.http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert judged(answer) == (400, field), answer.text
+    server.engine.check()
+    assert server.engine.unfinished_chat() == 0
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"$ref": "#"}, "refers to itself"),
+        ({"$ref": "#/nowhere"}, "nowhere"),
+        (
+            {"type": "object", "propertyNames": {"pattern": "a"}, "patternProperties": {"b": {}}},
+            "patternProperties, propertyNames",
+        ),
+    ],
+    ids=["circle", "nowhere", "not supported"],
+)
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+def test_a_schema_that_cannot_be_compiled_is_the_clients_and_changes_nothing(
+    server: Server, schema: dict[str, Any], says: str, streams: bool
+) -> None:
+    answer = server.post(BASE | {"structured_outputs": {"json": schema}, "stream": streams})
+    assert judged(answer) == (400, "structured_outputs"), answer.text
+    assert says in answer.json()["error"]["message"]
+    for grammar in ({"choice": ["yes"]}, {"json": {"const": "yes"}}):
+        found = server.ask(BASE | {"structured_outputs": grammar, "temperature": 0})
+        assert "yes" in found["choices"][0]["message"]["content"]

@@ -31,6 +31,7 @@ class Limits:
     stop_token_ids: int = 128  # with min_tokens, before which they are masked
     bad_words: int = 128
     bad_words_tokens: int = 1024
+    tokens: int = 2**30  # of an answer, where vLLM has not cut it to the context
     stop: int = 128  # ours: vLLM looks for each of them after each token
     thinking_token_budget: int = 2**31 - 1
 
@@ -72,6 +73,9 @@ class Limits:
                 f"bad_words may have {self.bad_words_tokens} tokens in all words together.",
                 "bad_words",
             )
+        for name in ("max_tokens", "min_tokens"):
+            if (getattr(params, name, None) or 0) > self.tokens:
+                raise BadRequest(f"{name} may be {self.tokens} at most.", name)
         if getattr(params, "min_tokens", 0):
             _check_length(
                 "stop_token_ids",
@@ -94,6 +98,12 @@ class Limits:
         most = BYTES_A_TOKEN * self.bad_words_tokens
         if sum(map(len, words)) > most:
             raise BadRequest(f"bad_words may have {most} characters together.", "bad_words")
+        seed, n = getattr(fields, "seed", None), getattr(fields, "n", None)
+        if isinstance(seed, int) and not _LEAST <= seed <= 2**63 - (n or 1):
+            raise BadRequest(
+                "seed, and one more for each further answer, must be -2**63 to 2**63 - 1.",
+                "seed",
+            )
         budget = getattr(fields, "thinking_token_budget", None)
         if budget is not None and budget > self.thinking_token_budget:
             raise BadRequest(

@@ -17,7 +17,8 @@ from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
 from workers.vllm.fair.grammars import Grammars, text_of
-from workers.vllm.fair.wide_answers import USUAL, WideAnswers
+from workers.vllm.fair.whole_answers import WholeAnswers
+from workers.vllm.fair.wide_answers import MOST, USUAL, WideAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +51,30 @@ class FairChat:
         llm.output_processor.add_request = self.begin_answer
         llm.engine_core.get_output_async = self.next_step
 
+    def format_in_turns(self, app: Any) -> None:
+        """Of vLLM's application around the engine, what formats the logprobs of whole answers."""
+        handlers = {id(one): one for one in vars(app.state)["_state"].values()}
+        for handler in handlers.values():
+            if hasattr(handler, "_create_chat_logprobs"):
+                WholeAnswers(handler, self._turn_of)
+
+    async def _turn_of(self, width: int) -> int:
+        n = max(1, BUDGET // width)
+        await self._turns.wait(CLIENT.get(), n * width)
+        return n
+
     async def close(self) -> None:
         await self._grammars.close()
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
         self._begin_answer(request, *told, **named)
-        width = _width(request.sampling_params)
-        if not _is_wide(width):
+        params = request.sampling_params
+        width, of_prompt = _width(params), _width_of_prompt(params)
+        if not _is_wide(width, of_prompt):
             self._wide.another_began()
         if width > 1:
             compat.hand_over_in_parts(self._llm.output_processor, request, BUDGET // width)
+        if width > 1 or of_prompt > 1:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
     async def next_step(self) -> Any:
@@ -82,23 +97,29 @@ class FairChat:
         """vLLM's outputs for one request. BadRequest: its grammar is too much."""
         outputs: AsyncIterator[Any] = self._generate(prompt, sampling_params, request_id, **named)
         asked = text_of(getattr(sampling_params, "structured_outputs", None))
-        width = _width(sampling_params)
+        width = max(_width(sampling_params), _width_of_prompt(sampling_params))
         if width == 1 and not (asked and self._compiles):
             return outputs
-        n = getattr(sampling_params, "n", 1)
-        return self._fair(outputs, CLIENT.get(), asked if self._compiles else None, width, n)
+        return self._fair(outputs, CLIENT.get(), asked if self._compiles else None, sampling_params)
 
     async def _fair(
-        self, outputs: Any, client: str, asked: tuple[str, str] | None, width: int, n: int
+        self, outputs: Any, client: str, asked: tuple[str, str] | None, params: Any
     ) -> AsyncIterator[Any]:
+        width, of_prompt = _width(params), _width_of_prompt(params)
         if asked is not None:
             outputs = self._with_grammar(outputs, asked)
         async with aclosing(outputs), AsyncExitStack() as place:
             if asked is not None:
                 await self._grammars.check(*asked, client)
-            if _is_wide(width):
+            if _is_wide(width, of_prompt):
+                # A prompt's come all at once: none goes beside another.
+                n = getattr(params, "n", 1) if of_prompt == 1 else MOST
                 await place.enter_async_context(self._wide.under_way(client, n))
             async for output in outputs:
+                if of_prompt > 1:
+                    output.prompt_logprobs = await self._in_turns(
+                        output.prompt_logprobs, client, of_prompt
+                    )
                 if width > 1:
                     for one in output.outputs:
                         one.logprobs = await self._in_turns(one.logprobs, client, width)
@@ -121,7 +142,8 @@ class FairChat:
 
     def _others_go_on(self) -> bool:
         states = self._llm.output_processor.request_states.values()
-        return not all(_is_wide(_width(state.logprobs_processor)) for state in states)
+        asked = (state.logprobs_processor for state in states)
+        return not all(_is_wide(_width(one), _width_of_prompt(one)) for one in asked)
 
     async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
         """An answer's new logprobs, made part by part, when it is its client's turn."""
@@ -140,5 +162,13 @@ def _width(asking: Any) -> int:
     return 1 if asked is None else 2 + max(0, asked)
 
 
-def _is_wide(width: int) -> bool:
-    return width > 2 + USUAL
+def _width_of_prompt(asking: Any) -> int:
+    """The same of a prompt's tokens."""
+    asked = getattr(asking, "num_prompt_logprobs", None)
+    if asked is None and not hasattr(asking, "num_prompt_logprobs"):
+        asked = getattr(asking, "prompt_logprobs", None)
+    return 1 if asked is None else 2 + max(0, asked)
+
+
+def _is_wide(width: int, of_prompt: int) -> bool:
+    return width > 2 + USUAL or of_prompt > 1

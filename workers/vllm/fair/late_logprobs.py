@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,36 +32,59 @@ class Late:
 
 
 def keep_late(processor: Any, request: Any) -> None:
-    """The answer to this request, which the output processor has just begun, keeps the numbers."""
+    """The answer to this request, which the output processor has just begun, keeps the numbers,
+    and those of its prompt."""
     state = processor.request_states[request.request_id]
     found = state.logprobs_processor
+    plain = of_prompt = None
     if isinstance(found.logprobs, list) and request.sampling_params.logprob_token_ids is None:
         plain = copy.copy(found)
         plain.logprobs = []
+    if isinstance(found.prompt_logprobs, list):
+        of_prompt = copy.copy(found)
+        of_prompt.logprobs, of_prompt.cumulative_logprob = [], 0.0
+        of_prompt.num_logprobs = found.num_prompt_logprobs
+    if plain or of_prompt:
         # No circle: an answer's numbers are gone with it.
         forgets = compat.hands_over_each_step(state)
-        found.update_from_output = partial(_keep, weakref.proxy(found), plain, forgets)
+        found.update_from_output = partial(_keep, weakref.proxy(found), plain, of_prompt, forgets)
 
 
-def _keep(processor: Any, plain: Any, forgets: bool, output: Any) -> None:
-    """In place of vLLM's. A row is as wide as the widest that any answer of the step asks for.
-
-    `forgets`: all earlier positions have been handed over. Kept, those of forty long streams were
-    so many objects that the collector of garbage held up the event loop for 0.2 s at a time.
+def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
+    """In place of vLLM's. `forgets`: all earlier positions have been handed over. Kept, those of
+    forty long streams were so many objects that the collector of garbage held up the event loop for
+    0.2 s at a time.
     """
-    told, output.new_logprobs = output.new_logprobs, None
-    type(plain).update_from_output(processor, output)  # the prompt's
-    if forgets:
+    told = prompts = None
+    if plain is not None:
+        told, output.new_logprobs = output.new_logprobs, None
+    if of_prompt is not None:
+        prompts = output.new_prompt_logprobs_tensors
+        output.new_prompt_logprobs_tensors = None
+    type(plain or of_prompt).update_from_output(processor, output)  # what is not kept
+    if prompts is not None:
+        rows = zip(*(one.numpy() for one in prompts[:3]), strict=True)
+        _append(processor.prompt_logprobs, of_prompt, rows)
+    if forgets and plain is not None:
         del processor.logprobs[:-_CONTEXT]
-    width = processor.num_logprobs + 1 or None
-    for ids, logprobs, rank in zip(*told[:3], strict=True) if told else ():
-        before = tuple(int(one.ids[0]) for one in processor.logprobs[-_CONTEXT:])
-        processor.logprobs.append(Late(plain, before, (ids[:width], logprobs[:width], rank)))
-        processor.cumulative_logprob += float(logprobs[0])
+    if told is not None:
+        _append(processor.logprobs, plain, zip(*told[:3], strict=True))
+        processor.cumulative_logprob += sum(float(logprobs[0]) for logprobs in told[1])
+
+
+def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
+    """A row is as wide as the widest that any answer of the step asks for."""
+    width = plain.num_logprobs + 1 or None
+    for ids, logprobs, rank in rows:
+        before = tuple(int(one.ids[0]) for one in kept[-_CONTEXT:] if one is not None)
+        kept.append(Late(plain, before, (ids[:width], logprobs[:width], rank)))
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """vLLM's objects for positions that follow each other; others are returned as they are."""
+    """vLLM's objects for positions that follow each other; others are returned as they are. The
+    first one of a prompt has none."""
+    if logprobs and logprobs[0] is None:
+        return [None, *made(logprobs[1:])]
     if not logprobs or not isinstance(logprobs[0], Late):
         return logprobs
     first: Late = logprobs[0]

@@ -233,9 +233,10 @@ async def serve(
     listener: socket.socket,
     secret: str | None,
     ids_for_all: bool,
+    fair: Any,
 ) -> list[str]:
     """Starts vLLM's OpenAI server on the running loop; returns once it listens: what of it the
-    API passes on. `ids_for_all`: see ChatRequests.
+    API passes on. `ids_for_all`: see ChatRequests. `fair`: the engine's FairChat.
     """
     import uvicorn
 
@@ -244,6 +245,7 @@ async def serve(
     from workers.vllm.chat.strangers import guarded
 
     app = await compat.openai_app(llm, args)
+    fair.format_in_turns(app)
     compat.check_bodies(app, chat_compat.limits().check)
     paths = passed_on(compat.routes(app))
     model = llm.model_config

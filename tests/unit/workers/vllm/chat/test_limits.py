@@ -34,6 +34,8 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     top_k: int = 0
+    seed: int | None = None
+    n: int | None = None
     temperature: float = 0.0
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
@@ -61,6 +63,9 @@ POISON: list[dict[str, Any]] = [
     {"bad_words": ["a" * 8193]},
     {"stop": ["a"] * 129},
     {"thinking_token_budget": 2**31},
+    {"seed": 2**63},
+    {"seed": -(2**63) - 1},
+    {"seed": 2**63 - 2, "n": 3},
     {"vllm_xargs": {"a": [1, {"b": 2**64}]}},
     {"vllm_xargs": {"a": [[[[-INFINITE]]]]}},
     {"inner": {"depth": [2**64]}},
@@ -78,13 +83,15 @@ GOOD: list[dict[str, Any]] = [
     {"stop": "a" * 10_000},
     {"stop": ["a"] * 128},
     {"thinking_token_budget": 2**31 - 1},
+    {"seed": 2**63 - 1},
+    {"seed": 2**63 - 2, "n": 2},
     {"vllm_xargs": {"a": [1.5, True, None, "NaN"]}},
 ]
 
 
 @pytest.mark.parametrize("body", POISON, ids=lambda body: str(body)[:60])
 def test_what_no_engine_can_hold_is_refused_by_its_name(body: dict[str, Any]) -> None:
-    (field,) = body
+    field, *_ = body
     with pytest.raises(BadRequest, match=field) as refused:
         Limits().refuse(Asked(**body))
     assert refused.value.param == field
@@ -103,6 +110,8 @@ def test_words_and_stop_ids_are_counted_once_they_are_tokens() -> None:
     refused: list[tuple[str, Any]] = [
         ("bad_words", params(bad_words_token_ids=[[5] * 9] * 114)),
         ("bad_words", params(bad_words_token_ids=[[5]] * 129)),
+        ("max_tokens", params(max_tokens=2**31 - 10)),
+        ("min_tokens", params(min_tokens=2**40, all_stop_token_ids=())),
         ("stop_token_ids", params(min_tokens=1, all_stop_token_ids=set(range(129)))),
     ]
     for field, one in refused:

@@ -32,6 +32,13 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(shipped_models()["tiny-qwen3"])
 
 
+def fair_chat() -> Any:
+    """Imported where vLLM is there."""
+    from workers.vllm.fair import fair_chat as found
+
+    return found
+
+
 class Core:
     """An engine core that has told all its steps before anybody asks."""
 
@@ -109,6 +116,20 @@ def params(streams: bool, ids: bool = True, n_best: int = N_BEST) -> Any:
     return SamplingParams(
         max_tokens=1000, logprobs=n_best, output_kind=kind, extra_args=extra, ignore_eos=True
     )
+
+
+def with_prompt(step: Any, n_tokens: int, n_best: int) -> Any:
+    """The step, whose answers' prompts it tells too."""
+    import torch
+    from vllm.v1.outputs import LogprobsTensors
+
+    for output in step.outputs:
+        output.new_prompt_logprobs_tensors = LogprobsTensors(
+            torch.arange(n_tokens * (n_best + 1)).reshape(n_tokens, n_best + 1) % 512,
+            -torch.ones(n_tokens, n_best + 1),
+            torch.ones(n_tokens, dtype=torch.int64),
+        )
+    return step
 
 
 def step(tokens: dict[str, int], last: bool, width: int = N_BEST + 1) -> Any:
@@ -409,3 +430,89 @@ async def test_what_xgrammar_does_not_take_of_a_schema_is_named(
     with pytest.raises(Exception, match="not supported by xgrammar") as found:
         validate_xgrammar_grammar(asked)
     assert what in await refused(schema, found.value)
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("n_best", [None, 2], ids=["prompt", "both"])
+async def test_a_prompts_logprobs_are_vllms_own(
+    tokenizer: Any, streams: bool, n_best: int | None
+) -> None:
+    found = []
+    for is_fair in (False, True):
+        how = params(streams, ids=False, n_best=N_BEST)
+        how.logprobs, how.prompt_logprobs = n_best, 4
+        llm = Llm(tokenizer, [])
+        if is_fair:
+            fair_chat().FairChat(llm)
+        first = step({"a": 300}, False, 5)
+        if n_best is None:
+            for output in first.outputs:
+                output.new_logprobs = None
+        last = step({"a": 301}, True, 5)
+        last.outputs[0].new_logprobs = first.outputs[0].new_logprobs
+        llm.engine_core.steps = [with_prompt(first, 200, 4), last]
+        asking = asyncio.create_task(answer(llm, how, "a"))
+        await asyncio.sleep(0)
+        handler = llm.handle_outputs()
+        outputs = await asyncio.wait_for(asking, 30)
+        handler.cancel()
+        of_prompt = [row for one in outputs for row in one.prompt_logprobs or ()]
+        own = [row for one in outputs for row in one.outputs[0].logprobs or ()]
+        found.append((of_prompt, own))
+    assert found[1] == found[0]
+    assert len(of_prompt) == 201
+    assert of_prompt[0] is None
+
+
+async def test_prompts_with_logprobs_go_one_at_a_time_while_others_ask(tokenizer: Any) -> None:
+    llm = Llm(tokenizer, [])
+    fair_chat().FairChat(llm)
+    states = llm.output_processor.request_states
+    usual = await begun(llm, "usual", params(True))
+    how = params(True)
+    how.prompt_logprobs = 0
+    prompts = [await begun(llm, f"prompt {n}", how) for n in range(3)]
+    assert set(states) == {"usual", "prompt 0"}
+    for task in (usual, *prompts):
+        task.cancel()
+
+
+class Handler:
+    """Formats as vLLM's handlers of chats do; notes how many positions at a time."""
+
+    def __init__(self) -> None:
+        self.at_once: list[int] = []
+
+    def _create_chat_logprobs(self, token_ids: Any, top_logprobs: Any, **named: Any) -> Any:
+        assert len(token_ids) == len(top_logprobs)
+        self.at_once.append(len(token_ids))
+        assert named == {"num_output_top_logprobs": 20}
+        return SimpleNamespace(content=[*zip(token_ids, top_logprobs, strict=True)])
+
+    def formatted(self, n: int) -> Any:
+        numbers = list(range(n))
+        return self._create_chat_logprobs(
+            token_ids=numbers, top_logprobs=numbers, num_output_top_logprobs=20
+        )
+
+    async def chat_completion_full_generator(self, n_choices: int) -> Any:
+        await asyncio.sleep(0)
+        return [self.formatted(100) for _ in range(n_choices)]
+
+
+async def test_whole_answers_are_formatted_in_turns(tokenizer: Any) -> None:
+    handler = Handler()
+    fair = fair_chat().FairChat(Llm(tokenizer, []))
+    state = SimpleNamespace(_state={"chat": handler, "again": handler, "args": None})
+    fair.format_in_turns(SimpleNamespace(state=state))
+    making = asyncio.create_task(handler.chat_completion_full_generator(3))
+    rounds = 0
+    while not making.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    numbers = [(n, n) for n in range(100)]
+    assert [one.content for one in making.result()] == [numbers] * 3
+    assert max(handler.at_once) * 22 <= 128
+    assert rounds > 50
+    # A stream's part, which has had its turn, comes at once.
+    assert handler.formatted(100).content == numbers

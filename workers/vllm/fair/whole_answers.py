@@ -1,0 +1,59 @@
+"""Logprobs of whole answers are made into what the server sends in turns, as those of streams are:
+each number takes longer than it takes to be made into vLLM's object, and vLLM's server formats all
+of an answer without a pause."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+# Of a handler, what makes a whole answer of what the engine has told.
+_WHOLE = ("chat_completion_full_generator", "chat_completion_full_generator_batch")
+# What is left to do of the answer that this task makes: the list to fill, and the call whose list
+# it is, with positions instead of (ids, logprobs).
+_Left = list[tuple[list[Any], Any, Any, dict[str, Any]]]
+_LEFT: ContextVar[_Left | None] = ContextVar("left", default=None)
+
+
+class WholeAnswers:
+    """Installed into one of vLLM's handlers of chats by making it."""
+
+    def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
+        """`wait(width)`: returns when so many positions of this width may be made at once."""
+        self._wait = wait
+        self._create = handler._create_chat_logprobs
+        handler._create_chat_logprobs = self.create
+        for name in _WHOLE:
+            if hasattr(handler, name):
+                setattr(handler, name, self._filled(getattr(handler, name)))
+
+    def create(self, token_ids: Any, top_logprobs: Any, **named: Any) -> Any:
+        left = _LEFT.get()
+        if left is None:  # of a stream
+            return self._create(token_ids, top_logprobs, **named)
+        found = self._create([], [], **named)
+        left.append((found.content, token_ids, top_logprobs, named))
+        return found
+
+    def _filled(self, make: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(make)
+        async def filled(*args: Any, **named: Any) -> Any:
+            left: _Left = []
+            before = _LEFT.set(left)
+            try:
+                answer = await make(*args, **named)
+            finally:
+                _LEFT.reset(before)
+            for content, token_ids, logprobs, options in left:
+                width = 2 + max(0, options.get("num_output_top_logprobs") or 0)
+                at = 0
+                while at < len(token_ids):
+                    end = at + await self._wait(width)
+                    part = self._create(token_ids[at:end], logprobs[at:end], **options)
+                    content += part.content
+                    at = end
+            return answer
+
+        return filled
