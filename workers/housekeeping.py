@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
 import time
 from collections.abc import Callable
-from http.client import HTTPConnection, HTTPException
 
 from kombu.exceptions import OperationalError
 
@@ -234,12 +234,9 @@ class Housekeeper:
 
 def _answers(host: str, port: int) -> bool:
     """Whether anything answers there, as a client that nobody knows is."""
-    connection = HTTPConnection(host, port, timeout=_ANSWER_S)
     try:
-        connection.request("GET", "/")
-        connection.getresponse()
-        return True
-    except (OSError, HTTPException):
+        with socket.create_connection((host, port), _ANSWER_S) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            return bool(connection.recv(1))
+    except OSError:
         return False
-    finally:
-        connection.close()

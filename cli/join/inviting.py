@@ -142,12 +142,11 @@ class Inviting:
         for report in self._deployments.hosts():
             if report.host == host:
                 self._deployments.leave(report.id)
-        gone_at, wait_s = time.monotonic(), 2 * self._heartbeat_s  # a heartbeat may be late
-        if n_silent := self._registry.drop_silent(wait_s):
+        self._deployments.drop_silent()
+        gone_at = time.monotonic()
+        if n_silent := self._registry.drop_silent(2 * self._heartbeat_s):  # one may be late
             gone_at = time.monotonic()
-        self._deployments.drop_silent(wait_s)
-        n_workers = len(workers) + n_silent
-        if n_workers:
+        if n_workers := len(workers) + n_silent:
             time.sleep(max(0.0, gone_at + CHAT_SENT_S - time.monotonic()))
         return n_workers
 

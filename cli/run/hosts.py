@@ -101,7 +101,7 @@ def list_hosts(redis_url: options.RedisUrl = None) -> None:
 def revoke(name: HostName, redis_url: options.RedisUrl = None) -> None:
     """End a host's access at once: its user of Redis is removed and its connections are closed.
 
-    When the command returns, after 6 to 18 s, no chat goes to the host, whatever it left in Redis.
+    When the command returns, after 6 to 12 s, no chat goes to the host, whatever it left in Redis.
     Its work goes to other hosts, as when a host is lost.
     """
     with _as_operator() as inviting:

@@ -45,14 +45,9 @@ def is_busy(error: Exception) -> bool:
     return isinstance(error, ResponseError) and "BUSY " in str(error)
 
 
-def server_clock(redis: Redis) -> Callable[[], float]:
+def server_clock(redis: Any) -> Callable[[], float]:
     """Redis' own time, in seconds since the epoch: hosts' clocks may differ."""
-
-    def now() -> float:
-        told: Any = redis.time()
-        return float(told[0] + told[1] / 1e6)
-
-    return now
+    return lambda: float("{}.{:06}".format(*redis.time()))
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:

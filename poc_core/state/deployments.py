@@ -28,7 +28,6 @@ from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.client import server_clock
 from poc_core.state.past.events import Events
-from poc_core.state.silent import silent_for
 from poc_core.state.unreadable import answers, readable
 
 T = TypeVar("T", bound=BaseModel)
@@ -172,10 +171,10 @@ class DeploymentStore:
         if not self.hosts():  # nobody is here who would be missed, nor since when another is gone
             self._redis.delete(keys.HOSTS)
 
-    def drop_silent(self, wait_s: float) -> None:
-        """Drops the reports of all hosts but those that report within `wait_s`."""
-        for host_id in silent_for(self._redis, keys.HOSTS, (), self._clock(), wait_s):
-            self.leave(host_id.decode(errors="surrogateescape"))
+    def drop_silent(self) -> None:
+        """Has each host live for worker_ttl_s from now, unless it reports again."""
+        for host_id in self._host_ids():
+            self._redis.expire(keys.host(host_id), self._settings.worker_ttl_s)
 
     def _set(
         self, wanted: Deployment, by: Literal["start", "request"], host_id: str = ""

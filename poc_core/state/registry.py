@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import socket
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +21,6 @@ from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.client import server_clock
 from poc_core.state.past.events import Events
-from poc_core.state.silent import silent_for
 from poc_core.state.unreadable import readable
 
 # Seconds for which the API remembers who serves chat instead of asking Redis: short beside a
@@ -28,6 +28,7 @@ from poc_core.state.unreadable import readable
 CHAT_MEMORY_S = 0.25
 # Seconds for which a chat request is refused that ended two engines.
 DEADLY_S = 600
+_LOOK_S = 0.1  # between two looks for heartbeats that are to come
 # Seconds within which an API reaches a worker, or never; and after which no chat goes to one that
 # is dropped.
 CHAT_CONNECT_S = 5.0
@@ -84,14 +85,22 @@ class WorkerRegistry:
         return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
 
     def drop_silent(self, wait_s: float) -> int:
-        """Drops all workers but those whose hearts beat within `wait_s`; returns how many."""
-        prefix = keys.WORKER_PREFIX.encode()
-        ids = [name.removeprefix(prefix) for name in self._redis.scan_iter(match=prefix + b"*")]
-        silent = silent_for(self._redis, keys.WORKERS, ids, self._clock(), wait_s)
-        if not silent:
-            return 0
-        self._redis.zrem(keys.WORKERS, *silent)
-        return int(self._redis.delete(*(prefix + worker_id for worker_id in silent)))
+        """Drops all workers but those whose hearts beat within `wait_s`; returns how many.
+
+        For an operator who has just shut out a host: what it left may say any name and any time.
+        """
+        prefix, now = keys.WORKER_PREFIX.encode(), self._clock()
+        silent = {name.removeprefix(prefix) for name in self._redis.scan_iter(prefix + b"*")}
+        if listed := self._redis.zrange(keys.WORKERS, 0, -1):
+            self._redis.zadd(keys.WORKERS, dict.fromkeys(listed, now), xx=True)
+        silent, until = silent.union(listed), time.monotonic() + wait_s
+        while silent and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            found = self._redis.zrange(keys.WORKERS, 0, -1, withscores=True)
+            silent -= {name for name, beat_at in found if beat_at != now}
+        for worker_id in silent:
+            self._redis.zrem(keys.WORKERS, worker_id)
+        return sum(self._redis.delete(prefix + worker_id) for worker_id in silent)
 
     def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
         """Forgets a supervisor's workers whose processes have ended: their leases are free."""

@@ -12,7 +12,7 @@ import uvicorn
 
 from poc_core.records import GATEWAY_SECRET_HEADER
 from workers.vllm.chat import strangers
-from workers.vllm.chat.strangers import Strangers, guarded
+from workers.vllm.chat.strangers import guarded
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
 OWN = {GATEWAY_SECRET_HEADER: "s3cret"}
@@ -47,10 +47,12 @@ class Served:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[Served]:
+async def served(most: int | None = None) -> AsyncIterator[Served]:
     with ExitStack() as exits:
         listener = exits.enter_context(socket.create_server(("127.0.0.1", 0)))
-        config = uvicorn.Config(app, http=guarded("s3cret"), lifespan="off", log_level="warning")
+        config = uvicorn.Config(
+            app, http=guarded("s3cret", most), lifespan="off", log_level="warning"
+        )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
@@ -93,8 +95,7 @@ async def test_many_half_requests_make_room_for_the_gateway(
 ) -> None:
     """Not after a second alone: until then they would hold all files."""
     monkeypatch.setattr(strangers, "SECONDS", 60)
-    monkeypatch.setattr(strangers, "Strangers", lambda secret: Strangers(secret, most=50))
-    async with served() as server:
+    async with served(most=50) as server:
         half = [await server.opened(HALF) for _ in range(200)]
         async with httpx.AsyncClient(base_url=server.url) as client:
             assert (await client.get("/", headers=OWN)).status_code == 200
