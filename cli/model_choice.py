@@ -138,7 +138,7 @@ def _ask_hub(name: str, revision: str | None, here: str) -> None:
     except Exception as error:  # of whatever client the hub's package has
         said = " ".join(str(error).split()) or type(error).__name__
         raise ProoflineError(
-            f"The model {what} is not on this machine ({here}), and the Hugging Face hub cannot be"
-            f" reached ({said}): give a model's directory, copy the model into HF_HOME, or take a"
+            f"The model {what} is not on this machine, and the Hugging Face hub cannot be reached"
+            f" ({said}; {here}): give a model's directory, copy the model into HF_HOME, or take a"
             f" shipped one: {', '.join(shipped_models())}."
         ) from None
