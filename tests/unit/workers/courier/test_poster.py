@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
@@ -285,8 +285,20 @@ def test_a_name_with_an_address_that_does_not_answer_is_tried_by_the_next() -> N
     assert result.end is End.TAKEN
 
 
-# Nobody has these addresses, and nobody says so: a connection hangs.
-DEAD = tuple(f"198.18.0.{n}" for n in range(1, 5))
+DEAD = tuple(f"127.0.0.{n}" for n in range(2, 6))
+
+
+@contextmanager
+def dead(port: int) -> Iterator[None]:
+    """At the port of these addresses connections hang: nobody takes them from a full queue."""
+    with ExitStack() as open_sockets:
+        for address in DEAD:
+            server = open_sockets.enter_context(socket.create_server((address, port), backlog=0))
+            for _ in range(3):
+                client = open_sockets.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(server.getsockname())
+        yield
 
 
 def test_dead_addresses_before_a_good_one_cost_less_than_a_try() -> None:
@@ -297,17 +309,19 @@ def test_dead_addresses_before_a_good_one_cost_less_than_a_try() -> None:
         requests.append(read_request(connection))
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
 
-    with receiver(take) as port:
+    with receiver(take) as port, dead(port):
         result = post(f"http://many.example:{port}", addresses=(*DEAD, "127.0.0.1"), deadline_s=10)
     assert result.end is End.TAKEN
     assert len(requests) == 1
 
 
 def test_an_address_that_is_not_allowed_is_never_connected_to() -> None:
-    with receiver(answers(b"HTTP/1.1 200 OK\r\n\r\n")) as port:
-        addresses = ("127.0.0.1", *DEAD)
+    with receiver(answers(b"HTTP/1.1 200 OK\r\n\r\n")) as port, dead(port):
         result = post(
-            f"http://many.example:{port}", allow="private", addresses=addresses, deadline_s=SOON_S
+            f"http://many.example:{port}",
+            allow="127.0.0.2,127.0.0.3",
+            addresses=("127.0.0.1", *DEAD),
+            deadline_s=SOON_S,
         )
     assert result.end is End.SILENT
 
