@@ -20,36 +20,47 @@ _KINDS = {
     400: "BadRequestError",
     401: "invalid_api_key",
     404: "NotFoundError",
+    500: "InternalServerError",
     503: "service_unavailable",
 }
 
 
-def held(send: Send, instead: Callable[[], Awaitable[None] | None]) -> Send:
-    """Holds an answer back until its first byte, a stream's until an event that the engine has a
-    part in. `instead` is asked then: None, or what sends another answer in its place."""
-    start: MutableMapping[str, Any] | None = None
-    early: list[MutableMapping[str, Any]] = []
-    replaced = False
+class Held:
+    """Holds an answer back until its first byte, of a stream until the first event that the engine
+    has to do with."""
 
-    async def send_on(message: MutableMapping[str, Any]) -> None:
-        nonlocal start, replaced
-        if message["type"] == "http.response.start":
-            start = message
+    def __init__(self, send: Send, instead: Callable[[], Awaitable[None] | None]) -> None:
+        """`instead` is asked then: None, or what sends another answer in its place."""
+        self._send = send
+        self._instead = instead
+        self._waiting: list[MutableMapping[str, Any]] = []
+        self._is_replaced = False
+        self.has_begun = False
+        self.is_stream = False
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if self.has_begun:
+            if not self._is_replaced:
+                await self._send(message)
             return
-        if start is not None:
-            if message.get("more_body") and _EARLY.match(message.get("body", b"")):
-                early.append(message)
+        self._waiting.append(message)
+        if message["type"] == "http.response.start":
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            self.is_stream = kind.startswith(b"text/event-stream")
+        elif not (message.get("more_body") and _EARLY.match(message.get("body", b""))):
+            self.has_begun = True
+            other = self._instead()
+            self._is_replaced = other is not None
+            if other is not None:
+                await other
                 return
-            other = instead()
-            replaced = other is not None
-            await (send(start) if other is None else other)
-            start = None
-            for one in () if replaced else early:
-                await send(one)
-        if not replaced:
-            await send(message)
+            for one in self._waiting:
+                await self._send(one)
 
-    return send_on
+
+def error_of(status: int, message: str, param: str | None = None) -> dict[str, object]:
+    """In the form that OpenAI clients understand. `param`: the field that is wrong."""
+    return error_body(status, message, _KINDS[status], param)
 
 
 async def send_error(
@@ -59,8 +70,7 @@ async def send_error(
     *more_headers: tuple[bytes, bytes],
     param: str | None = None,
 ) -> None:
-    """In the form that OpenAI clients understand. `param`: the field that is wrong."""
-    body = error_body(status, message, _KINDS[status], param)
+    body = error_of(status, message, param)
     headers = [(b"content-type", b"application/json"), *more_headers]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})

@@ -4,28 +4,41 @@ and how they are refused."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, MutableMapping
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from workers.vllm.chat.asgi import App, Receive, Scope, Send, held, send_error
-from workers.vllm.chat.errors import Refused, refusals
+from workers.vllm.chat.asgi import App, Held, Receive, Scope, Send, error_of, send_error
+from workers.vllm.chat.errors import BadRequest, Failed, Refused, refusals
 from workers.vllm.chat.fields import TOLD, Told
 from workers.vllm.chat.network_fields import NetworkFields
 
+logger = logging.getLogger(__name__)
+
 # Bytes of a body that is read while nothing else of the event loop goes on.
 _SHORT = 4096
+# What vLLM's server takes for the client's fault.
+_CLIENTS = {"VLLMClientError", "ValueError", "TypeError", "OverflowError"}
 _WITH_FIELDS = ("/v1/chat/completions", "/v1/completions")
 
 
 class ChatRequests:
     """ASGI middleware. Bodies go on as they came: vLLM leaves alone what it does not know."""
 
-    def __init__(self, app: App, fields: NetworkFields, ids_for_all: bool) -> None:
+    def __init__(
+        self,
+        app: App,
+        fields: NetworkFields,
+        ids_for_all: bool,
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> None:
         """`ids_for_all`: logprobs call tokens by their ids for requests too that have none of the
-        network's fields."""
+        network's fields. `is_lost`: whether the engine is dead."""
         self._app = app
         self._fields = fields
         self._plain = Told(ids=ids_for_all)
+        self._is_lost = is_lost
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -46,11 +59,18 @@ class ChatRequests:
         def instead() -> Awaitable[None] | None:
             return _refuse(send, refused[0]) if refused else None
 
+        answer = Held(send, instead)
         try:
-            await self._app(scope, receive, held(send, instead))
-        except Exception:  # which vLLM's server raises once more when it has answered
+            await self._app(scope, receive, answer.send)
+        except Exception as error:  # which vLLM's server raises once more when it has answered
+            if not answer.is_stream or self._is_lost():
+                if not refused:
+                    raise
+                return None
+            # A stream's end without a word would be taken for the engine's.
             if not refused:
-                raise
+                logger.exception("a stream broke off")
+            await _break_off(answer, send, refused[0] if refused else _as_refused(error))
 
     async def _read(self, body: bytes) -> Told | None:
         if len(body) < _SHORT:
@@ -60,6 +80,23 @@ class ChatRequests:
 
 async def _refuse(send: Send, error: Refused) -> None:
     await send_error(send, error.status, str(error), param=error.param)
+
+
+async def _break_off(answer: Held, send: Send, error: Refused) -> None:
+    """Ends a stream with an error: by its status where nothing was sent yet, else as an event."""
+    if not answer.has_begun:
+        await _refuse(send, error)
+        return
+    body = error_of(error.status, str(error), error.param)
+    event = b"data: " + json.dumps(body).encode() + b"\n\n"
+    await answer.send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _as_refused(error: Exception) -> Refused:
+    """With the status that vLLM's server gives an error outside of streams."""
+    if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
+        return BadRequest(str(error), getattr(error, "parameter", None))
+    return Failed("The worker could not compute this request; its log tells more.")
 
 
 async def _body(receive: Receive) -> bytes | None:

@@ -44,6 +44,12 @@ class Unavailable(Refused):
     status = 503
 
 
+class Failed(Refused):
+    """500: what nobody foresaw."""
+
+    status = 500
+
+
 class BadRequest(Refused):
     """400: no node could answer. With `param` "enforced_tokens" it judges who gave the tokens."""
 

@@ -19,7 +19,7 @@ from poc_core.records import (
 from poc_core.serving.openai_errors import error_body, shaped
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
-from workers.vllm.chat.asgi import App, Receive, Scope, Send, held, send_error
+from workers.vllm.chat.asgi import App, Held, Receive, Scope, Send, send_error
 from workers.vllm.chat.fields import CLIENT, SALT
 
 # Seconds after which a client that was refused may ask again. Rounds last minutes.
@@ -112,7 +112,7 @@ class GatedChat:
         def instead() -> Awaitable[None] | None:
             return _lost(send, before) if self._is_lost() else None
 
-        return held(send, instead)
+        return Held(send, instead).send
 
 
 class _Answer:

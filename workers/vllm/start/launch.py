@@ -255,8 +255,12 @@ async def serve(
         llm.output_processor.tokenizer,
         model.logprobs_mode,
     )
-    chat = ChatRequests(app, fields, ids_for_all)
-    gated = GatedChat(chat, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
+
+    def is_lost() -> bool:
+        return bool(llm.errored)
+
+    chat = ChatRequests(app, fields, ids_for_all, is_lost)
+    gated = GatedChat(chat, gate, is_lost, secret=secret, paths=paths)
     # Its lifespan is vLLM's; signals are Celery's.
     config = uvicorn.Config(
         gated,

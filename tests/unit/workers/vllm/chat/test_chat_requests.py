@@ -159,3 +159,82 @@ async def test_a_long_body_is_read_off_the_event_loop() -> None:
     assert (refused.status_code, server.bodies) == (400, [])
     (reader,) = server.fields.by
     assert reader is not threading.current_thread()
+
+
+EARLY = b"event: response.created\ndata: {}\n\n"
+
+
+class Stream:
+    """vLLM's server that streams these events, and then lets an error through."""
+
+    def __init__(self, *events: bytes, error: Exception | None, lost: bool = False) -> None:
+        self._events = events
+        self._error = error
+        requests = ChatRequests(
+            self.app, NetworkFields(512, 2048, None, "raw_logprobs"), True, lambda: lost
+        )
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(requests), base_url="http://worker"
+        )
+
+    async def app(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        if self._error is not None:
+            raise self._error
+        await send({"type": "http.response.body", "body": b""})
+
+    async def post(self) -> httpx.Response:
+        return await self.client.post("/v1/responses", json={})
+
+
+def refused() -> Exception:
+    return BadRequest("no such grammar", "structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (refused, 400, "no such grammar"),
+        (lambda: ValueError("no such value"), 400, "no such value"),
+        (lambda: RuntimeError("secret"), 500, "its log tells more"),
+    ],
+)
+async def test_a_stream_that_breaks_off_before_its_answer_has_a_status(
+    error: Callable[[], Exception], status: int, message: str
+) -> None:
+    """vLLM announces a response before its engine has seen the request."""
+
+    class Raises(Stream):
+        async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+            self._error = error()  # within the request that it is noted with
+            await super().app(scope, receive, send)
+
+    answer = await Raises(EARLY, EARLY.replace(b"created", b"in_progress"), error=None).post()
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+async def test_one_that_breaks_off_later_ends_with_an_event() -> None:
+    answer = await Stream(EARLY, b"data: one\n\n", error=ValueError("no such value")).post()
+    assert answer.status_code == 200
+    head, _, last = answer.content.rpartition(b"data: ")
+    assert head == EARLY + b"data: one\n\n"
+    assert json.loads(last)["error"] == {
+        "message": "no such value",
+        "type": "BadRequestError",
+        "param": None,
+        "code": 400,
+    }
+
+
+async def test_one_whose_engine_is_lost_breaks_off_so_that_another_worker_may() -> None:
+    with pytest.raises(ValueError, match="dead"):
+        await Stream(EARLY, error=ValueError("dead"), lost=True).post()
+
+
+async def test_one_that_ends_comes_as_it_is() -> None:
+    answer = await Stream(EARLY, b"data: one\n\n", error=None).post()
+    assert (answer.status_code, answer.content) == (200, EARLY + b"data: one\n\n")
