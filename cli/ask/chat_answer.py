@@ -50,6 +50,7 @@ class _Logprobs(BaseModel):
 class _Choice(BaseModel):
     index: int = 0
     logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
 
 
 class _Chunk(BaseModel):
@@ -62,6 +63,7 @@ class Answer(BaseModel):
 
     content: list[Position]
     usage: Usage
+    finish_reason: str | None = None
 
     @property
     def positions(self) -> list[dict[str, Any]]:
@@ -111,12 +113,18 @@ def read_answer(document: Any) -> Answer:
         problem = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, problem["loc"]))
         raise ValueError(f"{place}: {problem['msg']}".removeprefix(": ")) from error
-    first = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.index == 0]
-    content = [position for one in first if one for position in one.content or []]
+    first = [choice for chunk in chunks for choice in chunk.choices if choice.index == 0]
+    told = [choice.logprobs for choice in first if choice.logprobs]
+    content = [position for one in told for position in one.content or []]
     if not content:
         raise ValueError("there are none in its choices")
     usages = [chunk.usage for chunk in chunks if chunk.usage]
-    return Answer(content=content, usage=usages[-1] if usages else Usage())
+    ends = [choice.finish_reason for choice in first if choice.finish_reason]
+    return Answer(
+        content=content,
+        usage=usages[-1] if usages else Usage(),
+        finish_reason=ends[-1] if ends else None,
+    )
 
 
 def validators_request(chat: ExecutedChat) -> dict[str, Any]:

@@ -131,7 +131,8 @@ def check(
     except TokensRefusedError as refusal:
         return Checked(invalid(chat_distance.REFUSED), f"The validator says: {refusal}", [])
     verdict = judge(chat, answer, rules)
-    return Checked(verdict, explanation(chat, answer, verdict), answer.positions)
+    told = (explanation(chat, answer, verdict), truncation(chat, answer))
+    return Checked(verdict, "\n".join(filter(None, told)), answer.positions)
 
 
 def invalid(reason: str) -> Verdict:
@@ -278,6 +279,24 @@ def explanation(chat: "ExecutedChat", answer: "Answer", verdict: Verdict) -> str
     return (
         f"Mean distance {mean:.4f}, largest {max(verdict.distances):.4f}; honest nodes of other"
         " hardware lie 0.026 to 0.040 apart on average."
+    )
+
+
+def truncation(chat: "ExecutedChat", answer: "Answer") -> str:
+    """By what an answer shows that its end was cut off; empty: it shows nothing of the kind."""
+    one, n = chat.answer, len(chat.answer.content)
+    asked = chat.request.get("max_completion_tokens") or chat.request.get("max_tokens") or 0
+    if one.usage.completion_tokens > n:
+        why = f"it claims {one.usage.completion_tokens} tokens and has logprobs of {n}"
+    elif one.finish_reason == "stop" and answer.finish_reason == "length":
+        why = f"it says that a stop ended it, and none does after its {n} tokens"
+    elif one.finish_reason == "length" and n < asked:
+        why = f"it says that it ran out of tokens after {n} of {asked}, if its context is longer"
+    else:
+        return ""
+    return (
+        f"The answer looks truncated: {why}. The network's comparison of logprobs passes the"
+        " beginning of an honest answer."
     )
 
 

@@ -32,7 +32,7 @@ _WITH_VALUE = _names("""
     num-gpu-blocks-override performance-mode pipeline-parallel-size quantization reasoning-parser
     revision rope-theta scheduling-policy seed sse-keep-alive-interval swap-space
     tensor-parallel-size tokenizer tokenizer-mode tokenizer-revision tool-call-parser
-    worker-extension-cls
+    tool-strict-level worker-extension-cls
     """) | set(JSON_ARGUMENTS)
 _WITH_VALUES = frozenset({"cudagraph-capture-sizes", "served-model-name"})
 # Switches; most have a --no- beside them.
@@ -64,7 +64,7 @@ _HARMLESS = _names("""
     disable-chunked-mm-input enable-flashinfer-autotune enable-reasoning gdn-prefill-backend
     kda-decode-backend kda-prefill-backend language-model-only max-long-partial-prefills
     max-num-partial-prefills max-seq-len-to-capture mm-encoder-tp-mode performance-mode
-    sse-keep-alive-interval swap-space
+    sse-keep-alive-interval swap-space tool-strict-level
     """)
 # All names that may be given, or left out; vLLM takes the beginning of one name for the whole.
 _KNOWN = {

@@ -546,6 +546,13 @@ def known_arguments(parser: Any) -> set[str]:
     return {name.lstrip("-") for name in parser._option_string_actions}
 
 
+def hold_tools_to_schemas(parser: Any) -> None:
+    """A required or named tool's arguments follow its schema by default, as up to release 0.28.
+    0.32 leaves them to the model where a tool is not `strict`: they were [] or "en"."""
+    if "tool-strict-level" in known_arguments(parser):
+        parser.set_defaults(tool_strict_level="parameter")
+
+
 def look_at_models_here() -> None:
     """Has vLLM look at a model's class in this process. Left alone, it imports all of itself in
     another one for each class that it meets for the first time: for CUDA, which must not begin in

@@ -124,6 +124,7 @@ def _configured(
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
     parser = compat.serve_parser(FlexibleArgumentParser())
+    compat.hold_tools_to_schemas(parser)
     unknown = harmless(options.vllm_args) - compat.known_arguments(parser)
     for name in sorted(unknown):
         logger.warning("left out --%s: vLLM %s does not know it", name, vllm.__version__)

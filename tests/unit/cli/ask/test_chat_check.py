@@ -138,6 +138,39 @@ def test_a_stream_is_read_as_its_answer(node: Node, check: Callable[..., Any]) -
     assert "The executor claims 5 and 9 tokens, the validator 5 and 3 tokens." in stdout
 
 
+def finished(reason: str, n: int, claimed: int) -> dict[str, Any]:
+    found = answer(CONTENT[:n], USAGE | {"completion_tokens": claimed})
+    found["choices"][0]["finish_reason"] = reason
+    return found
+
+
+@pytest.mark.parametrize(
+    ("executed", "validated", "code", "why"),
+    [
+        (finished("stop", 2, 9), finished("length", 2, 2), 3, "it claims 9 tokens and has"),
+        (finished("stop", 2, 3), finished("length", 2, 2), 0, "it claims 3 tokens and has"),
+        (finished("stop", 2, 2), finished("length", 2, 2), 0, "a stop ended it, and none does"),
+        (finished("length", 2, 2), finished("length", 2, 2), 0, "ran out of tokens after 2 of 3"),
+        (finished("stop", 2, 2), finished("stop", 2, 2), 0, ""),
+        (finished("length", 3, 3), finished("length", 3, 3), 0, ""),
+    ],
+)
+def test_an_answer_that_was_cut_off_is_said_to_be(
+    node: Node,
+    check: Callable[..., Any],
+    executed: dict[str, Any],
+    validated: dict[str, Any],
+    code: int,
+    why: str,
+) -> None:
+    """The network's comparison passes what is left of it."""
+    node.answer = validated
+    found, stdout, _ = check(executed)
+    assert found == code
+    assert ("The answer looks truncated: " in stdout) == bool(why)
+    assert why in stdout
+
+
 def test_the_positions_furthest_apart_come_first(node: Node, check: Callable[..., Any]) -> None:
     executed = deepcopy(CONTENT)
     executed[1] = position("12", -2.5)

@@ -1,5 +1,6 @@
 """What hides vLLM's releases, as far as it shows without an engine."""
 
+import argparse
 import importlib
 import sys
 from collections.abc import Iterator
@@ -237,3 +238,25 @@ def test_an_operation_that_lacks_an_implementation_is_asked_for_those_it_has(
             assert set(op.get_priority()) <= set(op.impls), name
             assert op.get_priority(), name
     assert {name: op.get_priority() for name, op in IrOp.registry.items()} == before
+
+
+@needs_vllm
+@pytest.mark.parametrize("name", ["--tool-strict-level", "--tool_strict_level"])
+def test_tools_are_held_to_their_schemas_unless_the_operator_says_otherwise(name: str) -> None:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from workers.vllm import compat
+
+    parser = compat.serve_parser(FlexibleArgumentParser())
+    compat.hold_tools_to_schemas(parser)
+    assert parser.parse_args([]).tool_strict_level == "parameter"
+    assert parser.parse_args([name, "auto"]).tool_strict_level == "auto"
+
+
+@needs_vllm
+def test_releases_without_such_a_level_are_left_alone() -> None:
+    from workers.vllm import compat
+
+    parser = argparse.ArgumentParser()
+    compat.hold_tools_to_schemas(parser)
+    assert not vars(parser.parse_args([]))
