@@ -54,7 +54,8 @@ class Held:
             if other is not None:
                 await other
                 return
-            for one in self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
                 await self._send(one)
 
 
