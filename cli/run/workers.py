@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_FAST_CRASHES = 8
 FAILED_STARTS = 1  # for a model deployed by request: whoever waits is told of the second
 WATCH_S = 0.5
+# A container that ends is started again at once, and for ever where its model cannot be served.
+HOPELESS_S = 600.0
 # Seconds for an API that starts beside this command to load Redis' scripts.
 SCRIPTS_WAIT_S = 60.0
 
@@ -230,9 +232,13 @@ def watch_workers(follower: "Follower", admission: "Admission | None") -> None:
     ShutOutError: this host is revoked.
     """
     from cli.supervise.fleet import WorkersError
+    from workers.vllm.start.log_patterns import HOPELESS
 
     while (why := follower.failure()) is None:
         if admission is not None:
             admission.check()
         time.sleep(WATCH_S)
+    if os.getppid() <= 1 and any(text in why for text in HOPELESS.values()):
+        note(f"workers: {why} Ends in {HOPELESS_S / 60:g} min, as it would be started again.")
+        time.sleep(HOPELESS_S)
     raise WorkersError(why)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ STANDINS = {
     "stat": r"""shift; case "$2" in $HF_HOME) echo "$OWNER";; *) echo 0:0;; esac""",
     "find": 'echo "$FOUND"',
 }
+
+
+# What stands for the network's files in tests/docker.
+NETWORK = sorted((ROOT / "tests" / "docker" / "network").glob("*.yml"))
+
+
+def test_files_follow_the_compose_specification() -> None:
+    check = ["check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    files = [str(path) for path in (SWAP, *NETWORK)]
+    done = subprocess.run([sys.executable, "-m", *check, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def run(tmp_path: Path, owner: str, found: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,7 @@
 """What `proofline workers` refuses before it starts anything."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ from typer.testing import CliRunner
 
 from cli.machine import placement
 from cli.main import app
+from cli.run import workers
+from cli.supervise.fleet import WorkersError
 from poc_core.joining.tokens import Token
+from workers.vllm.start.log_patterns import HOPELESS
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +101,23 @@ def test_a_host_that_would_join_without_tls_is_refused(tmp_path: Path) -> None:
     (said,) = done.stderr.splitlines()
     assert said.startswith("error: http://10.0.0.1 is not encrypted")
     assert token not in done.output
+
+
+@pytest.mark.parametrize(
+    ("parent", "why", "waits"),
+    [
+        (1, next(iter(HOPELESS.values())), [workers.HOPELESS_S]),
+        (1, "it crashed", []),
+        (4242, next(iter(HOPELESS.values())), []),
+    ],
+)
+def test_a_container_whose_model_cannot_be_served_is_not_started_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, parent: int, why: str, waits: list[float]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(workers.time, "sleep", waited.append)
+    monkeypatch.setattr(workers.os, "getppid", lambda: parent)
+    follower: Any = SimpleNamespace(failure=lambda: f"No worker is left: {why}.")
+    with pytest.raises(WorkersError, match="No worker is left"):
+        workers.watch_workers(follower, None)
+    assert waited == waits
