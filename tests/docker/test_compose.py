@@ -141,7 +141,7 @@ def test_a_round_survives_the_death_of_each_service(node: Node) -> None:
 
         def more() -> bool:
             now: int = node.api("GET", "/api/v1/pow/status")["stats"]["total_processed"]
-            return now > seen
+            return bool(now > seen)
 
         wait_until(more, "nonces after the last death")
         node.exec("api", "proofline", "round", "stop")
