@@ -126,7 +126,11 @@ class Courier:
             )
             return True
         tries, details = delivery.failures + 1, f"{redacted(delivery.url)}: {result.details}"
-        if result.end is End.GONE or (self._max_retries is not None and tries >= self._max_retries):
+        if result.end is End.GONE:
+            logger.error("payload %s is dropped, and all that follows: %s", payload_id, details)
+            until_redis_answers(lambda: self._outbox.gone(delivery, result.said))
+            return False
+        if self._max_retries is not None and tries >= self._max_retries:
             logger.error("payload %s is dropped after %d tries: %s", payload_id, tries, details)
             until_redis_answers(lambda: self._outbox.dropped(delivery, result.said))
             return False

@@ -191,8 +191,12 @@ class Outbox:
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Gives up the payload (410, or POC_CALLBACK_MAX_RETRIES tries); the next one is tried."""
+        """Gives up the payload (POC_CALLBACK_MAX_RETRIES, where set); the next one is tried."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
+
+    def gone(self, delivery: Delivery, error: str) -> bool:
+        """The receiver wants nothing more (410): gives up what waits, and what would follow."""
+        return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
         """Gives up jobs' callbacks that their receivers, or receivers that took nothing at all, did

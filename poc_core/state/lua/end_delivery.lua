@@ -1,8 +1,9 @@
--- Ends a delivery: removes what the receiver took or what is given up, or notes when to try again.
+-- Ends a delivery: removes what the receiver took or what is given up, or notes when to try again. A receiver that is gone
+-- loses all that waits, and gets nothing of what follows: the outbox has no url any more.
 --
 -- KEYS: 1 outbox        its hash; its entries are this plus :entries
 -- ARGV: 1 token         of the delivery that ends
---       2 outcome       delivered, failed or dropped
+--       2 outcome       delivered, failed, dropped or gone
 --       3 next_at       when the next delivery is due, seconds since the epoch
 --       4 why           it failed or was dropped, or ''
 --       5 now           seconds since the epoch
@@ -32,6 +33,10 @@ if outcome == 'failed' then
 end
 local taken, ended, fits = unpack(redis.call('HMGET', outbox, 'in_flight', 'in_flight_artifacts', 'fits'))
 taken, ended = math.min(tonumber(taken), redis.call('LLEN', entries)), tonumber(ended)
+if outcome == 'gone' then
+  outcome, taken, ended = 'dropped', redis.call('LLEN', entries), tonumber(redis.call('HGET', outbox, 'waiting'))
+  redis.call('HDEL', outbox, 'url')
+end
 local bytes = 0
 for first = 0, taken - 1, CHUNK do
   for _, entry in ipairs(redis.call('LRANGE', entries, first, math.min(first + CHUNK, taken) - 1)) do

@@ -338,16 +338,30 @@ def test_a_receiver_says_when_the_next_try_comes(
     assert least_s <= next_at - clock.now <= most_s
 
 
-def test_410_ends_a_payload(
-    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock, redis: Redis
+def test_410_ends_a_delivery_and_all_that_would_follow(
+    courier: Courier,
+    receiver: Receiver,
+    rounds: RoundStore,
+    record: RoundRecord,
+    outbox: Outbox,
+    clock: Clock,
+    redis: Redis,
 ) -> None:
+    delivery = outbox.take(record.round_id)
+    assert delivery is not None
+    outbox.failed(delivery, "a try before")
+    compute(rounds, record)  # waits behind that payload
+    clock.now += LAST_BACKOFF_S
     receiver.answers = [410]
     deliver(courier, record.round_id)
-    status = outbox_status(redis, record.round_id)
-    assert (status.dropped, status.waiting) == (4, 0)
-    assert "answered 410" in str(status.last_error)
-    clock.now += LAST_BACKOFF_S
-    deliver(courier, record.round_id)
+    for _ in range(2):
+        status = outbox_status(redis, record.round_id)
+        assert (status.dropped, status.waiting, status.waiting_bytes) == (8, 0, 0)
+        assert "answered 410" in str(status.last_error)
+        compute(rounds, record)
+        clock.now += LAST_BACKOFF_S
+        assert outbox.announce() == []
+        deliver(courier, record.round_id)
     assert len(receiver.requests) == 1
 
 
