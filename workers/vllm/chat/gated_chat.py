@@ -83,10 +83,21 @@ class GatedChat:
         if not self._gate.enter_chat():
             return await _refuse(send)
         self._loop = asyncio.get_running_loop()
-        answer = _Answer(scope["path"], receive, self._unless_lost(send, self._is_lost()))
+        before = self._is_lost()
+
+        def instead() -> Awaitable[None] | None:
+            """An answer that begins after the engine's end is vLLM's complaint."""
+            return _lost(send, before) if self._is_lost() else None
+
+        held = Held(send, instead)
+        answer = _Answer(scope["path"], receive, held.send)
         self._answers.add(answer)
         try:
             await answer.run(self._app, scope)
+        except Exception:
+            if held.has_begun or not self._is_lost():
+                raise
+            await _lost(send, before)
         finally:
             self._answers.discard(answer)
             self._gate.leave_chat()
@@ -104,15 +115,6 @@ class GatedChat:
             return True
         given = dict(scope["headers"]).get(GATEWAY_SECRET_HEADER.encode(), b"")
         return hmac.compare_digest(given, self._secret)
-
-    def _unless_lost(self, send: Send, before: bool) -> Send:
-        """An answer that begins after the engine's end is vLLM's complaint. `before`: whether the
-        request came after that end too."""
-
-        def instead() -> Awaitable[None] | None:
-            return _lost(send, before) if self._is_lost() else None
-
-        return Held(send, instead).send
 
 
 class _Answer:
@@ -187,6 +189,7 @@ async def _refuse(send: Send) -> None:
 
 
 async def _lost(send: Send, before: bool) -> None:
+    """`before`: whether the request came after the engine's end."""
     await send_error(
         send,
         503,

@@ -31,6 +31,7 @@ class Server:
         self.gate = ChatGate(parse_chat_policy(policy), lambda: 0)
         self.active: list[int] = []
         self.error: BaseException | None = None
+        self.error_after: BaseException | None = None  # of its parts
         self.is_lost = False
         self.parts: Sequence[bytes] = (b"ans", b"wer")
         self.lost_after: bytes | None = None  # the part of the answer with which the engine dies
@@ -53,6 +54,8 @@ class Server:
         for part in self.parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
             self.is_lost = self.is_lost or part == self.lost_after
+        if self.error_after is not None:
+            raise self.error_after
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -220,6 +223,17 @@ async def test_a_stream_begins_with_what_the_engine_has_a_part_in() -> None:
     server.parts, server.lost_after = (created, begun, b"event: error\ndata: {}\n\n"), begun
     answer = await server.client.post(CHAT)
     assert (answer.status_code, answer.headers[ENGINE_LOST_HEADER]) == (503, "1")
+
+
+async def test_a_stream_that_breaks_before_its_first_token_is_marked_too() -> None:
+    server = Server()
+    server.parts = (b"event: response.created\ndata: {}\n\n",)
+    server.lost_after, server.error_after = server.parts[0], RuntimeError("EngineDeadError")
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.headers[ENGINE_LOST_HEADER]) == (503, "1")
+    server.is_lost, server.lost_after = False, None
+    with pytest.raises(RuntimeError):
+        await server.client.post(CHAT)
 
 
 async def test_the_engines_side_is_told_the_client_and_its_salt() -> None:
