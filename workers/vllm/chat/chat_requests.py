@@ -79,7 +79,10 @@ class ChatRequests:
 
 
 async def _refuse(send: Send, error: Refused) -> None:
-    await send_error(send, error.status, str(error), param=error.param)
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    await send_error(send, error.status, str(error), *headers, param=error.param)
 
 
 async def _break_off(answer: Held, send: Send, error: Refused) -> None:

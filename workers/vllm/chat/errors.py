@@ -17,6 +17,7 @@ class Refused(ProoflineError):
     """
 
     status: int
+    retry_after_s: int | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
         """`param`: the field that is wrong."""
@@ -41,7 +42,7 @@ class CannotForce(Refused):
 class Unavailable(Refused):
     """503: this node cannot answer yet."""
 
-    status = 503
+    status, retry_after_s = 503, 30
 
 
 class Failed(Refused):

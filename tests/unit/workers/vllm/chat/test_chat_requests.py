@@ -11,7 +11,7 @@ import pytest
 
 from workers.vllm.chat.asgi import Receive, Scope, Send
 from workers.vllm.chat.chat_requests import ChatRequests
-from workers.vllm.chat.errors import BadRequest, CannotForce
+from workers.vllm.chat.errors import BadRequest, CannotForce, Unavailable
 from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS, TOLD, Told
 from workers.vllm.chat.network_fields import NetworkFields
 
@@ -238,3 +238,11 @@ async def test_one_whose_engine_is_lost_breaks_off_so_that_another_worker_may() 
 async def test_one_that_ends_comes_as_it_is() -> None:
     answer = await Stream(EARLY, b"data: one\n\n", error=None).post()
     assert (answer.status_code, answer.content) == (200, EARLY + b"data: one\n\n")
+
+
+async def test_what_may_be_answered_soon_says_when() -> None:
+    def not_yet() -> None:
+        raise Unavailable("Not yet.")
+
+    answer = await Server(engine=not_yet).post()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
