@@ -183,6 +183,13 @@ class WorkSettings(BaseSettings):
             "Milliseconds that a chat request waits at most for proofs that the GPU has begun."
         ),
     )
+    experts: Literal["fast", "exact"] = Field(
+        "fast",
+        description=(
+            "How proofs multiply experts in MXFP4 (DeepSeek-V4). fast: in bfloat16, with the same"
+            " numbers and another order of sums; exact: by vLLM's own kernel."
+        ),
+    )
     decode_codebook: str = Field(
         "",
         description=(

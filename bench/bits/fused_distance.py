@@ -4,15 +4,17 @@ experts' products from the default's, beside what batch size does.
     python -m bench.bits.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # with a GPU
     python -m bench.bits.fused_distance --dimensions minimax-m2.7 --layers 6 --seq-len 1024
     python -m bench.bits.fused_distance --dimensions qwen3-30b-a3b --moe-backend triton
+    python -m bench.bits.fused_distance --dimensions deepseek-v4-flash --plain POC_EXPERTS=exact
     python -m bench.bits.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; no kernels there
 
-The same weights in several engines, one after the other: with PROOFLINE_FUSED=off, without it, and
-with each --moe-backend. For --dimensions they are random, as large as a trained model's.
+The same weights in several engines, one after the other: with PROOFLINE_FUSED=off or another
+--plain, without it, and with each --moe-backend. For --dimensions they are random, as large as a
+trained model's.
 """
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
 from typing import Annotated
@@ -59,6 +61,9 @@ def main(
         list[str] | None,
         typer.Option(help="Also with this backend of the experts, may be repeated."),
     ] = None,
+    plain: Annotated[
+        str, typer.Option(help="NAME=VALUE in the environment of the engine to compare with.")
+    ] = f"{SWITCH}=off",
 ) -> None:
     """Mean and largest L2 of each. Exit 1: kernels move artifacts further than batch size."""
     if not (dimensions or model):
@@ -79,7 +84,9 @@ def main(
                     EngineOptions(model=directory, dtype=dtype, vllm_args=tuple(args))
                 )
                 exits.enter_context(stdout_kept_clean())
-                kernels, sizes, others = distances(options, moe_backend or (), nonces, seq_len)
+                kernels, sizes, others = distances(
+                    options, moe_backend or (), nonces, seq_len, plain
+                )
             rows = {
                 "fused from plain": kernels,
                 f"plain, batches of {SMALL_BATCH} from those of {BATCH}": sizes,
@@ -103,19 +110,20 @@ def main(
 
 
 def distances(
-    options: EngineOptions, backends: Sequence[str], nonces: int, seq_len: int
+    options: EngineOptions, backends: Sequence[str], nonces: int, seq_len: int, plain_env: str
 ) -> tuple[Distance, Distance, dict[str, Distance]]:
     """Of fused kernels' artifacts from plain ones', of small batches', and of each backend's from
     the default's; backends that do not start are told and left out.
     """
     spec = spec_of(seq_len)
-    plain, small = computed(options, "off", spec, nonces, (BATCH, SMALL_BATCH))
-    (fused,) = computed(options, "auto", spec, nonces, (BATCH,))
+    name, _, value = plain_env.partition("=")
+    plain, small = computed(options, {name: value}, spec, nonces, (BATCH, SMALL_BATCH))
+    (fused,) = computed(options, {}, spec, nonces, (BATCH,))
     others = {}
     for backend in backends:
         told = with_backend(options, backend)
         try:
-            (found,) = computed(told, "auto", spec, nonces, (BATCH,))
+            (found,) = computed(told, {}, spec, nonces, (BATCH,))
         except ProoflineError as error:
             console.print(f"{backend} cannot be used here: {cause(error)}", markup=False)
             continue
@@ -124,10 +132,14 @@ def distances(
 
 
 def computed(
-    options: EngineOptions, switch: str, spec: ProofSpec, nonces: int, batches: Sequence[int]
+    options: EngineOptions,
+    env: Mapping[str, str],
+    spec: ProofSpec,
+    nonces: int,
+    batches: Sequence[int],
 ) -> list[list[JsonValue]]:
-    """Artifacts of the nonces by micro-batch size, on an engine that starts with this switch."""
-    with mock.patch.dict(os.environ, {SWITCH: switch}), local_engine(options) as engine:
+    """Artifacts of the nonces by micro-batch size, on an engine that starts with `env`."""
+    with mock.patch.dict(os.environ, env), local_engine(options) as engine:
         return [artifacts(engine, spec, nonces, batch) for batch in batches]
 
 

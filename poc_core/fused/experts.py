@@ -11,7 +11,7 @@ the tensor memory accelerator, and its programs take one block after the other.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -146,7 +146,8 @@ def rows_by_expert(rows: Rows, tile: Tile) -> int:
 
 @triton.jit
 def _by_expert_kernel(
-    x, weights, out, share, ids, experts, n_ids, n_columns, depth, n_rows, out_stride,
+    x, weights, out, share, ids, experts, n_ids, n_columns, depth, n_rows, x_stride, out_stride,
+    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):  # fmt: skip
@@ -157,18 +158,37 @@ def _by_expert_kernel(
         high = min(n_high - first, GROUP)
         place = block % (GROUP * n_wide)
         row_block, column_block = first + place % high, place // high
-        weight_row = tl.load(experts + row_block) * n_columns + column_block * COLUMNS
-        found = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for step in range(depth // DEPTH):
-            part = weights.load([weight_row, step * DEPTH])
-            found = tl.dot(x.load([row_block * ROWS, step * DEPTH]), part.T, found)
-        row = tl.load(ids + row_block * ROWS + tl.arange(0, ROWS))
+        by_expert = row_block * ROWS + tl.arange(0, ROWS)
+        row = tl.load(ids + by_expert)
         inside = (row < n_rows)[:, None]
         row = tl.minimum(row, n_rows - 1)
-        found = found * tl.load(share + row)[:, None]
-        column = column_block * COLUMNS + tl.arange(0, COLUMNS)
-        at = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-        tl.store(at, found.to(out.dtype.element_ty), inside)
+        weight_row = tl.load(experts + row_block) * n_columns + column_block * COLUMNS
+        if A_TOKEN > 0:
+            x_at = x + (row // A_TOKEN).to(tl.int64)[:, None] * x_stride
+            x_at += tl.arange(0, DEPTH)[None, :]
+        found = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for step in range(depth // DEPTH):
+            if A_TOKEN > 0:
+                rows = tl.load(x_at + step * DEPTH)
+            else:
+                rows = x.load([row_block * ROWS, step * DEPTH])
+            part = weights.load([weight_row, step * DEPTH])
+            found = tl.dot(rows, part.T, found)
+        if OPENS:
+            rounded = found.to(out.dtype.element_ty).to(tl.float32)
+            gate, up = tl.split(tl.reshape(rounded, (ROWS, COLUMNS // 2, 2)))
+            if LIMIT > 0:
+                gate = tl.minimum(gate, LIMIT)
+                up = tl.clamp(up, -LIMIT, LIMIT)
+            opened = rounded_silu(gate, up, out.dtype.element_ty)
+            column = column_block * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+            at = out + by_expert.to(tl.int64)[:, None] * out_stride + column[None, :]
+            tl.store(at, opened.to(out.dtype.element_ty))
+        else:
+            found = found * tl.load(share + row)[:, None]
+            column = column_block * COLUMNS + tl.arange(0, COLUMNS)
+            at = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+            tl.store(at, found.to(out.dtype.element_ty), inside)
 
 
 def product_by_expert_(
@@ -178,13 +198,35 @@ def product_by_expert_(
     (experts, m, k), each row's sums times its `share` (n,). See `can_multiply_by_expert`."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    blocks = TensorDescriptor(x, [*x.shape], [x.shape[1], 1], [tile.rows, tile.depth])
+    _by_expert(out, blocks, weights, share, rows, len(out), 0, tile, 0, opens=False)
+
+
+def open_by_expert_(
+    out: Tensor, x: Tensor, weights: Tensor, rows: Rows, a_token: int, tile: Tile, limit: float
+) -> None:
+    """out (rows_by_expert(rows, tile), m), in the order of `rows.ids`: silu(gate) * up of x (n, k)
+    and weights (experts, 2 m, k), whose even rows are gates and whose odd rows are what they open.
+
+    `a_token`: experts of a row of `x`; `limit`: of gates, and of what they open, both ways; 0:
+    none. See `can_multiply_by_expert`.
+    """
+    _by_expert(out, x, weights, x, rows, len(x) * a_token, a_token, tile, limit, opens=True)
+
+
+def _by_expert(
+    out: Tensor, x: Any, weights: Tensor, share: Tensor, rows: Rows, n_rows: int, a_token: int,
+    tile: Tile, limit: float, opens: bool,
+) -> None:  # fmt: skip
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     n_columns, depth = weights.shape[1:]
     flat = weights.view(-1, depth)
-    programs = torch.cuda.get_device_properties(x.device).multi_processor_count
+    programs = torch.cuda.get_device_properties(out.device).multi_processor_count
     _by_expert_kernel[(programs,)](
-        TensorDescriptor(x, [*x.shape], [depth, 1], [tile.rows, tile.depth]),
-        TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
-        out, share, *rows, n_columns, depth, len(out), out.stride(0),
+        x, TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
+        out, share, *rows, n_columns, depth, n_rows, depth, out.stride(0),
+        A_TOKEN=a_token, OPENS=opens, LIMIT=limit,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group,
         PROGRAMS=programs, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip

@@ -108,7 +108,7 @@ def write_pieces(site: Path, name: str, out: Path, piece_mb: int) -> Path:
     """Adds pieces of one folder of packages to OUT; returns the last one."""
     first = len([*out.glob("c*")]) + 1
     with tempfile.TemporaryDirectory(dir=out) as folder:
-        words = ["tar", "-C", str(site), "-cf", "-", "."], ["xz", "-T0", "-6"]
+        words = ["tar", "-C", str(site), "-cf", "-", "."], ["xz", "-T0", "-2"]
         with (
             subprocess.Popen(words[0], stdout=subprocess.PIPE) as tar,
             subprocess.Popen(words[1], stdin=tar.stdout, stdout=subprocess.PIPE) as xz,

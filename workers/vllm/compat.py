@@ -145,6 +145,24 @@ def triton_experts() -> Any | None:
     return triton_moe if all(hasattr(triton_moe, name) for name in names) else None
 
 
+def marlin_experts() -> Any | None:
+    """The class of experts whose weights are in Marlin's layout; None: it is elsewhere here."""
+    try:
+        from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+    except ImportError:
+        return None
+    return getattr(marlin_moe, "MarlinExperts", None)
+
+
+def sum_of_experts(
+    experts: Any, rows: torch.Tensor, out: torch.Tensor, chosen: torch.Tensor
+) -> None:
+    """Adds a token's rows (tokens, experts a token, columns) to `out` (tokens, columns), as
+    MarlinExperts do; `chosen`: its experts."""
+    more = (chosen, None) if len(inspect.signature(experts.moe_sum).parameters) > 2 else ()
+    experts.moe_sum(rows, out, *more)
+
+
 def limit_of_gates(experts: Any) -> float | None:
     """What bounds the gates of a TritonExperts and what they open, as each release says it; None:
     nothing."""

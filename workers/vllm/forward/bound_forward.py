@@ -16,6 +16,7 @@ from workers.vllm.forward.handed_on import handed_on, with_all
 from workers.vllm.forward.layout import Layout
 from workers.vllm.forward.quick_block_experts import QuickBlockExperts
 from workers.vllm.forward.quick_experts import QuickExperts
+from workers.vllm.forward.quick_marlin import QuickMarlin
 from workers.vllm.forward.quick_norms import QuickNorms
 from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.start.watch import Watch
@@ -44,7 +45,8 @@ class BoundForward:
         self._gates = gates
         self._late_norm = compat.norm_left_to_logits(model)
         self._quick = QuickOperations()
-        self._stand_ins = (self._quick, QuickNorms(), QuickExperts(), QuickBlockExperts())
+        experts = (QuickExperts(), QuickBlockExperts(), QuickMarlin())
+        self._stand_ins = (self._quick, QuickNorms(), *experts)
 
     def run(
         self,

@@ -154,16 +154,16 @@ def compute(call: Call, first: Any, second: Any) -> None:
     rows = Rows(*compat.rows_of_experts(call.chosen, first.rows, n_experts))
     n = rows_by_expert(rows, first)
     opened = Quantised(
-        _memory(call.spaces[0], call.x.numbers.dtype, n, middle),
+        memory(call.spaces[0], call.x.numbers.dtype, n, middle),
         call.x.scales.new_empty(middle // 128, n).t(),
     )
     open_gates_(opened, call.x, call.first, rows, a_token, first, call.gates)
-    products = _memory(call.spaces[1], call.out.dtype, tokens * a_token, columns)
+    products = memory(call.spaces[1], call.out.dtype, tokens * a_token, columns)
     multiply_(products, opened, call.second, call.share.flatten(), rows, second)
     call.add(products.view(tokens, a_token, columns), call.out)
 
 
-def _memory(space: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+def memory(space: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
     """(rows, columns) in vLLM's memory, where that is large enough, else new."""
     n = rows * columns
     has_room = space.numel() * space.element_size() >= n * dtype.itemsize

@@ -246,6 +246,7 @@ def plan_of(options: EngineOptions) -> Message:
     """What all hosts of an engine must have alike."""
     from poc_core import fused  # here: it imports torch
     from workers.vllm.chains import recording
+    from workers.vllm.forward import quick_marlin
 
     own_matters = {"model", "span", "codebook", "logprob_tokens", "validation", "synthetic_step_ms"}
     assert options.span is not None
@@ -254,7 +255,10 @@ def plan_of(options: EngineOptions) -> Message:
         "hosts": options.span.n_hosts,
         "vLLM": _vllm_version(),
         # Ranks that route each a share of the rows, or record a step, wait for each other.
-        **{name: os.environ.get(name) for name in (fused.SWITCH, recording.SWITCH)},
+        **{
+            name: os.environ.get(name)
+            for name in (fused.SWITCH, recording.SWITCH, quick_marlin.SETTING)
+        },
     }
 
 

@@ -1,0 +1,87 @@
+"""Experts in 4 bits come back from vLLM's Marlin layout, by Triton's interpreter and on a GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.harness.marks import needs_vllm
+from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+EXPERTS, ROWS, DEPTH = 2, 128, 256
+
+
+def marlin_words(codes: Tensor) -> Tensor:
+    """Codes (depth, rows) of 4 bits as vLLM's gptq_marlin_repack lays them out: eight in a word,
+    (depth / 16, 2 * rows) int32."""
+    depth, rows = codes.shape
+    tiles = codes.reshape(depth // 16, 16, rows // 16, 16).permute(0, 2, 1, 3).reshape(-1, 1024)
+    order = [
+        16 * row + lane // 4 + 8 * half + 256 * tile
+        for lane in range(32)
+        for tile in range(4)
+        for row_half in (0, 1)
+        for half in (0, 1)
+        for row in (2 * (lane % 4) + row_half, 2 * (lane % 4) + row_half + 8)
+    ]
+    numbers = tiles[:, order].reshape(depth // 16, -1, 8).long()
+    words = (numbers << (4 * torch.arange(8))).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def weights() -> tuple[Tensor, Tensor, Tensor]:
+    """Words, scales, and the numbers that they mean."""
+    from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4
+    from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_permute_scales
+
+    torch.manual_seed(0)
+    codes = torch.randint(0, 16, (EXPERTS, ROWS, DEPTH))
+    exponents = torch.randint(100, 140, (EXPERTS, ROWS, DEPTH // 32), dtype=torch.uint8)
+    values = torch.tensor([*E2M1, *(-one for one in E2M1)])[codes].view(EXPERTS, ROWS, -1, 32)
+    expected = (values * (exponents.float() - 127).exp2()[..., None]).view(codes.shape)
+    of_expert = exponents.view(torch.float8_e8m0fnu).bfloat16().transpose(1, 2)
+    scales = [
+        marlin_utils_fp4.mxfp4_marlin_process_scales(marlin_permute_scales(one, DEPTH, ROWS, 32))
+        for one in of_expert
+    ]
+    words = torch.stack([marlin_words(one.T) for one in codes])
+    return words, torch.stack(scales).view(torch.uint8), expected.bfloat16()
+
+
+def check(pairs: bool, device: str = "cpu") -> None:
+    from poc_core.fused.marlin import can_unpack, unpack_
+
+    words, scales, expected = (one.to(device) for one in weights())
+    assert can_unpack(words, scales)
+    assert not can_unpack(words, scales[:, :, :64])
+    out = torch.full_like(expected, float("nan"))
+    unpack_(out, words, scales, pairs)
+    if pairs:
+        expected = expected.view(EXPERTS, 2, ROWS // 2, DEPTH).transpose(1, 2).reshape(out.shape)
+    assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
+
+
+@needs_vllm
+@pytest.mark.parametrize("pairs", [False, True])
+def test_unpacked_weights_are_those_that_were_packed(pairs: bool) -> None:
+    run_interpreted(__name__, f"check({pairs})")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("pairs", [False, True])
+def test_unpacked_weights_are_those_that_were_packed_on_a_gpu(pairs: bool) -> None:
+    check(pairs, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_vllm_repacks_as_told_here() -> None:
+    from vllm import _custom_ops
+
+    codes = torch.randint(0, 16, (ROWS, DEPTH))
+    packed = (codes.view(ROWS, -1, 8) << (4 * torch.arange(8))).sum(-1)
+    packed = torch.where(packed >= 2**31, packed - 2**32, packed).int().T.contiguous().cuda()
+    empty = torch.empty(0, dtype=torch.int32, device="cuda")
+    found = _custom_ops.gptq_marlin_repack(packed, empty, DEPTH, ROWS, 4)
+    assert torch.equal(found.cpu(), marlin_words(codes.T))

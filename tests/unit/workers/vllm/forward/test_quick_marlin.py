@@ -1,0 +1,137 @@
+"""Unpacked experts stand in for Marlin's where their result differs by the order of sums alone."""
+
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from tests.harness.marks import needs_vllm
+
+pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
+
+TOKENS, COLUMNS, MIDDLE, EXPERTS, A_TOKEN = 16, 256, 256, 3, 2
+
+
+class Marlin:
+    """vLLM's MarlinExperts as the hook finds them; `by`: who computed."""
+
+    by: list[str]
+    quant_config = SimpleNamespace(use_mxfp4_w4a16=True, gemm1_clamp_limit=7.0)
+    activation_config = SimpleNamespace(alpha=1.0, beta=0.0)
+    w1_bias = w2_bias = g1_alphas = g2_alphas = input_dtype = None
+    w1_scale = torch.zeros(EXPERTS, COLUMNS // 32, 2 * MIDDLE, dtype=torch.uint8)
+    w2_scale = torch.zeros(EXPERTS, MIDDLE // 32, COLUMNS, dtype=torch.uint8)
+
+    def apply(
+        self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,  # type: ignore[no-untyped-def]
+        global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
+        expert_tokens_meta, apply_router_weight_on_input,
+    ) -> None:  # fmt: skip
+        self.by.append("own")
+        output.copy_(hidden_states * 2)
+
+    def moe_sum(self, rows: Tensor, out: Tensor, chosen: Tensor, expert_map: None) -> None: ...
+
+
+@pytest.fixture
+def experts(monkeypatch: pytest.MonkeyPatch) -> Marlin:
+    from workers.vllm import compat
+    from workers.vllm.forward import quick_marlin
+
+    marlin = Marlin()
+    marlin.by = []
+    monkeypatch.setattr(compat, "marlin_experts", lambda: Marlin)
+    monkeypatch.setattr(fused, "is_on", lambda device: True)
+    monkeypatch.setattr(quick_marlin, "LEAST", TOKENS * A_TOKEN)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**34, 2**34))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+    monkeypatch.setattr(quick_marlin, "compute", computed_by(marlin, 2.004))
+    return marlin
+
+
+def computed_by(marlin: Marlin, factor: float) -> Any:
+    def compute(call: Any, unpacked: Tensor) -> None:
+        assert unpacked.numel() >= EXPERTS * 2 * MIDDLE * COLUMNS
+        assert (call.limit, call.shapes[0]) == (7.0, (EXPERTS, 2 * MIDDLE, COLUMNS))
+        assert call.shapes[1] == (EXPERTS, COLUMNS, MIDDLE)
+        marlin.by.append("ours")
+        call.out.copy_(call.x * factor)
+
+    return compute
+
+
+def call(marlin: Marlin, quick: Any, n: int = 2, tokens: int = TOKENS, **other: Any) -> None:
+    x = torch.randn(tokens, COLUMNS, dtype=torch.bfloat16)
+    share, chosen = torch.rand(tokens, EXPERTS).topk(A_TOKEN)
+    words = {
+        "w1": torch.zeros(EXPERTS, COLUMNS // 16, 4 * MIDDLE, dtype=torch.int32),
+        "w2": torch.zeros(EXPERTS, MIDDLE // 16, 2 * COLUMNS, dtype=torch.int32),
+    }
+    given = dict.fromkeys([*signature(Marlin.apply).parameters][1:]) | words
+    given |= {"output": torch.empty_like(x), "hidden_states": x, "topk_weights": share}
+    given |= {"topk_ids": chosen, "activation": SimpleNamespace(value="silu")}
+    given |= {"workspace13": x, "workspace2": x, "apply_router_weight_on_input": False} | other
+    with quick.bound():
+        for _ in range(n):
+            marlin.apply(**given)  # type: ignore[arg-type]
+    marlin.apply(**given)  # type: ignore[arg-type]
+
+
+def test_the_first_call_is_a_trial_and_chat_keeps_marlin(experts: Marlin) -> None:
+    from workers.vllm.forward.quick_marlin import QuickMarlin
+
+    call(experts, QuickMarlin())
+    assert experts.by == ["own", "ours", "ours", "ours", "own"]
+
+
+def test_a_result_that_lies_apart_is_not_used(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from workers.vllm.forward import quick_marlin
+
+    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, 2.1))
+    call(experts, quick_marlin.QuickMarlin())
+    assert experts.by == ["own", "ours", "own", "own", "own"]
+    assert "0.05 apart" in caplog.text
+
+
+def test_a_gpu_without_room_keeps_marlin(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from workers.vllm.forward.quick_marlin import QuickMarlin
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**29, 2**34))
+    call(experts, QuickMarlin())
+    assert experts.by == ["own"] * 3
+    assert "a smaller --gpu-memory-utilization" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tokens": TOKENS - 1},
+        {"expert_map": torch.zeros(EXPERTS)},
+        {"apply_router_weight_on_input": True},
+        {"activation": SimpleNamespace(value="gelu")},
+        {"w1": torch.zeros(EXPERTS, COLUMNS // 16, 2 * MIDDLE, dtype=torch.int32)},
+    ],
+)
+def test_what_the_kernels_do_not_compute_is_left_to_marlin(
+    experts: Marlin, other: dict[str, Any]
+) -> None:
+    from workers.vllm.forward.quick_marlin import QuickMarlin
+
+    call(experts, QuickMarlin(), **other)
+    assert experts.by == ["own"] * 3
+
+
+def test_exact_experts_are_marlins(experts: Marlin, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.vllm.forward.quick_marlin import QuickMarlin
+
+    monkeypatch.setenv("POC_EXPERTS", "exact")
+    call(experts, QuickMarlin())
+    assert experts.by == ["own"] * 3

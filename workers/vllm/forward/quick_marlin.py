@@ -1,0 +1,192 @@
+"""A layer's experts in MXFP4, unpacked to bfloat16 for products of many rows, for one slice: chat
+keeps Marlin.
+
+Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows an
+expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The
+numbers are Marlin's, their sums have another order. POC_EXPERTS=exact keeps Marlin.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from workers.vllm import compat
+from workers.vllm.forward.quick_block_experts import memory
+
+logger = logging.getLogger(__name__)
+
+SETTING, EXACT = "POC_EXPERTS", "exact"
+# Rows of tokens by their experts below which unpacking costs more than it saves.
+LEAST = 1 << 16
+# Distance from Marlin's result, over its length, up to which the order of sums explains it.
+_FURTHEST = 0.01
+# Bytes of the GPU that stay free beside the unpacked weights.
+_SPARE = 2**30
+# Of both products: rows, columns and summed columns of a block, blocks of rows that share weights,
+# warps, stages. The quickest of nine on an H200.
+_TILE = (128, 256, 64, 8, 8, 3)
+
+
+class Call(NamedTuple):
+    """What vLLM asks of a layer's experts."""
+
+    out: Tensor  # (tokens, columns), 16 bits
+    x: Tensor  # as `out`
+    weights: tuple[Tensor, Tensor]  # of both products, in Marlin's layout
+    scales: tuple[Tensor, Tensor]
+    share: Tensor  # (tokens, experts a token), float32, as `chosen`, int32 or int64
+    chosen: Tensor
+    spaces: tuple[Tensor, Tensor]  # memory for opened gates, and for the second product
+    add: Callable[[Tensor], Any]  # a token's rows (tokens, experts a token, columns), to `out`
+    limit: float  # of gates
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Of both products' weights: experts, columns, summed columns."""
+        found = [(*one.shape, one.shape[2] // 2, one.shape[1] * 16) for one in self.weights]
+        return tuple((one[0], one[3], one[4]) for one in found)
+
+
+class QuickMarlin:
+    """The kernels of a model, with what their trials found."""
+
+    def __init__(self) -> None:
+        self._experts = None if os.environ.get(SETTING) == EXACT else compat.marlin_experts()
+        self._signature = self._experts and inspect.signature(self._experts.apply)
+        self._is_right: dict[Any, bool] = {}  # by Call.shapes
+        self._unpacked: Tensor | None = None  # memory of one product's weights
+
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """Within, vLLM's experts are computed by the kernels."""
+        if self._experts is None:
+            yield
+            return
+        own = self._experts.apply
+        self._experts.apply = lambda *args, **named: self._apply(own, *args, **named)
+        try:
+            yield
+        finally:
+            self._experts.apply = own
+
+    def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
+        call = self._read(experts, *args, **named)
+        if call is not None and call.shapes not in self._is_right:
+            self._is_right[call.shapes] = self._try(call, lambda: own(experts, *args, **named))
+        if call is None or not self._is_right[call.shapes]:
+            return own(experts, *args, **named)
+        assert self._unpacked is not None
+        return compute(call, self._unpacked)
+
+    def _read(self, experts: Any, *args: Any, **named: Any) -> Call | None:
+        """None: not a call of these kernels."""
+        assert self._signature is not None
+        try:
+            given = self._signature.bind(experts, *args, **named).arguments
+            x, chosen, kind = given["hidden_states"], given["topk_ids"], given["activation"]
+            config, more = experts.quant_config, getattr(experts, "activation_config", None)
+            refused = (
+                given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias,
+                experts.g1_alphas, experts.g2_alphas, experts.input_dtype,
+                getattr(experts, "_lora_context", None),
+            )  # fmt: skip
+            if (
+                chosen.numel() < LEAST
+                or not fused.is_on(x.device)
+                or not config.use_mxfp4_w4a16
+                or x.dtype is not torch.bfloat16
+                or getattr(kind, "value", kind) != "silu"
+                or (getattr(more, "alpha", 1.0), getattr(more, "beta", 0.0)) != (1.0, 0.0)
+                or any(one is not None for one in refused)
+                or given["apply_router_weight_on_input"]
+                or torch.cuda.is_current_stream_capturing()
+            ):
+                return None
+            out, share = given["output"], given["topk_weights"]
+            call = Call(
+                out, x, (given["w1"], given["w2"]), (experts.w1_scale, experts.w2_scale),
+                share, chosen, (given["workspace13"], given["workspace2"]),
+                lambda rows: compat.sum_of_experts(experts, rows, out, chosen),
+                compat.limit_of_gates(experts) or 0.0,
+            )  # fmt: skip
+            from poc_core.fused.marlin import can_unpack
+
+            is_ours = (
+                all(map(can_unpack, call.weights, call.scales))
+                and all(one.is_contiguous() for one in (out, x, share))
+                and (out.dtype, share.dtype) == (torch.bfloat16, torch.float32)
+                and all(
+                    columns % _TILE[1] == depth % _TILE[2] == 0 for _, columns, depth in call.shapes
+                )
+            )
+        except (AttributeError, KeyError, TypeError):  # another release's
+            return None
+        return call if is_ours else None
+
+    def _try(self, call: Call, own: Callable[[], Any]) -> bool:
+        """Whether the kernels' result is Marlin's but for the order of sums; says so where not."""
+        largest = max(n * columns * depth for n, columns, depth in call.shapes)
+        if self._unpacked is None or self._unpacked.numel() < largest:
+            self._unpacked = None
+            free = torch.cuda.mem_get_info()[0] + _spare_of_allocator()
+            if free < 2 * largest + _SPARE:
+                logger.warning(
+                    "experts stay in MXFP4: unpacking a layer takes %.1f GiB of the GPU and"
+                    " %.1f GiB are free; a smaller --gpu-memory-utilization makes room",
+                    2 * largest / 2**30, free / 2**30,
+                )  # fmt: skip
+                return False
+            self._unpacked = call.x.new_empty(largest)
+        try:
+            own()
+            expected = call.out.float()
+            call.out.fill_(float("nan"))
+            compute(call, self._unpacked)
+            distance = float((call.out.float() - expected).norm() / expected.norm())
+            why_not = "" if distance < _FURTHEST else f"its result lies {distance:.3g} apart"
+        except Exception as error:
+            why_not = str(error)
+        if why_not:
+            logger.warning("unpacked experts cannot be used: %s", why_not)
+        return not why_not
+
+
+def compute(call: Call, unpacked: Tensor) -> None:
+    """To call.out; `unpacked`: memory for the weights of either product."""
+    from poc_core.fused.experts import (
+        Rows,
+        Tile,
+        open_by_expert_,
+        product_by_expert_,
+        rows_by_expert,
+    )
+    from poc_core.fused.marlin import unpack_
+
+    tile = Tile(*_TILE)
+    first, second = (
+        unpacked[: n * columns * depth].view(n, columns, depth) for n, columns, depth in call.shapes
+    )
+    tokens, a_token = call.chosen.shape
+    rows = Rows(*compat.rows_of_experts(call.chosen, tile.rows, len(first)))
+    n = rows_by_expert(rows, tile)
+    opened = memory(call.spaces[0], call.x.dtype, n, second.shape[2])
+    unpack_(first, call.weights[0], call.scales[0], pairs=True)
+    open_by_expert_(opened, call.x, first, rows, a_token, tile, call.limit)
+    products = memory(call.spaces[1], call.x.dtype, tokens * a_token, second.shape[1])
+    unpack_(second, call.weights[1], call.scales[1])
+    product_by_expert_(products, opened, second, call.share.flatten(), rows, tile)
+    call.add(products.view(tokens, a_token, -1))
+
+
+def _spare_of_allocator() -> int:
+    """Bytes that torch holds and nobody uses."""
+    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
