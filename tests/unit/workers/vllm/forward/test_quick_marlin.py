@@ -96,7 +96,7 @@ def test_a_result_that_lies_apart_is_not_used(
     monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, 2.1))
     call(experts, quick_marlin.QuickMarlin())
     assert experts.by == ["own", "ours", "own", "own", "own"]
-    assert "0.05 apart" in caplog.text
+    assert "apart" in caplog.text
 
 
 def test_a_gpu_without_room_keeps_marlin(
