@@ -1,9 +1,8 @@
 """Weights of experts in 4 bits, from vLLM's Marlin layout back to plain 16-bit matrices.
 
 Marlin stores a tile of 16 summed columns by 64 rows as 128 words of eight 4-bit numbers, and the
-scales of 64 rows in another order (vLLM: gptq_marlin_repack and
-marlin_permute_scales). An MXFP4 number
-times its scale, a power of two, is exact in bfloat16.
+scales of 64 rows in another order (vLLM: gptq_marlin_repack and marlin_permute_scales). An MXFP4
+number times its scale, a power of two, is exact in bfloat16.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
