@@ -37,6 +37,8 @@ from poc_core.fused import SWITCH
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
 
+PLAIN = f"{SWITCH}=off"
+
 
 def main(
     dimensions: Annotated[
@@ -63,7 +65,7 @@ def main(
     ] = None,
     plain: Annotated[
         str, typer.Option(help="NAME=VALUE in the environment of the engine to compare with.")
-    ] = f"{SWITCH}=off",
+    ] = PLAIN,
 ) -> None:
     """Mean and largest L2 of each. Exit 1: kernels move artifacts further than batch size."""
     if not (dimensions or model):
@@ -110,7 +112,11 @@ def main(
 
 
 def distances(
-    options: EngineOptions, backends: Sequence[str], nonces: int, seq_len: int, plain_env: str
+    options: EngineOptions,
+    backends: Sequence[str],
+    nonces: int,
+    seq_len: int,
+    plain_env: str = PLAIN,
 ) -> tuple[Distance, Distance, dict[str, Distance]]:
     """Of fused kernels' artifacts from plain ones', of small batches', and of each backend's from
     the default's; backends that do not start are told and left out.

@@ -71,14 +71,14 @@ def call(marlin: Marlin, quick: Any, n: int = 2, tokens: int = TOKENS, **other: 
         "w1": torch.zeros(EXPERTS, COLUMNS // 16, 4 * MIDDLE, dtype=torch.int32),
         "w2": torch.zeros(EXPERTS, MIDDLE // 16, 2 * COLUMNS, dtype=torch.int32),
     }
-    given = dict.fromkeys([*signature(Marlin.apply).parameters][1:]) | words
+    given: dict[str, Any] = dict.fromkeys([*signature(Marlin.apply).parameters][1:]) | words
     given |= {"output": torch.empty_like(x), "hidden_states": x, "topk_weights": share}
     given |= {"topk_ids": chosen, "activation": SimpleNamespace(value="silu")}
     given |= {"workspace13": x, "workspace2": x, "apply_router_weight_on_input": False} | other
     with quick.bound():
         for _ in range(n):
-            marlin.apply(**given)  # type: ignore[arg-type]
-    marlin.apply(**given)  # type: ignore[arg-type]
+            marlin.apply(**given)
+    marlin.apply(**given)
 
 
 def test_the_first_call_is_a_trial_and_chat_keeps_marlin(experts: Marlin) -> None:
