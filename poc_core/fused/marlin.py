@@ -9,6 +9,7 @@ number times its scale, a power of two, is exact in bfloat16.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -66,12 +67,12 @@ def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> 
     """Writes experts' weights to out (experts, rows, depth), 16 bits a number.
 
     `words`: (experts, depth / 16, 2 * rows) int32, MXFP4 in Marlin's layout; `scales`: (experts,
-    depth / 32, rows), 8 bits of an exponent; `pairs`: row i of the first half, then row i of the
+    depth / 32, rows) float8_e8m0fnu; `pairs`: row i of the first half, then row i of the
     second half. See `can_unpack`.
     """
     n_experts, n_rows, depth = out.shape
     _unpack_kernel[(n_rows // _WIDE, depth // (_TILES * _DEEP), n_experts)](
-        out, words, scales, n_rows, depth,
+        out, words, scales.view(torch.uint8), n_rows, depth,
         PAIRS=pairs, TILES=_TILES, DEEP=_DEEP, WIDE=_WIDE, GROUP=GROUP, num_warps=_WARPS,
     )  # fmt: skip
 

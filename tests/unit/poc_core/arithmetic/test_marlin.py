@@ -1,5 +1,7 @@
 """Experts in 4 bits come back from vLLM's Marlin layout, by Triton's interpreter and on a GPU."""
 
+from inspect import signature
+
 import pytest
 import torch
 from torch import Tensor
@@ -45,7 +47,7 @@ def weights() -> tuple[Tensor, Tensor, Tensor]:
     expected = (values * (exponents.float() - 127).exp2()[..., None]).view(codes.shape)
     words = torch.stack([marlin_words(one.T) for one in codes])
     scales = torch.stack([marlin_scales(one.T) for one in exponents])
-    return words, scales, expected.bfloat16()
+    return words, scales.view(torch.float8_e8m0fnu), expected.bfloat16()
 
 
 def check(device: str = "cpu") -> None:
@@ -92,6 +94,9 @@ def test_words_are_in_vllms_order() -> None:
     codes = torch.randint(0, 16, (ROWS, DEPTH))
     packed = (codes.view(ROWS, -1, 8) << (4 * torch.arange(8))).sum(-1)
     packed = torch.where(packed >= 2**31, packed - 2**32, packed).int().T.contiguous().cuda()
-    empty = torch.empty(0, dtype=torch.int32, device="cuda")
-    found = _custom_ops.gptq_marlin_repack(packed, empty, DEPTH, ROWS, 4)
+    repack = _custom_ops.gptq_marlin_repack
+    given = {"b_q_weight": packed, "size_k": DEPTH, "size_n": ROWS, "num_bits": 4}
+    if "perm" in signature(repack).parameters:
+        given["perm"] = torch.empty(0, dtype=torch.int32, device="cuda")
+    found = repack(**given)
     assert torch.equal(found.cpu(), marlin_words(codes.T))
