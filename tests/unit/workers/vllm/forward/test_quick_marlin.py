@@ -26,8 +26,8 @@ class Marlin:
     w1_scale = torch.zeros(EXPERTS, COLUMNS // 32, 2 * MIDDLE, dtype=torch.uint8)
     w2_scale = torch.zeros(EXPERTS, MIDDLE // 32, COLUMNS, dtype=torch.uint8)
 
-    def apply(
-        self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,  # type: ignore[no-untyped-def]
+    def apply(  # type: ignore[no-untyped-def]
+        self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
         global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
         expert_tokens_meta, apply_router_weight_on_input,
     ) -> None:  # fmt: skip
