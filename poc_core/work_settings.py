@@ -183,11 +183,12 @@ class WorkSettings(BaseSettings):
             "Milliseconds that a chat request waits at most for proofs that the GPU has begun."
         ),
     )
-    experts: Literal["fast", "exact"] = Field(
-        "fast",
+    experts: Literal["exact", "fast"] = Field(
+        "exact",
         description=(
-            "How proofs multiply experts in MXFP4 (DeepSeek-V4). fast: in bfloat16, with the same"
-            " numbers and another order of sums; exact: by vLLM's own kernel."
+            "How proofs multiply experts in MXFP4 (DeepSeek-V4) on Hopper GPUs. exact: by vLLM's"
+            " own kernel; fast: in bfloat16, with the same numbers and another order of sums. fast"
+            " needs several GB of GPU memory and has not been measured on a complete engine."
         ),
     )
     decode_codebook: str = Field(

@@ -4,7 +4,8 @@ experts' products from the default's, beside what batch size does.
     python -m bench.bits.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # with a GPU
     python -m bench.bits.fused_distance --dimensions minimax-m2.7 --layers 6 --seq-len 1024
     python -m bench.bits.fused_distance --dimensions qwen3-30b-a3b --moe-backend triton
-    python -m bench.bits.fused_distance --dimensions deepseek-v4-flash --plain POC_EXPERTS=exact
+    POC_EXPERTS=fast python -m bench.bits.fused_distance --dimensions deepseek-v4-flash \
+        --plain POC_EXPERTS=exact
     python -m bench.bits.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; no kernels there
 
 The same weights in several engines, one after the other: with PROOFLINE_FUSED=off or another

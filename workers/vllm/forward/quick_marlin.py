@@ -3,7 +3,7 @@ keeps Marlin.
 
 Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows an
 expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The
-numbers are Marlin's, their sums have another order. POC_EXPERTS=exact keeps Marlin.
+numbers are Marlin's, their sums have another order. POC_EXPERTS=fast turns this on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.vllm.forward.quick_block_experts import memory
 
 logger = logging.getLogger(__name__)
 
-SETTING, EXACT = "POC_EXPERTS", "exact"
+SETTING, ON = "POC_EXPERTS", "fast"
 # Rows of tokens by their experts below which unpacking costs more than it saves.
 LEAST = 1 << 16
 # Distance from Marlin's result, over its length, up to which the order of sums explains it.
@@ -60,7 +60,7 @@ class QuickMarlin:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        self._experts = None if os.environ.get(SETTING) == EXACT else compat.marlin_experts()
+        self._experts = compat.marlin_experts() if os.environ.get(SETTING) == ON else None
         self._signature = self._experts and inspect.signature(self._experts.apply)
         self._is_right: dict[Any, bool] = {}  # by Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights

@@ -44,6 +44,7 @@ def experts(monkeypatch: pytest.MonkeyPatch) -> Marlin:
 
     marlin = Marlin()
     marlin.by = []
+    monkeypatch.setenv("POC_EXPERTS", "fast")
     monkeypatch.setattr(compat, "marlin_experts", lambda: Marlin)
     monkeypatch.setattr(fused, "is_on", lambda device: True)
     monkeypatch.setattr(quick_marlin, "LEAST", TOKENS * A_TOKEN)
@@ -129,9 +130,14 @@ def test_what_the_kernels_do_not_compute_is_left_to_marlin(
     assert experts.by == ["own"] * 3
 
 
-def test_exact_experts_are_marlins(experts: Marlin, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", ["exact", None])
+def test_exact_experts_are_marlins(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
     from workers.vllm.forward.quick_marlin import QuickMarlin
 
-    monkeypatch.setenv("POC_EXPERTS", "exact")
+    monkeypatch.delenv("POC_EXPERTS")
+    if said:
+        monkeypatch.setenv("POC_EXPERTS", said)
     call(experts, QuickMarlin())
     assert experts.by == ["own"] * 3
