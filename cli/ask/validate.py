@@ -9,10 +9,10 @@ import typer
 from cli import options
 from cli.grouped import grouped
 from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, write_json
-from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, FRAUD_THRESHOLD, P_MISMATCH
 from poc_core.schemes.decode.thresholds import MARGIN
 
 FROM_FILE = "Default: what the file says."
+OF_NETWORK = "Default: the network's for the model."
 MOST_NAMED = 10  # of the nonces that mismatch
 
 
@@ -71,20 +71,30 @@ class Judged(NamedTuple):
         typer.Option(
             min=0,
             help=(
-                f"Largest L2 distance at which two vectors still agree ({DIST_THRESHOLD:g}), or"
-                " margin of "
-                f"a claimed point ({MARGIN:g})."
+                "Largest L2 distance at which two vectors still agree, or margin of a claimed"
+                f" point. {OF_NETWORK}"
             ),
             show_default=False,
         ),
     ] = None
     p_mismatch: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="How likely an honest artifact lies further than that."),
-    ] = P_MISMATCH
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help=f"How likely an honest artifact lies further than that. {OF_NETWORK}",
+            show_default=False,
+        ),
+    ] = None
     fraud_threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="p-value below which the artifacts are a fraud.")
-    ] = FRAUD_THRESHOLD
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help=f"p-value below which the artifacts are a fraud. {OF_NETWORK}",
+            show_default=False,
+        ),
+    ] = None
 
 
 @grouped
@@ -158,7 +168,6 @@ def validate(
             "The file does not say what it was made for; give --block-hash and --public-key."
         )
     n_steps = of_file.max_tokens or params.get("max_tokens") or steps_of(claimed)
-    usual = DIST_THRESHOLD if n_steps is None else MARGIN
     height = of_file.block_height
     said = of_file.stronger_rng or of_file.no_stronger_rng
     proof = options.Proof(
@@ -178,11 +187,11 @@ def validate(
             batch_size=batch_size,
         )
         body["validation"] = {"artifacts": claimed}
-        body["stat_test"] = {
-            "dist_threshold": judged.dist_threshold if judged.dist_threshold is not None else usual,
-            "p_mismatch": judged.p_mismatch,
-            "fraud_threshold": judged.fraud_threshold,
-        }
+        named = {name: value for name, value in judged._asdict().items() if value is not None}
+        if named and n_steps is not None:
+            named.setdefault("dist_threshold", MARGIN)
+        if named:
+            body["stat_test"] = named
         request_id = client.submit(body)
         resume = f"proofline generate --url {client.base} --request-id {request_id}"
         verdict = await_job(client, request_id, "Validating", len(claimed), resume)
@@ -281,6 +290,11 @@ def describe_verdict(verdict: dict[str, Any]) -> str:
         lines.append(
             f"Distances {distances['min']:.4f} to {distances['max']:.4f}, median"
             f" {distances['median']:.4f}; the threshold is {verdict['dist_threshold']:g}."
+        )
+    if terms := verdict.get("terms"):
+        lines.append(
+            f"Terms: dist_threshold {verdict['dist_threshold']:g}, p_mismatch"
+            f" {verdict['p_mismatch']:g}, fraud_threshold {verdict['fraud_threshold']:g} ({terms})."
         )
     if wrong := verdict.get("mismatch_nonces"):
         lines.append(f"Nonces that mismatch: {some(wrong)}.")

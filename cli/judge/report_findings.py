@@ -117,8 +117,9 @@ def find(
 ) -> Findings:
     evidence = Evidence(comparisons.honest, comparisons.tampered, tampered_share)
     found = recommend(evidence, fraud_threshold, most_miss, sample_size)
-    threshold = thresholds.DIST_THRESHOLD if comparisons.unit == "L2 distance" else MARGIN
-    usual = Rule(threshold, thresholds.P_MISMATCH, thresholds.FRAUD_THRESHOLD, found.rule.n)
+    network = thresholds.network_terms("")
+    threshold = network.dist_threshold if comparisons.unit == "L2 distance" else MARGIN
+    usual = Rule(threshold, network.p_mismatch, network.fraud_threshold, found.rule.n)
     return Findings(
         comparisons,
         evidence,

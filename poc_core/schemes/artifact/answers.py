@@ -56,6 +56,16 @@ class ValidationResult(BaseModel):
     dist_threshold: float | None = Field(
         default=None, description="The largest distance that still agrees."
     )
+    p_mismatch: float | None = Field(
+        default=None, description="How likely an honest artifact lies further away."
+    )
+    terms: str | None = Field(
+        default=None,
+        description=(
+            "Who chose dist_threshold, p_mismatch and fraud_threshold: the request, the network for"
+            " this model, or the network's default."
+        ),
+    )
     distances: DistanceSummary | None = None
     likely_cause: str | None = Field(
         default=None,
@@ -88,6 +98,8 @@ RESULT_EXAMPLES: Examples = {
             "fraud_threshold": 0.01,
             "n_excluded": 0,
             "dist_threshold": 0.02,
+            "p_mismatch": 0.001,
+            "terms": "the request",
             "distances": {
                 "min": 0.0001,
                 "median": 0.0004,

@@ -16,7 +16,7 @@ from poc_core.schemes.artifact.answers import (
 )
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody, base64_length
-from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.artifact.terms import ArtifactTerms
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.noise import noise
 
@@ -24,7 +24,7 @@ from poc_core.schemes.noise import noise
 class ArtifactContract(Contract):
     name = "artifact"
     options = ArtifactOptions
-    terms = StatTest
+    terms = ArtifactTerms
     job_body = GenerateBody
     round_body = ArtifactRoundBody
     result_models = (ArtifactResult, ValidationResult)
@@ -62,13 +62,14 @@ class ArtifactContract(Contract):
     ) -> dict[str, Any]:
         from poc_core.schemes.artifact.verdict import compare  # here: numpy takes 25 MB
 
+        terms = ArtifactTerms.model_validate(request.terms)
         verdict = compare(
             computed=dict(zip(nonces, values, strict=True)),
             received=dict(zip(nonces, claims, strict=True)),
             k_dim=ArtifactOptions.of(spec).k_dim,
-            test=StatTest.model_validate(request.terms),
+            test=terms,
         )
-        return asdict(verdict)
+        return asdict(verdict) | {"terms": terms.source}
 
     def synthetic_values(
         self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int

@@ -8,7 +8,8 @@ from typing_extensions import TypedDict
 from poc_core.fields import Count, Nonce, Probability
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
-from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
+from poc_core.schemes.artifact.thresholds import NetworkTerms, network_terms
 from poc_core.schemes.requests import (
     PLACE_EXAMPLE,
     Examples,
@@ -73,17 +74,19 @@ class ReceivedStatTest(StatTest):
         ),
     )
 
-    def applied(self, honour_p_value_threshold: bool) -> StatTest:
-        fraud_threshold = self.fraud_threshold
-        if honour_p_value_threshold and "fraud_threshold" not in self.model_fields_set:
-            fraud_threshold = (
-                fraud_threshold if self.p_value_threshold is None else self.p_value_threshold
-            )
-        return StatTest(
-            dist_threshold=self.dist_threshold,
-            p_mismatch=self.p_mismatch,
-            fraud_threshold=fraud_threshold,
+    def applied(
+        self, honour_p_value_threshold: bool, usual: NetworkTerms | None = None
+    ) -> ArtifactTerms:
+        """`usual`: holds for what is not named, unless a dist_threshold is."""
+        named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
+        if honour_p_value_threshold and self.p_value_threshold is not None:
+            named.setdefault("fraud_threshold", self.p_value_threshold)
+        if usual is None or "dist_threshold" in named:
+            return ArtifactTerms(**named)
+        source = (
+            f"{usual.source}, but {' and '.join(named)} the request's" if named else usual.source
         )
+        return ArtifactTerms(**usual._asdict() | named | {"source": source})
 
 
 class GenerateBody(JobBody):
@@ -129,7 +132,9 @@ class GenerateBody(JobBody):
         return _spec(self.block_hash, self.public_key, self.params, self.poc_stronger_rng)
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        return (self.stat_test or ReceivedStatTest()).applied(honour_p_value_threshold).model_dump()
+        test = self.stat_test or ReceivedStatTest()
+        usual = network_terms(self.params.model)
+        return test.applied(honour_p_value_threshold, usual).model_dump()
 
     def claims(self) -> dict[int, JsonValue] | None:
         if self.validation is None:

@@ -24,3 +24,9 @@ class StatTest(Terms):
         default=thresholds.FRAUD_THRESHOLD,
         description="Below this p_value the artifacts are a fraud.",
     )
+
+
+class ArtifactTerms(StatTest):
+    """The terms of one validation, with who chose them."""
+
+    source: str = "the request"

@@ -39,6 +39,7 @@ class ArtifactVerdict:
     fraud_threshold: float  # by which it was judged
     n_excluded: int
     dist_threshold: float  # the largest distance that still agrees
+    p_mismatch: float  # how likely an honest artifact lies further away
     distances: DistanceSpread | None  # None: nothing could be read
     likely_cause: str | None  # of a fraud
 
@@ -74,6 +75,7 @@ def compare(
         fraud_threshold=test.fraud_threshold,
         n_excluded=len(computed) - len(found),
         dist_threshold=test.dist_threshold,
+        p_mismatch=test.p_mismatch,
         distances=_distances([distance for distance in found.values() if distance is not None]),
         likely_cause=likely_cause(list(mismatches.values()), len(found)) if is_fraud else None,
     )

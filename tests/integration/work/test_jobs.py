@@ -95,7 +95,7 @@ class TestValidate:
         ), verdict
 
     def test_tampered_artifacts_are_a_fraud_and_named(self, node: Node) -> None:
-        artifacts, changed = tampered(synthetic_artifacts(range(64)), every=16)
+        artifacts, changed = tampered(synthetic_artifacts(range(64)), every=4)
         answer = node.generate(
             range(64), wait=True, batch_size=8, validation={"artifacts": artifacts}
         )
@@ -103,7 +103,7 @@ class TestValidate:
         assert (verdict["mismatch_nonces"], verdict["fraud_detected"]) == (changed, True), verdict
 
     def test_without_wait_has_its_verdict_fetched(self, node: Node) -> None:
-        artifacts, changed = tampered(synthetic_artifacts(range(64)), every=16)
+        artifacts, changed = tampered(synthetic_artifacts(range(64)), every=4)
         verdict = node.result(node.submit(range(64), validation={"artifacts": artifacts}))
         assert (verdict["n_mismatch"], verdict["fraud_detected"]) == (len(changed), True), verdict
 

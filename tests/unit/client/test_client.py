@@ -178,7 +178,9 @@ class TestAgainstTheApi:
         result, honest, fraud = node.do(
             lambda client: client.generate(REQUEST),
             lambda client: client.validate(REQUEST, artifacts),
-            lambda client: client.validate(REQUEST, forged, StatTest(fraud_threshold=0.1)),
+            lambda client: client.validate(
+                REQUEST, forged, StatTest(p_mismatch=0.001, fraud_threshold=0.1)
+            ),
         )
         assert result.artifacts == artifacts
         assert result.encoding.k_dim == K_DIM

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from poc_core.arithmetic.statistics import binomial_p_value
+from poc_core.schemes.artifact.thresholds import network_terms
 from scripts.draw_distances import MODELS, distances
 from tests.harness.documents import ROOT
 
 PROOFS = (ROOT / "docs" / "proofs.md").read_text()
-P_MISMATCH, FRAUD_THRESHOLD = 0.001, 0.01
+TERMS = network_terms("")
 
 
 def row(begin: str) -> list[str]:
@@ -21,18 +22,20 @@ def row(begin: str) -> list[str]:
 
 def fewest_that_are_a_fraud(n_total: int) -> int:
     return next(
-        n for n in range(n_total + 1) if binomial_p_value(n, n_total, P_MISMATCH) < FRAUD_THRESHOLD
+        n
+        for n in range(n_total + 1)
+        if binomial_p_value(n, n_total, TERMS.p_mismatch) < TERMS.fraud_threshold
     )
 
 
 def test_how_many_mismatches_are_a_fraud() -> None:
     for vectors, fewest in zip(row("vectors"), row("mismatches"), strict=True):
-        first, last = [int(n.replace(",", "")) for n in (vectors.split(" to ") * 2)[:2]]
-        assert {fewest_that_are_a_fraud(n) for n in {first, (first + last) // 2, last}} == {
-            int(fewest)
-        }
-        if first != last:
-            assert fewest_that_are_a_fraud(last + 1) == int(fewest) + 1
+        assert fewest_that_are_a_fraud(int(vectors.replace(",", ""))) == int(fewest)
+
+
+def test_the_networks_thresholds_are_those_of_the_code() -> None:
+    for model in ("MiniMaxAI/MiniMax-M2.7", "zai-org/GLM-5.3-Flash", "any other"):
+        assert float(row(model)[0]) == network_terms(model).dist_threshold
 
 
 @pytest.fixture(scope="module")

@@ -201,6 +201,7 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
         "dist_threshold": 0.1,
         "p_mismatch": 0.5,
         "fraud_threshold": 0.01,
+        "source": "the request",
     }
     compute(jobs, job_id, 0)
     assert client.get(f"{GENERATE}/{job_id}").json() == {
@@ -214,6 +215,8 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
         "fraud_threshold": 0.01,
         "n_excluded": 0,
         "dist_threshold": 0.1,
+        "p_mismatch": 0.5,
+        "terms": "the request",
         "distances": {"min": 0.0, "median": 0.0, "max": 0.0, "histogram": [[0.0001, 2]]},
         "likely_cause": None,
     }

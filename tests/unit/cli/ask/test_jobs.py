@@ -351,7 +351,6 @@ def test_validate_sends_the_artifacts_and_finds_no_fraud(
             "params": {"model": "tiny-llama", "seq_len": 32, "k_dim": 8},
             "poc_stronger_rng": True,
             "validation": {"artifacts": ARTIFACTS},
-            "stat_test": {"dist_threshold": 0.02, "p_mismatch": 0.001, "fraud_threshold": 0.01},
             "wait": False,
         }
     ]
@@ -477,7 +476,20 @@ def test_validate_knows_chains_and_judges_them_by_their_own_threshold(
     assert answer.exit_code == 0, answer.output
     (body,) = fake.submitted
     assert (body["params"]["decode"], body["params"]["max_tokens"]) == (True, 2)
-    assert body["stat_test"]["dist_threshold"] == 0.025
+    assert "stat_test" not in body
+
+
+def test_validate_sends_the_terms_that_are_named(
+    fake: FakeApi, url: str, runner: CliRunner, proof: Path
+) -> None:
+    fake.polls = [(200, verdict(0, fraud=False))] * 2
+    for file in (proof.read_text(), json.dumps({"artifacts": CHAINS})):
+        words = ["validate", "--url", url, "-", *PROOF_OPTIONS, "--p-mismatch", "0.2"]
+        assert runner.invoke(app, words, input=file).exit_code == 0
+    assert [body["stat_test"] for body in fake.submitted] == [
+        {"p_mismatch": 0.2},
+        {"p_mismatch": 0.2, "dist_threshold": 0.025},
+    ]
 
 
 def test_validate_takes_options_for_chains(fake: FakeApi, url: str, runner: CliRunner) -> None:
@@ -500,11 +512,15 @@ def test_a_verdict_is_told_with_what_it_rests_on() -> None:
         | {
             "distances": {"min": 0.001, "median": 1.4, "max": 1.6},
             "dist_threshold": 0.02,
+            "p_mismatch": 0.1,
+            "fraud_threshold": 0.05,
+            "terms": "the request",
             "likely_cause": "Another key.",
         }
     )
     assert told.splitlines()[1:] == [
         "Distances 0.0010 to 1.6000, median 1.4000; the threshold is 0.02.",
+        "Terms: dist_threshold 0.02, p_mismatch 0.1, fraud_threshold 0.05 (the request).",
         "Nonces that mismatch: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more.",
         "Likely cause: Another key.",
     ]

@@ -187,8 +187,8 @@ def test_what_is_recommended_tells_honest_machines_from_an_eight_bit_model(
     assert rule["false_alarm"] <= rule["false_alarm_at_worst"] < rule["fraud_threshold"] == 0.01
     assert rule["miss"] <= rule["miss_at_worst"] <= 0.01
     assert rule["miss"] > 0
-    assert found["usual"]["dist_threshold"] == 0.02
-    assert found["usual"]["false_alarm"] > 0.3
+    assert found["usual"]["dist_threshold"] == 0.4
+    assert found["usual"]["false_alarm"] < 0.05
     assert {(one["name"], one["honest"]) for one in found["comparisons"]} == {
         ("transformers-float32, transformers-bfloat16", True),
         ("transformers-float32, vllm-bfloat16", True),

@@ -10,7 +10,7 @@ import pytest
 from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import JobStatus, NewJob
 from poc_core.schemes.artifact.requests import ReceivedStatTest
-from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
 from poc_core.state import JobStore
 from tests.harness.samples import K_DIM, MODEL, REQUEST, SPEC, result_body
 
@@ -57,6 +57,8 @@ def test_equal_artifacts_are_no_fraud(jobs: JobStore) -> None:
         "fraud_threshold": 0.01,
         "n_excluded": 0,
         "dist_threshold": 0.02,
+        "p_mismatch": 0.001,
+        "terms": "the request",
         "distances": {"min": 0.0, "median": 0.0, "max": 0.0, "histogram": [[0.0001, 12]]},
         "likely_cause": None,
     }
@@ -121,8 +123,8 @@ def test_p_value_threshold_is_ignored_unless_honoured(
     sent: dict[str, float], ignored: float, honoured: float
 ) -> None:
     test = ReceivedStatTest.model_validate_json(json.dumps(sent))
-    assert test.applied(honour_p_value_threshold=False) == StatTest(fraud_threshold=ignored)
-    assert test.applied(honour_p_value_threshold=True) == StatTest(fraud_threshold=honoured)
+    assert test.applied(honour_p_value_threshold=False) == ArtifactTerms(fraud_threshold=ignored)
+    assert test.applied(honour_p_value_threshold=True) == ArtifactTerms(fraud_threshold=honoured)
 
 
 def test_the_fleets_line_runs_between_30_and_31_mismatches_of_200(jobs: JobStore) -> None:

@@ -499,6 +499,8 @@ def test_a_jobs_verdict_is_sent_as_the_protocol_says(jobs: JobStore, outbox: Out
         "fraud_threshold": 0.01,
         "n_excluded": 0,
         "dist_threshold": 0.02,
+        "p_mismatch": 0.001,
+        "terms": "the request",
         "distances": {"min": 0.0, "median": 0.0, "max": 0.0, "histogram": [[0.0001, 2]]},
         "likely_cause": None,
         "payload_id": f"{job_id}-0",
