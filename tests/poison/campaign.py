@@ -59,14 +59,13 @@ def models_of(app: Any, paths: Sequence[str]) -> dict[str, type[BaseModel]]:
     return found
 
 
-VERBOSE = bool(os.environ.get("VERBOSE"))
-
-
 class Campaign:
     """Against one engine."""
 
-    def __init__(self, server: Server, models: dict[str, type[BaseModel]]) -> None:
-        self._server, self._models = server, models
+    def __init__(
+        self, server: Server, models: dict[str, type[BaseModel]], verbose: bool = False
+    ) -> None:
+        self._server, self._models, self._verbose = server, models, verbose
         self._reference = chat(max_tokens=6, temperature=0)
         self._expected = text_of(server.ask(self._reference))
         self.seen: dict[str, Counter[int]] = {path: Counter() for path in models}
@@ -97,7 +96,7 @@ class Campaign:
         except httpx.HTTPError as error:
             return f"{said}: {error!r}"
         took_s = time.monotonic() - began
-        if VERBOSE:
+        if self._verbose:
             print(f"{took_s:.2f} {answer.status_code} {said}", flush=True)
         self.seen[path][answer.status_code] += 1
         self._server.engine.check()
@@ -121,6 +120,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")
+    parser.add_argument("--verbose", action="store_true", help="show each request and its time")
     parser.add_argument("--go-on", action="store_true", help="show all wrong answers")
     options = parser.parse_args()
     began = time.monotonic()
@@ -132,7 +132,7 @@ def main() -> None:
         noted_app(patch) as made,
         served(QWEN3, 256) as server,
     ):
-        campaign = Campaign(server, models_of(made[0], server.engine.chat_paths))
+        campaign = Campaign(server, models_of(made[0], server.engine.chat_paths), options.verbose)
         try:
             n = campaign.run(options.cases, options.seed, began + 60 * options.minutes, wrong)
         finally:
