@@ -626,6 +626,18 @@ def finished_job(jobs: JobStore, url: str, n_nonces: int = 1) -> str:
     return job_id
 
 
+def test_410_ends_a_jobs_callback(
+    jobs: JobStore, courier: Courier, receiver: Receiver, outbox: Outbox, redis: Redis
+) -> None:
+    job_id = finished_job(jobs, "http://receiver:9000")
+    receiver.answers = [410]
+    deliver(courier, job_id)
+    deliver(courier, job_id)
+    assert len(receiver.requests) == 1
+    assert (outbox.n_jobs(), outbox_status(redis, job_id).dropped) == (0, 1)
+    assert int(redis.get("poc:outbox:job_bytes") or 0) == 0
+
+
 def test_a_round_is_delivered_while_60_jobs_receivers_hang(
     jobs: JobStore,
     rounds: RoundStore,
