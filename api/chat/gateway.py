@@ -75,6 +75,7 @@ class ProxyRequest:
     client: str = ""  # who asks, as workers tell clients apart
     salt: str = ""  # of the prefix cache
     is_stream: bool = False  # the client asks for events
+    by_id: bool = False  # it names an answer that one of the workers may keep
 
 
 class NoWorkerError(Exception):
@@ -168,6 +169,8 @@ class Gateway:
                             is_suspect |= time.monotonic() - asked_at < RECENT_S
                             if await self._died_with(worker, request, n_lost) > 1:
                                 break
+                        continue
+                    if response.status_code == 404 and request.by_id and worker is not workers[-1]:
                         continue
                     if response.status_code >= 500:
                         chat.failed()

@@ -17,7 +17,7 @@ from api.errors import openai_error
 from api.schema.bodies import whole_body
 from api.services import AppServices, Services
 from poc_core.serving.deployments import DeploymentState
-from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, is_among
+from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, is_among
 
 router = APIRouter(tags=["chat"])
 
@@ -91,7 +91,8 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     if model not in {worker.model for worker in workers}:
         workers = await gateway.workers.now()  # before anybody is refused
     models = sorted({worker.model for worker in workers})
-    if model is None and len(models) > 1:
+    is_stored = is_among(STORED, request.method, path)
+    if model is None and len(models) > 1 and not is_stored:
         return openai_error(400, f"Name a model: {', '.join(models)}.")
     of_model = [worker for worker in workers if model is None or worker.model == model]
     if not of_model:
@@ -114,9 +115,10 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     is_read = len(chosen) > 1 and len(body) <= MAX_BODY
     prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX
     is_stream = asked.get("stream") in _TRUE and PATHS.get(path, ("", ()))[0] == "answers"
+    by_id = is_stored or asked.get("previous_response_id") is not None
     sent = ProxyRequest(
         *(request.method, target, request.headers.raw, body, prefix),
-        *(client, salt, is_stream),
+        *(client, salt, is_stream, by_id),
     )
     return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 

@@ -19,6 +19,12 @@ ELSEWHERE = (
     "/classify",
     "/generative_scoring",
 )
+# An answer that one engine keeps, by its id.
+STORED = (
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "POST /v1/responses/{response_id}/cancel",
+)
 # The allow list: of vLLM 0.25.1 to 0.33 what clients ask for.
 PASSED_ON = (
     "POST /v1/chat/completions",
@@ -28,8 +34,7 @@ PASSED_ON = (
     "POST /v1/completions/render",
     "POST /v1/responses",
     "POST /v1/responses/render",
-    "GET /v1/responses/{response_id}",
-    "POST /v1/responses/{response_id}/cancel",
+    *STORED,
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /v1/messages/render",

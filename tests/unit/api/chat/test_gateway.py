@@ -26,7 +26,7 @@ from api.seen.times import ChatTimes
 from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER, GATEWAY_SALT_HEADER
 from poc_core.serving.deployments import Deployment
-from poc_core.serving.openai_paths import USUAL
+from poc_core.serving.openai_paths import STORED, USUAL
 from poc_core.settings import Settings
 from poc_core.state import registry
 from poc_core.state.past.history import CHATS, FAILED, FIRST_TOKEN
@@ -437,7 +437,63 @@ MODEL_PATHS = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/em
 
 
 WRONG = b'data: {"error": {"message": "Grammar error", "type": "BadRequestError", "code": 400}}\n\n'
+NOT_FOUND = b'{"error":{"message":"Response not found.","type":"x","param":null,"code":404}}'
 EARLY = b'event: response.created\ndata: {"type": "response.created"}\n\n'
+
+
+class TestStoredAnswers:
+    """One engine keeps an answer: its id leads there, whichever is asked first."""
+
+    @pytest.fixture
+    def both(self, start: Start, services: Services) -> list[FakeWorker]:
+        """Of which the second knows resp_1."""
+
+        def knows(call: Call) -> None:
+            is_known = "resp_1" in call.received.line or b"resp_1" in call.received.body
+            call.answer(
+                ANSWER if is_known else NOT_FOUND, "200 OK" if is_known else "404 Not Found"
+            )
+
+        workers = [start("w1", lambda call: call.answer(NOT_FOUND, "404 Not Found"))]
+        workers.append(start("w2", knows, "another"))
+        for worker in workers:
+            paths = ("POST /v1/responses", *STORED)
+            services.workers.heartbeat(replace(worker.record, chat_paths=paths))
+        return workers
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("GET", "/v1/responses/resp_1"),
+            ("GET", "/v1/responses/resp_1?stream=true"),
+            ("DELETE", "/v1/responses/resp_1"),
+            ("POST", "/v1/responses/resp_1/cancel"),
+        ],
+    )
+    def test_are_found_by_their_id(
+        self, api: httpx.Client, both: list[FakeWorker], method: str, path: str
+    ) -> None:
+        for _ in range(5):
+            answer = api.request(method, path)
+            assert (answer.status_code, answer.content) == (200, ANSWER)
+        unknown = api.request(method, path.replace("resp_1", "resp_2"))
+        assert (unknown.status_code, unknown.content) == (404, NOT_FOUND)
+        assert both[0].received
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_are_gone_on_from_where_they_are(
+        self, api: httpx.Client, both: list[FakeWorker], services: Services, stream: bool
+    ) -> None:
+        services.workers.heartbeat(replace(both[1].record, model=MODEL))
+        for _ in range(5):
+            asked = body(input="Hi", previous_response_id="resp_1", stream=stream)
+            assert api.post("/v1/responses", json=asked).content == ANSWER
+        asked = body(input="Hi", previous_response_id="resp_2", stream=stream)
+        assert api.post("/v1/responses", json=asked).status_code == 404
+
+    def test_others_are_asked_for_once(self, api: httpx.Client, both: list[FakeWorker]) -> None:
+        assert api.post("/v1/responses", json=body(input="Hi")).status_code == 404
+        assert (len(both[0].received), len(both[1].received)) == (1, 0)
 
 
 class TestStreamsThatFail:
