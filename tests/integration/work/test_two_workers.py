@@ -190,6 +190,33 @@ def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(
     client.wait(lambda: sum(counted(client, "chat_refused")) >= 2, 60, "the refusals in the status")
 
 
+def test_a_rounds_start_under_exclusive_aborts_chats_under_way(client: TwoWorkers) -> None:
+    """Not drained: what the engines still had of them would hold up the job after the round."""
+    with (
+        ThreadPoolExecutor(4) as pool,
+        contextlib.ExitStack() as standing,
+        streaming(client.http, "Hello", ANSWER) as events,
+    ):
+        next(events)
+        for core in client.cores():  # until the round has begun, so that none is over before
+            standing.enter_context(frozen(core.pid))
+        body = request("Hello", ANSWER)
+        whole = [pool.submit(client.http.post, CHAT, json=body, timeout=120) for _ in range(4)]
+        client.wait(lambda: sum(active(client)) == 5, 60, "chats under way")
+        client.start(None, params={"seq_len": 256})
+        *_, last = events
+        refused = [one.result() for one in whole]
+    assert [one.status_code for one in refused] == [503] * 4
+    errors = [json.loads(last)["error"], *(one.json()["error"] for one in refused)]
+    assert all("PoC generation is active" in error["message"] for error in errors)
+    client.wait(lambda: active(client) == [0, 0], 60, "no chat under way")
+    client.stop()
+    body = round_body(None, nonces=[0, 1], wait=True)
+    answer = client.http.post("/api/v1/pow/generate", json=body, timeout=60)
+    assert answer.json()["status"] == "completed"
+    client.wait(lambda: chat(client).status_code == 200, 60, "chat after the round")
+
+
 def test_a_round_of_two_engines_arrives_whole_and_with_a_jobs_values(client: TwoWorkers) -> None:
     with Receiver() as receiver:
         client.start(receiver)
