@@ -68,6 +68,8 @@ class Node(Project):
 @pytest.fixture(scope="module")
 def node(compose_images: Path) -> Iterator[Node]:
     ports = {"PROOFLINE_API_PORT": "18100", "PROOFLINE_FLOWER_PORT": "15555"}
+    # Of every process, by env_file: a loaded machine takes longer than 300 s for `down` and `up`.
+    (compose_images / ".env").write_text("POC_GENERATE_RESULT_TTL_SEC=3600\n")
     project = Node(compose_images, "plnode", **ports, PROOFLINE_TLS="./tls")
     project("up", "-d", "--no-build")
     project.wait_ready()
