@@ -191,42 +191,47 @@ def _by_expert_kernel(
             tl.store(at, found.to(out.dtype.element_ty), inside)
 
 
+class Opening(NamedTuple):
+    """How a first product opens gates."""
+
+    a_token: int  # experts of a row of `x`
+    limit: float  # of gates, and of what they open, both ways; 0: none
+
+
 def product_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
     """out (n, m) of x (rows_by_expert(rows, tile), k), in the order of `rows.ids`, and weights
     (experts, m, k), each row's sums times its `share` (n,). See `can_multiply_by_expert`."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    blocks = TensorDescriptor(x, [*x.shape], [x.shape[1], 1], [tile.rows, tile.depth])
-    _by_expert(out, blocks, weights, share, rows, len(out), 0, tile, 0, opens=False)
+    _by_expert(out, x, weights, share, rows, tile)
 
 
 def open_by_expert_(
-    out: Tensor, x: Tensor, weights: Tensor, rows: Rows, a_token: int, tile: Tile, limit: float
+    out: Tensor, x: Tensor, weights: Tensor, rows: Rows, tile: Tile, opening: Opening
 ) -> None:
     """out (rows_by_expert(rows, tile), m), in the order of `rows.ids`: silu(gate) * up of x (n, k)
     and weights (experts, 2 m, k), whose even rows are gates and whose odd rows are what they open.
-
-    `a_token`: experts of a row of `x`; `limit`: of gates, and of what they open, both ways; 0:
-    none. See `can_multiply_by_expert`.
-    """
-    _by_expert(out, x, weights, x, rows, len(x) * a_token, a_token, tile, limit, opens=True)
+    See `can_multiply_by_expert`."""
+    _by_expert(out, x, weights, x, rows, tile, opening)
 
 
 def _by_expert(
-    out: Tensor, x: Any, weights: Tensor, share: Tensor, rows: Rows, n_rows: int, a_token: int,
-    tile: Tile, limit: float, opens: bool,
+    out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile,
+    opening: Opening | None = None,
 ) -> None:  # fmt: skip
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     n_columns, depth = weights.shape[1:]
     flat = weights.view(-1, depth)
+    read: Any = x
+    if opening is None:
+        read = TensorDescriptor(x, [*x.shape], [depth, 1], [tile.rows, tile.depth])
+    a_token, limit = opening or (0, 0.0)
     programs = torch.cuda.get_device_properties(out.device).multi_processor_count
     _by_expert_kernel[(programs,)](
-        x, TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
-        out, share, *rows, n_columns, depth, n_rows, depth, out.stride(0),
-        A_TOKEN=a_token, OPENS=opens, LIMIT=limit,
+        read, TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
+        out, share, *rows, n_columns, depth, len(x) * a_token if a_token else len(out),
+        depth, out.stride(0), A_TOKEN=a_token, OPENS=opening is not None, LIMIT=limit,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group,
         PROGRAMS=programs, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip

@@ -163,6 +163,7 @@ class QuickMarlin:
 def compute(call: Call, unpacked: Tensor) -> None:
     """To call.out; `unpacked`: memory for the weights of either product."""
     from poc_core.fused.experts import (
+        Opening,
         Rows,
         Tile,
         open_by_expert_,
@@ -180,7 +181,7 @@ def compute(call: Call, unpacked: Tensor) -> None:
     n = rows_by_expert(rows, tile)
     opened = memory(call.spaces[0], call.x.dtype, n, second.shape[2])
     unpack_(first, call.weights[0], call.scales[0], pairs=True)
-    open_by_expert_(opened, call.x, first, rows, a_token, tile, call.limit)
+    open_by_expert_(opened, call.x, first, rows, tile, Opening(a_token, call.limit))
     products = memory(call.spaces[1], call.x.dtype, tokens * a_token, second.shape[1])
     unpack_(second, call.weights[1], call.scales[1])
     product_by_expert_(products, opened, second, call.share.flatten(), rows, tile)

@@ -112,7 +112,9 @@ def check_opened_by_expert() -> None:
         found = torch.full((kernels.rows_by_expert(rows, tile), COLUMNS // 2), torch.nan)
         gpu = mock.Mock(multi_processor_count=3)
         with mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu):
-            kernels.open_by_expert_(found, x, pairs.contiguous(), rows, A_TOKEN, tile, limit)
+            kernels.open_by_expert_(
+                found, x, pairs.contiguous(), rows, tile, kernels.Opening(A_TOKEN, limit)
+            )
         of_row = found[: len(ids)][ids < n]
         torch.testing.assert_close(of_row, expected[ids[ids < n]], rtol=1e-4, atol=1e-4)
 

@@ -50,7 +50,7 @@ def test_what_only_vllm_can_do_is_refused_for_others(options: Any) -> None:
     ("options", "message"),
     [
         ({"engine": "magic"}, "'vllm', 'transformers' or 'synthetic'"),
-        ({"dtype": "float8"}, "'auto', 'float32' or 'bfloat16'"),
+        ({"dtype": "float8"}, "'auto', 'float32', 'bfloat16' or 'float16'"),
         ({"tensor_parallel": 0}, "greater than or equal to 1"),
         ({"pipeline_parallel": 0}, "greater than or equal to 1"),
         ({"max_batch_tokens": 0}, "greater than or equal to 1"),

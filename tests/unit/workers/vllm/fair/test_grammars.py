@@ -162,8 +162,8 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own() -> None:
         signs + words, VocabType.RAW, stop_token_ids=[0]
     ).serialize_json
     of_others = psutil.Process().children()  # engines of tests before have such a process too
-    tried = Grammars(vocabulary, grammars.PROCESS, longest_s=100)
-    hasty = Grammars(vocabulary, grammars.PROCESS, longest_s=0.1, share_s=0.1)
+    tried = Grammars(vocabulary, grammars.PROCESS, longest_s=100, patience_s=280)
+    hasty = Grammars(vocabulary, grammars.PROCESS, longest_s=0.1, share_s=0.1, patience_s=280)
     try:
         for kind, text in {
             "json": '{"type": "object", "properties": {"a": {"type": "integer"}}}',

@@ -1,6 +1,6 @@
 """Unpacked experts stand in for Marlin's where their result differs by the order of sums alone."""
 
-from inspect import signature
+from inspect import Parameter, Signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,11 @@ from tests.harness.marks import needs_vllm
 pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
 
 TOKENS, COLUMNS, MIDDLE, EXPERTS, A_TOKEN = 16, 256, 256, 3, 2
+NAMES = [
+    *("output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation"),
+    *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
+    *("expert_tokens_meta", "apply_router_weight_on_input"),
+]
 
 
 class Marlin:
@@ -26,15 +31,16 @@ class Marlin:
     w1_scale = torch.zeros(EXPERTS, COLUMNS // 32, 2 * MIDDLE, dtype=torch.uint8)
     w2_scale = torch.zeros(EXPERTS, MIDDLE // 32, COLUMNS, dtype=torch.uint8)
 
-    def apply(  # type: ignore[no-untyped-def]
-        self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation,
-        global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
-        expert_tokens_meta, apply_router_weight_on_input,
-    ) -> None:  # fmt: skip
+    def apply(self, **given: Any) -> None:
         self.by.append("own")
-        output.copy_(hidden_states * 2)
+        given["output"].copy_(given["hidden_states"] * 2)
 
     def moe_sum(self, rows: Tensor, out: Tensor, chosen: Tensor, expert_map: None) -> None: ...
+
+
+vars(Marlin.apply)["__signature__"] = Signature(
+    [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *NAMES)]
+)
 
 
 @pytest.fixture
@@ -72,7 +78,7 @@ def call(marlin: Marlin, quick: Any, n: int = 2, tokens: int = TOKENS, **other: 
         "w1": torch.zeros(EXPERTS, COLUMNS // 16, 4 * MIDDLE, dtype=torch.int32),
         "w2": torch.zeros(EXPERTS, MIDDLE // 16, 2 * COLUMNS, dtype=torch.int32),
     }
-    given: dict[str, Any] = dict.fromkeys([*signature(Marlin.apply).parameters][1:]) | words
+    given: dict[str, Any] = dict.fromkeys(NAMES) | words
     given |= {"output": torch.empty_like(x), "hidden_states": x, "topk_weights": share}
     given |= {"topk_ids": chosen, "activation": SimpleNamespace(value="silu")}
     given |= {"workspace13": x, "workspace2": x, "apply_router_weight_on_input": False} | other
