@@ -22,6 +22,7 @@ from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
 from cli.supervise.happenings import happenings
 from cli.supervise.machine_teller import MachineTeller
+from poc_core import life_signs
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
 from poc_core.serving.deployments import (
@@ -43,7 +44,7 @@ from workers.engines.options import EngineOptions
 LAST_LOOK_S = 5.0  # for a look under way to end
 # Between two reports of the workers' last log lines; a process that ended is reported at once.
 LOGS_S = 2.0
-# Touched at each look while a worker is ready: a container's health check asks how old it is.
+# Shown at each look while a worker is ready.
 READY = Path(tempfile.gettempdir(), "proofline-ready")
 LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
 MOST_ERROR_CHARS = 4000  # of a reason that clients are told
@@ -158,6 +159,7 @@ class Follower:
             fleet.stop()
         if is_first:
             self._looks.stop(LAST_LOOK_S)
+            life_signs.remove(READY)
             with contextlib.suppress(RedisError):  # else the report expires
                 self._store.leave(self.id)
 
@@ -180,8 +182,7 @@ class Follower:
         self._ended = (self._ended | self._pids) - pids
         self._pids = pids
         self._store.report(report)
-        with contextlib.suppress(OSError):  # another user's, or the disk is full
-            READY.touch() if report.ready else READY.unlink(missing_ok=True)
+        (life_signs.show if report.ready else life_signs.remove)(READY)
         if self._ended:  # at once: their heartbeats would count for seconds
             self._registry.remove_ended(self.id, self._ended)
             self._ended = set()

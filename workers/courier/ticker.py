@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from poc_core import life_signs
 from poc_core.periodic import Periodic
 from poc_core.state.delivery.outbox import Outbox
 from workers.courier.courier import Courier
@@ -42,8 +42,7 @@ class Ticker:
 
     def stop(self) -> None:
         self._ticks.stop()
-        with contextlib.suppress(OSError):
-            ALIVE.rmdir()
+        life_signs.remove(ALIVE)
         with contextlib.suppress(RedisError):  # then it is missed, which it is
             self._outbox.leave()
 
@@ -51,20 +50,8 @@ class Ticker:
         now = time.monotonic()
         if now - self._renewed_at > self._outbox.lock_s / 5:
             self._renewed_at = now
-            with contextlib.suppress(OSError):  # another user has it, or the disk is full
-                _show_life()
+            life_signs.show(ALIVE)
             self._courier.renew_locks()
             self._look_around()
         for due in self._outbox.announce():
             self._courier.offer(due)
-
-
-def _show_life() -> None:
-    """Renews ALIVE's time. OSError: it is another's, maybe a link that leads to a file of ours."""
-    with contextlib.suppress(FileExistsError):
-        ALIVE.mkdir(mode=0o700)
-    folder = os.open(ALIVE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        os.utime(folder)
-    finally:
-        os.close(folder)

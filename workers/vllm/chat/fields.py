@@ -30,6 +30,8 @@ class Told:
     ids: bool = False
     mode: str | None = None
     known: list[int] | None = None
+    # Whether a grammar can only be this node's own (--tool-strict-level): other nodes have none.
+    no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
         """Those of vLLM's SamplingParams, with ours instead of a client's."""

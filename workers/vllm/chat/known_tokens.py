@@ -86,6 +86,8 @@ class KnownTokens:
         told = TOLD.get()
         if told is not None:
             sampling_params.extra_args = told.extra_args(sampling_params)
+            if told.no_grammar:
+                sampling_params.structured_outputs = None
         self._limits.refuse(sampling_params)
         self._refuse_foreign(prompt, sampling_params)
         extra = getattr(sampling_params, "extra_args", None)

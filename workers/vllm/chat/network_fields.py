@@ -57,7 +57,7 @@ class NetworkFields:
             if known is not None:
                 raise CannotForce("a beam search has no answer of its own to put them in")
             mode = None  # of a beam's own search
-        return Told(True, mode, known)
+        return Told(True, mode, known, known is not None and _lets_model_call(found))
 
     def _may_name(self, body: bytes) -> bool:
         # Bodies of another encoding than UTF-8, which JSON's readers find out, have zero bytes.
@@ -135,6 +135,24 @@ class NetworkFields:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         except (TypeError, ValueError):  # half a surrogate pair
             return []
+
+
+def _lets_model_call(body: dict[str, Any]) -> bool:
+    """Whether a request leaves it to the model to call its tools and how."""
+    tools = body.get("tools")
+    return (
+        isinstance(tools, list)
+        and body.get("tool_choice", "auto") in (None, "auto")
+        and body.get("parallel_tool_calls", True) in (None, True)
+        and body.get("structured_outputs") is None
+        and (body.get("response_format") or {"type": "text"}) == {"type": "text"}
+        and not any(isinstance(one, dict) and _is_strict(one) for one in tools)
+    )
+
+
+def _is_strict(tool: dict[str, Any]) -> bool:
+    function = tool.get("function")
+    return isinstance(function, dict) and bool(function.get("strict"))
 
 
 def _hides_letters(body: bytes) -> bool:

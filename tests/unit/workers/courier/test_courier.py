@@ -19,6 +19,7 @@ import httpx
 import pytest
 from redis import Redis
 
+from poc_core import life_signs
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
@@ -548,7 +549,7 @@ def test_its_sign_of_life_is_renewed_in_a_folder_of_its_own(
     found = subprocess.run(["find", alive, "-mmin", "-1"], capture_output=True, check=True)
     assert found.stdout  # as the health checks of containers look
     ticker.stop()
-    ticker_module._show_life()
+    life_signs.show(ticker_module.ALIVE)
     assert alive.stat().st_mode & 0o777 == 0o700
 
 

@@ -205,3 +205,27 @@ def test_what_is_too_long_is_not_made_into_tokens(body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="context of 16") as refused:
         fields.read(json.dumps(body).encode())
     assert refused.value.param is None  # it judges nobody
+
+
+TOOL = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "no_grammar"),
+    [
+        ({"tools": [TOOL]}, True),
+        ({"tools": [TOOL], "tool_choice": "auto", "response_format": {"type": "text"}}, True),
+        ({"tools": [{"type": "function", "function": {"name": "a", "strict": False}}]}, True),
+        ({"tools": [TOOL, {"type": "function", "function": {"strict": True}}]}, False),
+        ({"tools": [TOOL], "tool_choice": "required"}, False),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, False),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, False),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, False),
+        ({"tools": [TOOL], "structured_outputs": {"regex": "a"}}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_a_grammar_of_this_node_alone_is_left_out(asked: dict[str, Any], no_grammar: bool) -> None:
+    """Nodes whose vLLM holds free tool calls to nothing must find their own answers again."""
+    assert read(**tokens("7"), **asked) == Told(True, None, [7], no_grammar)
