@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,18 +63,9 @@ class QuickBlockExperts:
         self._signature = None if module is None else inspect.signature(module.TritonExperts.apply)
         self._tiles: dict[Any, Any] = {}  # of both products, by Call.key; None: vLLM's own
 
-    @contextmanager
-    def bound(self) -> Iterator[None]:
+    def bound(self) -> AbstractContextManager[None]:
         """Within, vLLM's experts are computed by the kernels."""
-        if self._experts is None:
-            yield
-            return
-        own = self._experts.apply
-        self._experts.apply = lambda *args, **named: self._apply(own, *args, **named)
-        try:
-            yield
-        finally:
-            self._experts.apply = own
+        return in_place_of_apply(self._experts, self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
         def by_own() -> Any:
@@ -137,6 +128,20 @@ class QuickBlockExperts:
             and (call.out.dtype, call.share.dtype) == (torch.bfloat16, torch.float32)
         )
         return call if is_ours else None
+
+
+@contextmanager
+def in_place_of_apply(experts: Any | None, apply: Callable[..., Any]) -> Iterator[None]:
+    """Within, a class of vLLM's experts calls `apply` with its own method before its arguments."""
+    if experts is None:
+        yield
+        return
+    own = experts.apply
+    experts.apply = lambda *args, **named: apply(own, *args, **named)
+    try:
+        yield
+    finally:
+        experts.apply = own
 
 
 def compute(call: Call, first: Any, second: Any) -> None:

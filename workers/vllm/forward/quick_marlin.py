@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from poc_core import fused
 from workers.vllm import compat
-from workers.vllm.forward.quick_block_experts import memory
+from workers.vllm.forward.quick_block_experts import in_place_of_apply, memory
 
 logger = logging.getLogger(__name__)
 
@@ -65,18 +65,9 @@ class QuickMarlin:
         self._is_right: dict[Any, bool] = {}  # by Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights
 
-    @contextmanager
-    def bound(self) -> Iterator[None]:
+    def bound(self) -> AbstractContextManager[None]:
         """Within, vLLM's experts are computed by the kernels."""
-        if self._experts is None:
-            yield
-            return
-        own = self._experts.apply
-        self._experts.apply = lambda *args, **named: self._apply(own, *args, **named)
-        try:
-            yield
-        finally:
-            self._experts.apply = own
+        return in_place_of_apply(self._experts, self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
         call = self._read(experts, *args, **named)
