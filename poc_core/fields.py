@@ -1,5 +1,6 @@
 """The values that requests and settings bring, each with its bounds."""
 
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -27,6 +28,10 @@ def _distinct(nonces: list[int]) -> list[int]:
     return nonces
 
 
+# Also as a proxy on the way may decode it.
+_ENDS_A_PATH = re.compile(r"[?#]|%(?:3f|23|[01][0-9a-f])", re.IGNORECASE)
+
+
 def _http_url(url: str | None) -> str | None:
     if not url:  # clients that leave it empty mean: no callback
         return None
@@ -39,7 +44,7 @@ def _http_url(url: str | None) -> str | None:
         )
     except ValueError:  # a bad port or bracket
         usable = False
-    if usable and ("?" in url or "#" in url):
+    if usable and _ENDS_A_PATH.search(url):
         raise PydanticCustomError(
             "url",
             "The url is a base to which a path is added: leave out the query and fragment (?"

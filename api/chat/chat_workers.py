@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from anyio import to_thread
+from redis.exceptions import RedisError
 
 from poc_core.records import WorkerRecord
 from poc_core.state import WorkerRegistry
@@ -73,7 +74,7 @@ class ChatWorkers:
         is away, and does not hear of this one."""
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
-        except TRANSIENT:
+        except RedisError:
             return 0
         if n > 1:
             self.deadly |= {request}
@@ -81,7 +82,7 @@ class ChatWorkers:
 
     async def outlived(self, request: str) -> None:
         """An engine answered the request as a whole."""
-        with suppress(*TRANSIENT):
+        with suppress(RedisError):
             await to_thread.run_sync(self._registry.outlived, request)
 
     async def _not_older_than(self, oldest: float) -> list[WorkerRecord]:

@@ -12,6 +12,9 @@ from api.errors import MISTAKE
 from poc_core.serving.openai_errors import said_by, shaped
 from poc_core.serving.openai_paths import is_clients_path
 
+# Bytes of an error up to which it is held.
+_MOST_BYTES = 1 << 20
+
 
 class ErrorShapes:
     """Middleware: every error is in OpenAI's form, below /v1/messages in Anthropic's."""
@@ -51,7 +54,7 @@ class _Answer:
                 return
         elif self._body is not None:
             self._body += message.get("body", b"")
-            if message.get("more_body", False):
+            if message.get("more_body", False) and len(self._body) < _MOST_BYTES:
                 return
             body = _reshaped(self._path, self._head["status"], self._body)
             self._body = None

@@ -4,7 +4,9 @@ A gateway is nobody's address: Docker's port forwarding shows the gateway in pla
 may be anywhere. A proxy's request counts as its clients', so a forwarded address only takes trust.
 """
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 
@@ -18,22 +20,47 @@ _PRIVATE = [
     )
 ]
 _PROC_NET = Path("/proc/net")
+_FRESH_S = 5.0
+_WHOLE_IPV6 = 128  # bits of a route to one host
+# Addresses that proxies may name: more than any chain of them has.
+MOST_FORWARDED = 16
+
+
+class Gateways:
+    """The machine's gateways, read again after some seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: set[Address] = set()
+        self._read_at = -math.inf
+
+    def __contains__(self, address: Address) -> bool:
+        if self._clock() - self._read_at > _FRESH_S:
+            self._found, self._read_at = gateways(), self._clock()
+        return address in self._found
+
+
+_GATEWAYS = Gateways()
 
 
 def is_private(address: Address) -> bool:
     """Whether it is of a private network, or loopback, and no gateway."""
-    return any(address in network for network in _PRIVATE) and address not in gateways()
+    return any(address in network for network in _PRIVATE) and address not in _GATEWAYS
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
     """The gateways of this machine's routes, and of its networks the addresses Docker gives one."""
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
-        to, gateway = (int.from_bytes(bytes.fromhex(word), "little") for word in line.split()[1:3])
-        found.add(IPv4Address(gateway or (to + 1)))
+        words = line.split()
+        to, gateway = (int.from_bytes(bytes.fromhex(word), "little") for word in words[1:3])
+        if gateway or words[7] != "FFFFFFFF":  # a route to one host leads to no network
+            found.add(IPv4Address(gateway or (to + 1)))
     for line in _lines(proc_net / "ipv6_route"):
         words = line.split()
-        found.add(IPv6Address(int(words[4], 16) or (int(words[0], 16) + 1)))
+        gateway = int(words[4], 16)
+        if gateway or int(words[1], 16) < _WHOLE_IPV6:
+            found.add(IPv6Address(gateway or (int(words[0], 16) + 1)))
     return found - {ip_address("127.0.0.1"), ip_address("::1")}
 
 
@@ -44,8 +71,9 @@ def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None
         if name == b"forwarded":
             found.append(None)
         if name in (b"x-forwarded-for", b"x-real-ip"):
-            found += [address_of(word) for word in value.decode("latin-1").split(",")]
-    return found
+            words = value.decode("latin-1").split(",", MOST_FORWARDED)
+            found += [address_of(word) for word in words]
+    return found if len(found) <= MOST_FORWARDED else [None]
 
 
 def address_of(text: str) -> Address | None:

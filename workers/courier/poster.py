@@ -247,14 +247,19 @@ class Poster:
             "X-Payload-Id": delivery.payload_id,
         }
         extensions: dict[str, Any] = {"trace": trace}
+        # The address that was checked is connected to: the name is not looked up again. A proxy
+        # gets the name of an https url: httpcore checks certificates behind it by the url alone.
+        target = str(address)
         if literal_address(host) is None:
-            extensions["sni_hostname"] = host
+            if url.scheme == "https" and self._clients.is_proxied(address):
+                target = host
+            else:
+                extensions["sni_hostname"] = host
         try:
             # A stream: only the status matters, a body without end must not hold the courier.
-            # The address that was checked is connected to: the name is not looked up again.
             async with self._clients.of(url, address).stream(
                 "POST",
-                url.copy_with(host=str(address), username="", password=""),
+                url.copy_with(host=target, username="", password=""),
                 content=sending.pieces(),
                 headers=headers,
                 auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,

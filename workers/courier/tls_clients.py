@@ -37,7 +37,7 @@ class TlsClients:
 
         httpx.ConnectError: httpx names no IPv6 address to a proxy as it should.
         """
-        context, proxy = None, self._proxy if address.is_global else None
+        context, proxy = None, self._proxy if self.is_proxied(address) else None
         if proxy and address.version == 6:
             raise httpx.ConnectError("IPv6 addresses are not reached through a proxy")
         if self.concerns(url.host):
@@ -54,6 +54,10 @@ class TlsClients:
                 verify=context or True, proxy=proxy, trust_env=False, limits=CONNECTIONS
             )
         return self._made[context, proxy]
+
+    def is_proxied(self, address: Address) -> bool:
+        """Whether the operator's proxy connects to this address."""
+        return self._proxy is not None and address.is_global
 
     def context(self, url: httpx.URL) -> ssl.SSLContext | None:
         """The TLS context of the host's connections; None: the host is not named."""

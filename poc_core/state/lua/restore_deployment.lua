@@ -11,8 +11,16 @@
 local deployment = KEYS[1]
 local generation, now, host, name = unpack(ARGV, 1, 4)
 local first_field = 5
-local found, by, restored_at = unpack(redis.call('HMGET', deployment, 'generation', 'by', 'restored_at'))
-if found and (generation_of(found) >= generation_of(generation) or not (restored_at or by == 'start')) then
+local found, by, restored_at, asked_at = unpack(redis.call('HMGET', deployment, 'generation', 'by', 'restored_at', 'asked_at'))
+local known_at = 0
+for at = first_field, #ARGV, 2 do
+  if ARGV[at] == 'asked_at' then
+    known_at = tonumber(ARGV[at + 1]) or 0
+  end
+end
+-- A record that was asked for before the known one is of a file that Redis was started from.
+local is_older = (tonumber(asked_at) or known_at) < known_at
+if found and (generation_of(found) >= generation_of(generation) or not (restored_at or by == 'start' or is_older)) then
   return 0
 end
 redis.call('DEL', deployment)

@@ -97,6 +97,11 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
         "url",
         "must look like http://host:port/path",
     ),
+    "a url with an escaped query": (
+        {"url": "http://host/stop%3Fx="},
+        "url",
+        "leave out the query and fragment",
+    ),
     "a url with a query": ({"url": "http://host/stop?"}, "url", "leave out the query and fragment"),
     "a url with a fragment": (
         {"url": "http://host/stop#"},

@@ -256,20 +256,24 @@ class TestPrivatePeers:
             "eth0 00000000 010012AC 0003 0 0 0 00000000\n"
             "eth0 000012AC 00000000 0001 0 0 0 0000FFFF\n"
             "eth1 000013AC 00000000 0001 0 0 0 0000FFFF\n"
+            "eth1 090013AC 00000000 0005 0 0 0 FFFFFFFF\n"
+            "eth1 FFFFFFFF 00000000 0005 0 0 0 FFFFFFFF\n"
         )
         nothing = 32 * "0"
         (tmp_path / "ipv6_route").write_text(
             f"fd{30 * '0'} 40 {nothing} 00 {nothing} 0 0 0 1 eth0\n"
             f"{nothing} 00 {nothing} 00 fdff{27 * '0'}9 0 0 0 3 eth0\n"
+            f"fd{29 * '0'}2 80 {nothing} 00 {nothing} 0 0 0 1 lo\n"
         )
         found = private_peers.gateways(tmp_path)
-        monkeypatch.setattr(private_peers, "gateways", lambda: found)
+        monkeypatch.setattr(private_peers, "_GATEWAYS", found)
 
     @pytest.mark.parametrize(
         ("peer", "status"),
         [
             *[(peer, 200) for peer in ("172.18.0.5", "10.1.2.3", "192.168.7.7", "127.0.0.1")],
             *[(peer, 200) for peer in ("::ffff:172.18.0.5", "fd00::5", "::1")],
+            *[(peer, 200) for peer in ("172.19.0.10", "fd00::3")],  # beside a route to one host
             # Docker shows these for clients that it forwards by itself, as from IPv6.
             *[(peer, 401) for peer in ("172.18.0.1", "172.19.0.1", "fd00::1", "fdff::9")],
             *[(peer, 401) for peer in ("203.0.113.7", "100.64.0.1", "2001:db8::1", "169.254.1.1")],
@@ -293,6 +297,8 @@ class TestPrivatePeers:
             ({"X-Forwarded-For": "unknown"}, 401),
             ({"X-Forwarded-For": ""}, 401),
             ({"Forwarded": "for=10.0.0.9"}, 401),
+            ({"X-Forwarded-For": ",".join(16 * ["10.0.0.9"])}, 200),
+            ({"X-Forwarded-For": ",".join(17 * ["10.0.0.9"])}, 401),
         ],
     )
     def test_a_proxys_request_is_its_clients(

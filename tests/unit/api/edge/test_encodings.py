@@ -97,6 +97,14 @@ def test_what_decodes_to_nothing_has_the_limit_too(api: TestClient) -> None:
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize("size", [128 * 1024, 256 * 1024, 128 * 1024 + 1])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_body_of_whole_pieces_is_whole(api: TestClient, encoding: str, size: int) -> None:
+    body = b'{"model": "x"' + b" " * (size - 14) + b"}"
+    answer = api.post(CHAT, content=ENCODINGS[encoding](body), headers=headers(encoding))
+    assert answer.status_code == READ, answer.text
+
+
 def test_a_window_beyond_what_http_allows_is_refused(api: TestClient) -> None:
     """RFC 9659: a decoder would set aside as much as a frame says."""
     frame = b"\x28\xb5\x2f\xfd\x00" + bytes([(27 - 10) << 3]) + b"\x01\x00\x00"

@@ -405,6 +405,22 @@ def test_what_a_request_says_after_the_loss_counts_more_than_what_hosts_know(
     assert (record.wanted, record.restored_at) == (None, None)
 
 
+def test_a_redis_from_an_older_file_does_not_bring_back_what_was_withdrawn(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis
+) -> None:
+    h = asked_for_llama(host(), store)
+    older = redis.dump("poc:deployment")
+    store.withdraw()
+    h.look(2)
+    redis.flushall()
+    redis.restore("poc:deployment", 0, older)
+    redis.hincrbyfloat("poc:deployment", "asked_at", -60.0)
+    assert h.look(2).state is HostState.IDLE
+    record = store.read()
+    assert record is not None
+    assert (record.generation, record.wanted) == (2, None)
+
+
 def test_of_several_hosts_knowledge_the_newest_counts(
     host: Callable[..., Host], store: DeploymentStore, redis: Redis
 ) -> None:
