@@ -138,7 +138,9 @@ class Services:
             history=History(redis),
             events=Events(redis, clock),
             chats=chats,
-            gateway=Gateway(ChatWorkers(workers, registry.CHAT_MEMORY_S), chats),
+            gateway=Gateway(
+                ChatWorkers(workers, registry.CHAT_MEMORY_S, keeping=deployments.keeping), chats
+            ),
             gpus=GpuWatch(settings.host),
             waiting=Waiting(settings.max_waiting_requests),
             node_metrics=Page(node, fetch),

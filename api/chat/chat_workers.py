@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from anyio import to_thread
@@ -25,10 +25,16 @@ class ChatWorkers:
     """Workers ready for chat, as Redis said last; for the event loop alone, without locks."""
 
     def __init__(
-        self, registry: WorkerRegistry, cache_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        registry: WorkerRegistry,
+        cache_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        keeping: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`cache_s`: seconds for which a reading serves."""
+        """`cache_s`: seconds for which a reading serves; `keeping`: hosts whose model was stopped
+        (DeploymentStore.keeping)."""
         self._registry = registry
+        self._keeping = keeping
         self._cache_s = cache_s
         self._clock = clock
         self._workers: list[WorkerRecord] = []
@@ -101,7 +107,10 @@ class ChatWorkers:
         began_at = self._clock()
         ready = await to_thread.run_sync(self._registry.ready)
         self.deadly = await to_thread.run_sync(self._registry.deadly)
-        self._workers = [worker for worker in ready if worker.port is not None]
+        stopped = await to_thread.run_sync(self._keeping)
+        self._workers = [
+            worker for worker in ready if worker.port is not None and worker.host_id not in stopped
+        ]
         self._read_at = began_at
         # Forget who was lost before the reading: Redis hears later of those lost meanwhile.
         self._lost = {worker_id: at for worker_id, at in self._lost.items() if at >= began_at}

@@ -23,6 +23,7 @@ from poc_core.serving.deployments import (
     DeploymentStatus,
     HostLogs,
     HostReport,
+    HostState,
 )
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
@@ -91,6 +92,13 @@ class DeploymentStore:
                 pipe.hget(keys.host(host_id), "report")
             found = _readable(HostReport, "report of host", ids, answers(pipe))
         return sorted(found, key=lambda report: (report.host, report.id))
+
+    def keeping(self) -> set[str]:
+        """The ids of hosts whose engines go on loading though their model was withdrawn."""
+        record = self.read()
+        if record is None or not record.cancelled:
+            return set()
+        return {host.id for host in self.hosts() if host.state is HostState.KEEPING}
 
     def logs(self) -> list[HostLogs]:
         """The last lines of the workers of the hosts that live, by the host's name."""

@@ -64,6 +64,15 @@ async def test_are_those_that_are_ready_and_serve_chat(
     assert await chat_workers.remembered() == [chatting]
 
 
+async def test_are_none_of_a_model_that_was_stopped_while_it_loaded(
+    registry: Registry, clock: Clock
+) -> None:
+    chatting = registry.serve("w1", host_id="h1")
+    registry.serve("w2", host_id="h2")
+    chat_workers = ChatWorkers(registry, CACHE_S, clock, keeping=lambda: {"h2"})
+    assert await chat_workers.remembered() == [chatting]
+
+
 async def test_are_read_once_within_the_cache_time(
     registry: Registry, chat_workers: ChatWorkers, clock: Clock
 ) -> None:

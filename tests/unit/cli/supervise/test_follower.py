@@ -183,7 +183,9 @@ def test_what_gets_ready_meanwhile_serves_at_once(
 ) -> None:
     h = stopped_while_it_loads(host(), store)
     assert h.serve().state is HostState.KEEPING
+    assert store.keeping() == {h.follower.id}  # whose workers get no chat
     store.deploy(LLAMA)
+    assert store.keeping() == set()
     assert h.look().state is HostState.SERVING
     assert (len(h.fleets), h.fleet.n_stops) == (1, 0)
 
@@ -410,6 +412,7 @@ def test_a_redis_from_an_older_file_does_not_bring_back_what_was_withdrawn(
 ) -> None:
     h = asked_for_llama(host(), store)
     older = redis.dump("poc:deployment")
+    assert older is not None
     store.withdraw()
     h.look(2)
     redis.flushall()
