@@ -247,7 +247,7 @@ def _answers(
 
 
 def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
-    """Numbers told of each token of an answer, and of each of a prompt."""
+    """Logprobs returned for each token of an answer, and for each token of a prompt."""
     by_id = asked.get("logprob_token_ids")
     of_answers = max(_number(asked, "top_logprobs"), len(by_id) if isinstance(by_id, list) else 0)
     is_echo = False

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from api.chat.chat_workers import ChatWorkers
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
-from api.chat.streams import KEEP_ALIVE_S, Headers, Sending, error_event, failure, first_events
+from api.chat.streams import KEEP_ALIVE_S, Headers, Sending, failure, first_events
 from api.chat.suspects import RECENT_S, LostError, Trials, fingerprint
 from api.errors import RETRY_AFTER_S
 from api.seen.chats import Chats
@@ -32,7 +32,7 @@ from poc_core.records import (
     GATEWAY_SECRET_HEADER,
     WorkerRecord,
 )
-from poc_core.serving.openai_errors import error_body, said_by, shaped
+from poc_core.serving.openai_errors import error_body, error_event, said_by, shaped
 
 log = logging.getLogger(__name__)
 

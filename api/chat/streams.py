@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Message, Send
 
-from poc_core.serving.openai_errors import shaped
+from poc_core.serving.openai_errors import error_event, shaped
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -54,12 +54,6 @@ def failure(path: str, head: bytes) -> tuple[int, Any] | None:
     if not isinstance(status, int) or not 400 <= status < 600:
         status = 500
     return status, shaped(path, status, {"error": error})
-
-
-def error_event(error: Any) -> bytes:
-    """An error's body as a stream's event: Anthropic's has a name."""
-    name = b"event: error\n" if error.get("type") == "error" else b""
-    return name + b"data: " + json.dumps(error).encode() + b"\n\n"
 
 
 def _telling(head: bytes) -> tuple[str, bytes] | None:

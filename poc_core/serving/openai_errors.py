@@ -69,3 +69,9 @@ def _sentence(detail: Any) -> tuple[str, str | None]:
         told.append(f"{field}: {said}" if field else said)
         fields.append(field)
     return "; ".join(told), (fields[0] or None) if fields else None
+
+
+def error_event(error: Any) -> bytes:
+    """An error's body as an event of a stream: Anthropic's has a name."""
+    name = b"event: error\n" if error.get("type") == "error" else b""
+    return name + b"data: " + json.dumps(error).encode() + b"\n\n"

@@ -4,11 +4,11 @@ and how they are refused."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from poc_core.serving.openai_errors import error_event
 from workers.vllm.chat.asgi import App, Held, Receive, Scope, Send, error_of, send_error
 from workers.vllm.chat.errors import BadRequest, Failed, Refused, refusals
 from workers.vllm.chat.fields import TOLD, Told
@@ -90,8 +90,7 @@ async def _break_off(answer: Held, send: Send, error: Refused) -> None:
     if not answer.has_begun:
         await _refuse(send, error)
         return
-    body = error_of(error.status, str(error), error.param)
-    event = b"data: " + json.dumps(body).encode() + b"\n\n"
+    event = error_event(error_of(error.status, str(error), error.param))
     await answer.send({"type": "http.response.body", "body": event, "more_body": False})
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from poc_core.records import (
     GATEWAY_SALT_HEADER,
     GATEWAY_SECRET_HEADER,
 )
-from poc_core.serving.openai_errors import error_body, shaped
+from poc_core.serving.openai_errors import error_body, error_event, shaped
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
 from workers.vllm.chat.asgi import App, Held, Receive, Scope, Send, send_error
@@ -179,9 +178,7 @@ class _Answer:
 
 def _event(path: str) -> bytes:
     """The last event of a stream that a round ended."""
-    error = shaped(path, 503, error_body(503, _ACTIVE))
-    name = b"event: error\n" if error.get("type") == "error" else b""  # Anthropic's have names
-    return name + b"data: " + json.dumps(error).encode() + b"\n\n"
+    return error_event(shaped(path, 503, error_body(503, _ACTIVE)))
 
 
 async def _refuse(send: Send) -> None:
