@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds for a handshake alone, and for a refusal after it.
 _HANDSHAKE_S = 2.0
-# A file's identity, time of writing and size.
+# A file's identity, time of its last change (of its contents, owner or rights) and size.
 _State = tuple[int, int, int]
 
 
@@ -76,10 +77,11 @@ NO_TLS = TlsNames.of("", "", None)
 
 
 class CallbackTls:
-    """The TLS context for connections to the named hosts. For one thread."""
+    """The TLS context for connections to the named hosts."""
 
     def __init__(self, names: TlsNames) -> None:
         self._names = names
+        self._lock = threading.Lock()
         self._seen: list[_State | None] = []  # the files as they were when they were last tried
         self._context: ssl.SSLContext | None = None
         self._problem: CertificateError | None = None
@@ -92,19 +94,25 @@ class CallbackTls:
 
         CertificateError: there was none before.
         """
-        files = [*self._names.client, *([self._names.trusted] if self._names.trusted else [])]
-        state = [_state(file) for file in files]
-        if state != self._seen:
-            try:
-                self._context, self._problem = made(self._names), None
-            except CertificateError as error:
-                self._problem = error
-                logger.error("%s", error)
-            self._seen = state
+        problem = self.problem()
         if self._context is None:
-            assert self._problem is not None
-            raise self._problem
+            assert problem is not None
+            raise problem
         return self._context
+
+    def problem(self) -> CertificateError | None:
+        """Why the files as they are now cannot be used; logged once."""
+        files = [*self._names.client, *([self._names.trusted] if self._names.trusted else [])]
+        with self._lock:
+            state = [_state(file) for file in files]
+            if state != self._seen:
+                try:
+                    self._context, self._problem = made(self._names), None
+                except CertificateError as error:
+                    self._problem = error
+                    logger.error("%s", error)
+                self._seen = state
+            return self._problem
 
 
 def made(names: TlsNames) -> ssl.SSLContext:
@@ -172,7 +180,7 @@ def _state(file: Path) -> _State | None:
         found = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def _reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ from poc_core.machine_figures import is_short_of_memory
 from poc_core.records import RoundState
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
+from poc_core.state.delivery.outbox import BAD_CERTIFICATES
 from poc_core.state.overview import Overview
 
 # Seconds without a sign of life after which a supervisor or a chat port, and the courier, count as
@@ -246,6 +247,10 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
     elif silent_s is not None and silent_s >= COURIER_SILENT_S:
         since = snapshot.now - silent_s
         yield Reason("courier", Level.DEGRADED, "the courier has not been alive", more, since)
+    elif seen.courier_trouble == BAD_CERTIFICATES:
+        more = " (POC_CALLBACK_CLIENT_CERT, POC_CALLBACK_TRUSTED_CERTS): its log says why"
+        what = "the courier's certificates cannot be used"
+        yield Reason("courier", Level.DEGRADED, what, more)
 
 
 def _named(seats: Sequence[Seat]) -> str:

@@ -70,6 +70,7 @@ class Overview:
     # seconds that the record of each worker and host, by id, lives without another sign of life
     left_s: Mapping[str, float]
     courier_silent_s: float | None  # None: none has run within a day, or the last one left
+    courier_trouble: str  # what the courier reported last; empty: nothing
 
     @property
     def nonces_per_second(self) -> float:
@@ -99,7 +100,8 @@ class Overviews:
         ]
         args: list[Any] = [second, RATE_WINDOW_S, MOST_LOOKED_AT, *RECORD_FIELDS]
         found: Any = self._read(names, args)
-        queued, n_due, total, lately, workers, receivers, current, wanted, hosts, courier = found
+        queued, n_due, total, lately, workers, receivers, current, wanted, hosts, *rest = found
+        courier, trouble = rest
         reports = [report for report in map(_report, hosts) if report is not None]
         left_ms = [(name, ms) for name, _, ms in workers] + [(name, ms) for name, *_, ms in hosts]
         return Overview(
@@ -119,6 +121,7 @@ class Overviews:
             gone=_gone(hosts, {report.host for report in reports}),
             left_s={name.decode(errors="replace"): int(ms) / 1000 for name, ms in left_ms},
             courier_silent_s=COURIER_KNOWN_S - int(courier) / 1000 if int(courier) >= 0 else None,
+            courier_trouble=trouble.decode(errors="replace"),
         )
 
 

@@ -23,7 +23,6 @@ from tests.harness.compose_file import ROOT, command_of
 FILES = ["compose.yaml", "compose.hosts.yaml", "compose.workers.yaml", "compose.tls.yaml"]
 ON_A_FURTHER_HOST = {
     "PROOFLINE_MODEL": "tiny-qwen3",
-    "REDIS_PASSWORD": "pw",
     "REDIS_ADDRESS": "10.0.0.1",
     "PRIVATE_ADDRESS": "10.0.0.2",
 }
@@ -127,7 +126,12 @@ class TestServices:
     def test_a_further_host_has_workers_that_find_redis(self) -> None:
         (worker,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
         assert options_of(worker)["model"] == "tiny-qwen3"
-        assert worker["environment"]["POC_REDIS_URL"] == "redis://worker:pw@10.0.0.1:6379/0"
+        environment = worker["environment"]
+        assert environment["POC_REDIS_URL"] == "redis://worker@10.0.0.1:6379/0"
+        (mount,) = (one for one in worker["volumes"] if isinstance(one, dict))
+        assert mount["source"] == "./docker/secrets/worker_redis_password"
+        assert mount["target"] == environment["POC_REDIS_PASSWORD_FILE"]
+        assert mount["bind"]["create_host_path"] is False  # else an empty folder is the password
 
     @pytest.mark.parametrize("name", list(ON_A_FURTHER_HOST))
     def test_a_further_host_says_what_it_must_be_told(self, name: Any) -> None:
@@ -158,8 +162,7 @@ class TestServices:
             "memswap_limit",
         ]
         assert {key: further.get(key) for key in same} == {key: first.get(key) for key in same}
-        differs = {"POC_REDIS_URL", "POC_REDIS_PASSWORD_FILE", "POC_CHAT_HOST", "POC_HOST_NAME"}
-        differs |= {"POC_API_KEY"}
+        differs = {"POC_REDIS_URL", "POC_CHAT_HOST", "POC_HOST_NAME", "REDIS_PASSWORD"}
         assert further["environment"].keys() - differs == first["environment"].keys() - differs
 
     def test_workers_have_the_time_to_drain(self, services: dict[str, dict[str, Any]]) -> None:

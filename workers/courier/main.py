@@ -10,13 +10,13 @@ import threading
 import httpx
 from redis.exceptions import RedisError
 
-from poc_core.callback_tls import CallbackTls, CertificateError
+from poc_core.callback_tls import CallbackTls
 from poc_core.open_files import raise_file_limit
 from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry, scripts
 from poc_core.state.client import connect, refuse_wrong
-from poc_core.state.delivery.outbox import Outbox
+from poc_core.state.delivery.outbox import BAD_CERTIFICATES, Outbox
 from poc_core.state.delivery.receivers import Receivers
 from workers.courier.courier import Courier
 from workers.courier.own_ports import OwnPorts
@@ -42,9 +42,7 @@ def run_courier(redis_url: str | None = None) -> None:
     # trust_env off: proxies in the environment are for the internet, not for aggregators.
     client = httpx.AsyncClient(trust_env=False, limits=CONNECTIONS)
     tls = CallbackTls(settings.callback_tls)
-    if settings.callback_tls.hosts:
-        with contextlib.suppress(CertificateError):  # it is logged, before a callback needs it
-            tls.context()
+    tls.problem()  # logged before a callback needs the files
     proxy = settings.callback_proxy.get_secret_value() if settings.callback_proxy else None
     poster = Poster(client, settings.callbacks, own_ports.now, tls=tls, proxy=proxy)
     courier = Courier(
@@ -53,7 +51,12 @@ def run_courier(redis_url: str | None = None) -> None:
     with contextlib.suppress(RedisError):  # beside an API that starts too
         scripts.wait_until_loaded(redis, SCRIPTS_WAIT_S)
     with courier.running():
-        ticker = Ticker(outbox, courier, own_ports.look)
+
+        def look() -> str:
+            own_ports.look()
+            return BAD_CERTIFICATES if tls.problem() else ""
+
+        ticker = Ticker(outbox, courier, look)
         ticker.start()
         logging.getLogger(__name__).info("the courier delivers")
         stop.wait()

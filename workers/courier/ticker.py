@@ -28,12 +28,13 @@ class Ticker:
     """
 
     def __init__(
-        self, outbox: Outbox, courier: Courier, look_around: Callable[[], object] = lambda: None
+        self, outbox: Outbox, courier: Courier, look_around: Callable[[], str] = lambda: ""
     ) -> None:
-        """`look_around()` is called every few seconds."""
+        """`look_around()` is called every few seconds and returns what troubles the courier."""
         self._outbox = outbox
         self._courier = courier
         self._look_around = look_around
+        self._trouble = ""
         self._renewed_at = float("-inf")
         self._ticks = Periodic("courier-ticker", TICK_S, self._tick)
 
@@ -52,6 +53,6 @@ class Ticker:
             self._renewed_at = now
             life_signs.show(ALIVE)
             self._courier.renew_locks()
-            self._look_around()
-        for due in self._outbox.announce():
+            self._trouble = self._look_around()
+        for due in self._outbox.announce(self._trouble):
             self._courier.offer(due)

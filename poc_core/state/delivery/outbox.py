@@ -31,6 +31,8 @@ _MOST_DUE = 1000
 LONGEST_WAIT_S = 600.0
 # Seconds that a courier is missed once it gives no sign of life.
 COURIER_KNOWN_S = 86_400
+# What a courier reports with its sign of life: its certificates cannot be used.
+BAD_CERTIFICATES = "certificates"
 
 
 class OutboxExpiredError(ProoflineError):
@@ -113,10 +115,13 @@ class Outbox:
         self._announce = scripts.load(redis, "announce_due")
         self._drop_failing = scripts.load(redis, "drop_failing")
 
-    def announce(self) -> list[Due]:
-        """The outboxes that have something to deliver now; each is told again after `lock_s`."""
+    def announce(self, trouble: str = "") -> list[Due]:
+        """The outboxes that have something to deliver now; each is told again after `lock_s`.
+
+        `trouble` of the courier that asks: BAD_CERTIFICATES, or none.
+        """
         now = self._clock()
-        args = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S]
+        args = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S, trouble]
         found = iter(self._announce([keys.OUTBOX_DUE, keys.COURIER], args))
         told: list[Due] = []
         for outbox_id, *fields in zip(found, found, found, found, strict=True):

@@ -14,7 +14,7 @@
 --       3 most_receivers   that are looked at, those first that were silent last
 --       4... fields      of a round's hash
 -- Returns {queued, callbacks waiting, nonces computed, by worker those within the window, workers, receivers, round,
--- deployment, hosts, courier}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
+-- deployment, hosts, courier, its trouble}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
 -- {id, when it last reported, its report or '', left}; round is {} where there is none, else {id, the values of its fields,
 -- nonces by worker, the same within the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are
 -- {field, value, ...}; a worker's record is a JSON object, '' of a dead one, and so are nonces by worker: of many workers
@@ -106,9 +106,10 @@ for i = 1, #scored, 2 do
   local report = redis.pcall('HGET', key, 'report')
   reports[#reports + 1] = {scored[i], scored[i + 1], report and not report.err and report or '', redis.call('PTTL', key)}
 end
-local wanted = redis.pcall('HGETALL', deployment)
+local wanted, trouble = redis.pcall('HGETALL', deployment), redis.pcall('GET', courier)
 local counted = (tonumber(redis.call('GET', total)) or 0) + n_fresh
 local n_waiting = redis.call('ZCARD', outboxes_due) + (id and n_in_hand() or 0)
 return {redis.call('GET', queued) or '0', n_waiting, string.format('%d', counted),
   counts_lately('poc:stats:by:'), records, silent, id and read_round() or {},
-  wanted.err and {'', ''} or wanted, reports, redis.call('PTTL', courier)}
+  wanted.err and {'', ''} or wanted, reports, redis.call('PTTL', courier),
+  type(trouble) == 'string' and trouble or ''}

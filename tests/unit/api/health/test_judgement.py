@@ -23,7 +23,7 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.serving.places import WorkerPlace, name_of, slot_of
-from poc_core.state.delivery.outbox import OutboxStatus
+from poc_core.state.delivery.outbox import BAD_CERTIFICATES, OutboxStatus
 from poc_core.state.delivery.receivers import SilentReceiver
 from poc_core.state.overview import CurrentRound, GoneHost, Overview, RoundRates
 from tests.harness.samples import MODEL, round_config, worker_record
@@ -63,6 +63,7 @@ def seen(
         "silent": [],
         "gone": [],
         "courier_silent_s": 0.2,
+        "courier_trouble": "",
     }
     told = common | {"left_s": dict.fromkeys(ids, TTL_S) | left_s} | changes
     status = DeploymentStatus(record, hosts)
@@ -253,6 +254,16 @@ def test_a_courier_is_missed_where_one_was_or_something_waits(
     overview = two_of("ready", "ready", courier_silent_s=silent_s, callbacks_waiting=waiting)
     texts = said(health_of(overview))[1]
     assert [text.partition(": ")[0] for text in texts] == told
+
+
+def test_certificates_that_the_courier_cannot_use_degrade() -> None:
+    overview = two_of("ready", "ready", courier_trouble=BAD_CERTIFICATES)
+    level, (text,) = said(health_of(overview))
+    assert level == "degraded"
+    assert text == (
+        "the courier's certificates cannot be used"
+        " (POC_CALLBACK_CLIENT_CERT, POC_CALLBACK_TRUSTED_CERTS): its log says why"
+    )
 
 
 def test_the_worst_comes_first_and_makes_the_level() -> None:

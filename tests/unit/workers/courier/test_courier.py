@@ -603,7 +603,7 @@ def test_the_ticker_outlives_a_mistake(
 ) -> None:
     failed = threading.Event()
 
-    def fails() -> None:
+    def fails(_trouble: str) -> None:
         failed.set()
         raise ValueError("a mistake")
 

@@ -207,6 +207,18 @@ def test_files_are_read_again_when_they_change_and_only_then(
     assert tls.context() not in (first, second)
 
 
+def test_files_are_read_again_when_their_rights_change(files: Files) -> None:
+    """Only a file's time of change shows it: its size and time of writing stay."""
+    good = files.client.read_text()
+    files.client.write_text("x" * len(good))
+    tls = CallbackTls(files.names())
+    assert tls.problem() is not None
+    before = files.client.stat()
+    files.client.write_text(good)
+    os.utime(files.client, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert tls.problem() is None
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
