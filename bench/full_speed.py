@@ -37,6 +37,8 @@ HTTP_TIMEOUT_S = 60.0
 K_DIM = 12
 BATCH_SIZE = 32  # what clients send
 TARGET = 0.98  # least ratio
+MAX_STEP_MS = 50.0  # POC_MAX_STEP_MS
+SLICED_S = 6.0  # of the bare loop in slices
 MOST_JOB_NONCES = 90_000  # below POC_MAX_QUEUED_NONCES
 
 
@@ -220,9 +222,11 @@ def measure_row(
     rates = []
     for index in range(repeat):
         if what is What.ROUND:
+            stack.spent()
             done = run_round(
                 client, sink, spec(f"round-{index}"), stack.model_name, BATCH_SIZE, seconds
             )
+            tell_spent(stack, "round", done.n_nonces)
             if done.steady is None:
                 raise RoundError(
                     f"The round made no progress twice in {seconds:g} s; give it longer."
@@ -240,7 +244,21 @@ def measure_row(
             rate = len(nonces) / job.seconds
         loop_s, _ = stack.loop(spec(f"loop-{index}"), range(n), n)
         rates.append((rate, n / loop_s))
+        tell_spent(stack, "bare loop", n)
+    part = min(n, int(rates[-1][0] * SLICED_S))
+    sliced_s, _ = stack.loop(spec("sliced"), range(part), part, MAX_STEP_MS)
+    console.print(f"bare loop in slices as beside chat: {part / sliced_s:.2f} nonces/s")
+    tell_spent(stack, "bare loop in slices", part)
     return rates
+
+
+def tell_spent(stack: OpenStack, what: str, n_nonces: int) -> None:
+    """Prints milliseconds a slice on each rank: the device's and the host's."""
+    for rank, spent in enumerate(stack.spent()):
+        slices = max(1.0, spent.pop("slices", 0.0))
+        parts = {part: round(1000 * taken_s / slices, 2) for part, taken_s in spent.items()}
+        found = {"spent": what, "rank": rank, "slices": slices, "nonces": n_nonces, "ms": parts}
+        console.print(json.dumps(found), highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
-from workers.pipeline import compute_all
+from workers.pipeline import compute_all, plan_of
 from workers.proofs import Proofs
 
 RUN_TIMEOUT_S = 600.0
@@ -81,16 +81,30 @@ class OpenStack(Stack):
         ]
 
     def loop(
-        self, spec: ProofSpec, nonces: Sequence[int], batch_size: int
+        self,
+        spec: ProofSpec,
+        nonces: Sequence[int],
+        batch_size: int,
+        max_step_ms: float | None = None,
     ) -> tuple[float, list[JsonValue]]:
-        """Seconds that the loop took, and the values by nonce, in order."""
-        answer: tuple[float, list[JsonValue]] = self._ask("loop", spec, list(nonces), batch_size)
+        """Seconds that the loop took, and the values by nonce, in order.
+
+        `max_step_ms`: in slices of that length, as beside chat; None: not cut.
+        """
+        answer: tuple[float, list[JsonValue]] = self._ask(
+            "loop", spec, list(nonces), batch_size, max_step_ms
+        )
         return answer
 
     def parts(self, spec: ProofSpec, n: int) -> TimeParts | None:
         """Where the time of a micro-batch of `n` nonces goes; None: the engine cannot tell."""
         found: TimeParts | None = self._ask("parts", spec, n)
         return found
+
+    def spent(self) -> list[dict[str, float]]:
+        """Where each rank's time went since the last call, see VllmEngine.spent."""
+        spent: list[dict[str, float]] = self._ask("spent")
+        return spent
 
     def chains(self, seq_len: int, max_tokens: int, n: int) -> Chains:
         """Chains of `n` nonces at a time, each of so many positions and then steps."""
@@ -139,18 +153,27 @@ class _Access:
                         pipe.send((None, repr(error)))
 
     def loop(
-        self, spec: ProofSpec, nonces: Sequence[int], batch_size: int
+        self,
+        spec: ProofSpec,
+        nonces: Sequence[int],
+        batch_size: int,
+        max_step_ms: float | None,
     ) -> tuple[float, list[JsonValue]]:
         assert self.engine is not None
         values: list[JsonValue] = []
+        plan = plan_of(self.engine, max_step_ms)
         began = time.perf_counter()
         for first in range(0, len(nonces), batch_size):
-            values += compute_all(self.engine, spec, nonces[first : first + batch_size])
+            values += compute_all(self.engine, spec, nonces[first : first + batch_size], plan)
         return time.perf_counter() - began, values
 
     def parts(self, spec: ProofSpec, n: int) -> TimeParts | None:
         assert self.engine is not None
         return time_parts(self.engine.profile(spec, range(n)), n, LONGEST)
+
+    def spent(self) -> list[dict[str, float]]:
+        engine: Any = self.engine
+        return engine.spent() if hasattr(engine, "spent") else []
 
     def chains(
         self, seq_len: int, max_tokens: int, n: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ _TOLD_STATES = "mamba_aligned_state_indices"
 
 # What tells DeepSeek-V4's compressor that it has nothing to do at this step.
 _ENDS_A_BLOCK = "c128_boundary"
+
+# Methods of a builder that fill its buffers, and where their calls are counted.
+_BUILD_METHODS = ("build", "update_block_table")
+_BUILDS = "_proof_builds"
 
 _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
 
@@ -165,6 +170,25 @@ def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
             f" {tuple(cache.shape)}"
         )
     return int(shape.index(_BLOCK_COUNT_MARK))
+
+
+def n_builds(groups: Sequence[Any]) -> int:
+    """How often the groups' builders built metadata since they were first asked about."""
+    return sum(_counted(group.get_metadata_builder(0)) for group in groups)
+
+
+def _counted(builder: Any) -> int:
+    if _BUILDS not in vars(builder):
+        setattr(builder, _BUILDS, 0)
+        for name in _BUILD_METHODS:
+            if method := getattr(builder, name, None):
+                setattr(builder, name, partial(_build_and_count, builder, method))
+    return int(getattr(builder, _BUILDS))
+
+
+def _build_and_count(builder: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    setattr(builder, _BUILDS, getattr(builder, _BUILDS) + 1)
+    return method(*args, **kwargs)
 
 
 def build_attention_metadata(group: Any, **fields: Any) -> Any:

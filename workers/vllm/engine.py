@@ -233,6 +233,10 @@ class VllmEngine(Engine):
         self._run("reserve", n_places, n_tokens, self._moe_layers)
         return int(n_tokens)
 
+    def spent(self) -> list[dict[str, float]]:
+        """Where each rank's time went since the last call, see ProofRunner.spent."""
+        return self._run("spent")
+
     def use_graphs(self, on: bool) -> dict[str, Any]:
         """Whether steps of decode proofs are recorded and replayed from now on, see
         ProofRunner.use_graphs.

@@ -101,6 +101,8 @@ class Layout:
             "positions": self.positions,
         }
         self._slots = [tables.slots(index, offsets) for index in range(len(tables.groups))]
+        self._metadata: dict[str, Any] = {}  # by layer
+        self._builds: int | None = None  # of all builders when the metadata was built
         # A layer's slot of every token, (n * rows,) int64.
         self.slot_mapping: dict[str, torch.Tensor] = {}
         for group, slots in zip(tables.groups, self._slots, strict=True):
@@ -111,6 +113,7 @@ class Layout:
         assert len(self.positions) == self._tables.n, (
             "a layout of several positions stays where it is"
         )
+        self._builds = None
         self.positions.fill_(position)
         for lengths in (self._lengths, self._device_lengths):
             lengths.fill_(position + 1)
@@ -119,7 +122,16 @@ class Layout:
             slots.copy_(self._tables.slots(index, self.positions[:1]))
 
     def metadata(self) -> dict[str, Any]:
-        """Attention metadata by layer, new for each slice: chat's steps fill builders' buffers."""
+        """Attention metadata by layer. Built again after each chat step, which fills the buffers
+        of the same builders; building takes a slice of GLM-5.3-Flash longer than its layer.
+        """
+        groups = [one.group for one in self._tables.groups]
+        if self._builds != cache_compat.n_builds(groups):
+            self._metadata = self._build()
+            self._builds = cache_compat.n_builds(groups)
+        return self._metadata
+
+    def _build(self) -> dict[str, Any]:
         by_layer: dict[str, Any] = {}
         for group, table, slots in zip(
             self._tables.groups, self._tables.tables, self._slots, strict=True

@@ -31,6 +31,7 @@ from workers.vllm.forward import profiler
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.forward.layout import DeviceBatch, Whereabouts
+from workers.vllm.forward.spent import Spent
 from workers.vllm.forward.stopwatch import stopwatch_for
 from workers.vllm.start.watch import Watch
 
@@ -82,6 +83,7 @@ class ProofRunner:
         self._numbers: dict[tuple[int, ...], tuple[Batch, torch.Tensor]] = {}
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
+        self._spent = Spent()
         self._watch: Watch | None = None
 
     def describe(self, codebook: str) -> dict[str, Any]:
@@ -153,6 +155,7 @@ class ProofRunner:
         for micro_batch in drop:
             self._end(micro_batch)
         self._hand_over.release_sent()
+        self._spent.begin_tick()
         try:
             refused = self._begin(begin)
             wanted = [one for one in map(Slice._make, slices) if one.micro_batch not in refused]
@@ -168,10 +171,15 @@ class ProofRunner:
             if wait or fetch is not None:
                 self._stopwatch.wait(None if wait else fetch)
             ran = self._stopwatch.take()
+            self._spent.end_tick([seconds for _slice, seconds in ran])
             return {"refused": refused, "ran": ran, "values": self._values_of(ran)}
         except BaseException:
             self._forget_all()
             raise
+
+    def spent(self) -> dict[str, float]:
+        """Where this rank's time went since the last call, see Spent."""
+        return self._spent.take() | {"gaps_s": self._stopwatch.gaps_s()}
 
     @torch.inference_mode()
     def profile(
@@ -237,9 +245,11 @@ class ProofRunner:
         return refused
 
     def _run(self, one: Slice) -> None:
-        self._stopwatch.begin()
-        for step in range(one.step, one.until):
-            self._forward(one, step)
+        with self._spent.in_part("waits_s"):
+            self._stopwatch.begin()
+        with self._spent.in_part("launch_s"):
+            for step in range(one.step, one.until):
+                self._forward(one, step)
         self._stopwatch.end(tuple(one))
 
     def _forward(self, one: Slice, step: int) -> None:
@@ -278,7 +288,9 @@ class ProofRunner:
     def _operations(self, held: DeviceBatch, layers: range, step: int) -> Any:
         """What the model answers, operation by operation."""
         batch = held.batch
-        layout, caches = self._whereabouts.of(held, step)
+        with self._spent.in_part("metadata_s"):
+            layout, caches = self._whereabouts.of(held, step)
+            metadata = layout.metadata()
         given: dict[str, Any] = {}
         if self._vocab_size is not None:
             given["input_ids"] = self._token_ids(batch, step, self._vocab_size)
@@ -290,7 +302,7 @@ class ProofRunner:
         return self._bound.run(
             layers,
             layout,
-            layout.metadata(),
+            metadata,
             caches,
             given,
             batch.transform(step),

@@ -27,19 +27,27 @@ class Stopwatch(Protocol):
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """(tag, seconds) of the runs that ended since the last call, in order."""
 
+    def gaps_s(self) -> float:
+        """Seconds without a run between runs that ended since the last call."""
+
 
 class ClockStopwatch:
     """A stopwatch for CPUs, which have done the work when the call returns."""
 
     def __init__(self) -> None:
         self._began = 0.0
+        self._ended: float | None = None
+        self._gaps_s = 0.0
         self._done: list[tuple[tuple[int, ...], float]] = []
 
     def begin(self) -> None:
         self._began = time.perf_counter()
+        if self._ended is not None:
+            self._gaps_s += self._began - self._ended
 
     def end(self, tag: tuple[int, ...]) -> None:
-        self._done.append((tag, time.perf_counter() - self._began))
+        self._ended = time.perf_counter()
+        self._done.append((tag, self._ended - self._began))
 
     def wait(self, first: int | None = None) -> None:
         return
@@ -48,12 +56,18 @@ class ClockStopwatch:
         done, self._done = self._done, []
         return done
 
+    def gaps_s(self) -> float:
+        gaps_s, self._gaps_s, self._ended = self._gaps_s, 0.0, None
+        return gaps_s
+
 
 class EventStopwatch:
     """A stopwatch for GPUs by events in the stream: times are the GPU's, no call waits in vain."""
 
     def __init__(self) -> None:
         self._began: torch.cuda.Event | None = None
+        self._ended: torch.cuda.Event | None = None  # the last run that was waited for
+        self._gaps_s = 0.0
         self._running: deque[tuple[tuple[int, ...], torch.cuda.Event, torch.cuda.Event]] = deque()
         self._done: list[tuple[tuple[int, ...], float]] = []
 
@@ -79,10 +93,17 @@ class EventStopwatch:
         done, self._done = self._done, []
         return done
 
+    def gaps_s(self) -> float:
+        gaps_s, self._gaps_s, self._ended = self._gaps_s, 0.0, None
+        return gaps_s
+
     def _retire(self) -> None:
         tag, began, ended = self._running.popleft()
         ended.synchronize()
         self._done.append((tag, began.elapsed_time(ended) / 1000))
+        if self._ended is not None:
+            self._gaps_s += self._ended.elapsed_time(began) / 1000
+        self._ended = ended
 
 
 def stopwatch_for(device: torch.device) -> Stopwatch:
