@@ -36,6 +36,9 @@ COPY scripts/sbom.py /sbom/
 
 FROM ${PYTHON}
 RUN useradd --uid 10001 --create-home proofline && install -d -o proofline -m 700 /keys && install -d -o proofline /cache
+# Python's image has none of its modules compiled, and nobody may write here: each process would compile them again.
+RUN python -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packages|tests?)/' \
+        "$(python -c "import sysconfig; print(sysconfig.get_path('stdlib'))")"
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=build /opt/venv /opt/venv
 # The models that ship have a layer of their own: a change of our code is a layer of 9 MB.

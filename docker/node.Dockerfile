@@ -22,6 +22,9 @@ RUN /opt/venv/bin/pip install --no-deps --extra-index-url https://download.pytor
 
 FROM ${PYTHON} AS cpu
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 tini && rm -rf /var/lib/apt/lists/*
+# Python's image has none of its modules compiled, and nobody may write here: each process would compile them again.
+RUN python -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packages|tests?)/' \
+        "$(python -c "import sysconfig; print(sysconfig.get_path('stdlib'))")"
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 
@@ -36,6 +39,10 @@ FROM vllm/vllm-openai:${VLLM_VERSION} AS cuda
 RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 COPY --from=requirements /build/requirements.txt /opt/proofline/
 RUN python3 -m pip install --no-cache-dir -r /opt/proofline/requirements.txt
+# uv, which made that image, compiles nothing: each process of an engine would do it again, for some 20 s.
+RUN python3 -Pc "import compileall, importlib.util; \
+found = filter(None, map(importlib.util.find_spec, ('torch', 'transformers', 'vllm'))); \
+[compileall.compile_dir(one.submodule_search_locations[0], quiet=2, workers=0) for one in found]"
 
 FROM ${PYTHON} AS wheel
 WORKDIR /build
@@ -88,5 +95,6 @@ LABEL org.opencontainers.image.title="proofline-node" \
 WORKDIR /data
 HEALTHCHECK --interval=10s --timeout=10s --retries=6 --start-period=60s --start-interval=1s \
     CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080; printf 'GET /livez HTTP/1.0\\r\\n\\r\\n' >&3; read -r _ status _ <&3; [ $status = 200 ]"]
-ENTRYPOINT ["tini", "--", "proofline"]
+# -s: with `init: true` another one is process 1.
+ENTRYPOINT ["tini", "-s", "--", "proofline"]
 CMD ["up", "--host", "0.0.0.0", "--data-dir", "/data"]

@@ -42,6 +42,9 @@ COPY scripts/sbom.py /sbom/
 FROM ${PYTHON}
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home proofline && install -d -o proofline /cache
+# Python's image has none of its modules compiled, and nobody may write here: each process would compile them again.
+RUN python -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packages|tests?)/' \
+        "$(python -c "import sysconfig; print(sysconfig.get_path('stdlib'))")"
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=build /opt/venv /opt/venv
 # The models that ship have a layer of their own: a change of our code is a layer of 9 MB.

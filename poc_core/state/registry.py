@@ -1,6 +1,7 @@
 """The workers that live, by their heartbeats, and the models that are or were served."""
 
 import ipaddress
+import itertools
 import json
 import socket
 import time
@@ -17,7 +18,7 @@ from poc_core.callbacks import Address, literal_address
 from poc_core.queues import bindings, worker_queue
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.serving.places import name_of
-from poc_core.settings import Settings
+from poc_core.settings import Settings, parse_ports
 from poc_core.state import keys, scripts
 from poc_core.state.client import server_clock
 from poc_core.state.past.events import Events
@@ -173,7 +174,7 @@ class WorkerRegistry:
 
     def tell_api(self) -> None:
         """Says at which addresses this machine has an API."""
-        now, port = self._clock(), self._settings.api_port
+        now, ports = self._clock(), parse_ports(self._settings.api_port)
         found = [one.address for of_one in psutil.net_if_addrs().values() for one in of_one]
         addresses = {
             str(address)
@@ -182,7 +183,7 @@ class WorkerRegistry:
         }
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.zremrangebyscore(keys.API_ADDRESSES, "-inf", now - self._known_s)
-            for address in addresses:
+            for address, port in itertools.product(addresses, ports):
                 pipe.zadd(keys.API_ADDRESSES, {f"{address} {port}": now})
             pipe.expire(keys.API_ADDRESSES, self._settings.job_ttl_sec)
             pipe.execute()

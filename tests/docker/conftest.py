@@ -96,10 +96,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def node_image(checkout: Path) -> str:
-    command = ["docker", "build", "-q", "-f", "docker/node.Dockerfile", "-t", "proofline-node"]
-    given = ["--build-arg", "BASE=cpu", "--build-arg", f"PYTHON={PYTHON}", "."]
-    run(*command, *given, cwd=checkout, timeout_s=BUILD_S)
-    return "proofline-node"
+    return build(checkout, "node", "proofline-node", BASE="cpu", PYTHON=PYTHON)
+
+
+def build(checkout: Path, name: str, tag: str, **arguments: str) -> str:
+    given = [word for one in arguments.items() for word in ("--build-arg", "=".join(one))]
+    command = ["docker", "build", "-q", "-f", f"docker/{name}.Dockerfile", "-t", tag]
+    run(*command, *given, ".", cwd=checkout, timeout_s=BUILD_S)
+    return tag
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,7 @@ if ! docker image inspect python:3.12-slim-bookworm redis:7.2-alpine nginx:1.28-
     rm -rf "$WORK"/roots/*
     base slim bookworm ca-certificates,netbase,tzdata,libssl3,libffi8,libsqlite3-0,libbz2-1.0,liblzma5,zlib1g,libreadline8,libncursesw6,libuuid1,libexpat1,libcrypt1 &
     slim=$!
-    base other trixie redis-server,nginx-light,busybox-static,ca-certificates &
+    base other trixie redis-server,nginx-light,curl,busybox-static,ca-certificates &
     other=$!
     wait "$slim"
     wait "$other"
@@ -103,6 +103,7 @@ if ! docker image inspect python:3.12-slim-bookworm redis:7.2-alpine nginx:1.28-
         chroot "$root" /sbin/ldconfig
         chroot "$root" /usr/local/bin/python -m ensurepip >/dev/null 2>&1
         ln -sf pip3 "$root/usr/local/bin/pip"
+        find "$root/usr/local" -name '*.pyc' -delete # that image has none either
         printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\ndefault-timeout = 180\nroot-user-action = ignore\n' >"$root/etc/pip.conf"
         # torch's CPU build, where a workplace has it
         [ ! -d $WHEELS ] || printf 'find-links = http://172.17.0.1:8899/\ntrusted-host = 172.17.0.1\n' >>"$root/etc/pip.conf"

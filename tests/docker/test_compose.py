@@ -39,6 +39,21 @@ print(json.dumps([answer.status, answer.read().decode()]))
 """
 
 
+FILES = [
+    ["compose.yaml"],
+    ["compose.yaml", "compose.hosts.yaml"],
+    ["compose.yaml", "compose.tls.yaml"],
+    ["compose.yaml", "compose.hosts.yaml", "compose.tls.yaml"],
+    ["compose.workers.yaml"],
+]
+OF_FILES = {
+    "PRIVATE_ADDRESS": "127.0.0.1",
+    "REDIS_ADDRESS": "10.0.0.1",
+    "PROOFLINE_MODEL": "tiny-qwen3",
+    "PROOFLINE_TLS": "./tls",
+}
+
+
 class Node(Project):
     def ask(self, method: str, url: str, body: Any = None, password: str = "") -> tuple[int, str]:
         asked = json.dumps([method, url, body, password])
@@ -75,6 +90,12 @@ def node(compose_images: Path) -> Iterator[Node]:
     project.wait_ready()
     yield project
     project.end()
+
+
+@pytest.mark.parametrize("files", FILES, ids=" ".join)
+def test_compose_takes_the_files_together(checkout: Path, files: list[str]) -> None:
+    project = Project(checkout, "plfiles", *files, **OF_FILES)
+    project("--profile", "*", "config", "-q")
 
 
 def test_a_job_a_chat_flower_and_the_console(node: Node) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.docker.conftest import MARKS, Project, run
+from tests.docker.conftest import MARKS, Project, build, run, wait_until
 from tests.harness.compose_file import ROOT
 
 pytestmark = MARKS
@@ -35,11 +35,10 @@ class Network(Project):
         """A step of network_node.py in the container `api`."""
         return json.loads(self.exec("api", "python", "/network_node.py", *step))
 
-    def swap(self) -> None:
-        self("up", "-d", "mlnode-308", files=[SWAP])
-
-    def back(self) -> None:
-        self("up", "-d", "mlnode-308")
+    def swap(self, *files: str) -> None:
+        """To Proofline with the file SWAP, and back without."""
+        self("up", "-d", "mlnode-308", files=files)
+        self("exec", "-T", "inference", "nginx", "-s", "reload", files=files)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,7 @@ def test_the_node_is_swapped_works_and_is_swapped_back(network: Network) -> None
     assert network.node("stop", "old")["missing"] == 0
 
     began = time.monotonic()
-    network.swap()
+    network.swap(SWAP)
     network.node("wait_health", str(HEALTHY_S))
     print(f"from `docker compose up` to /health 200: {time.monotonic() - began:.1f} s")
     assert network.node("state")["state"] == "STOPPED"
@@ -91,6 +90,8 @@ def test_the_node_is_swapped_works_and_is_swapped_back(network: Network) -> None
     network.node("start", "new")
     network.node("wait_nonces", "new", "50")
     assert network.node("chat")["completion_tokens"] == 8
+    log = network("logs", "mlnode-308", files=[SWAP])
+    assert "ERROR" not in log and "Tini is not" not in log, log[-4000:]
 
     # SIGKILL, as of a machine that loses power; the round goes on.
     run("docker", "kill", "-s", "KILL", network.container("mlnode-308")["Id"])
@@ -122,13 +123,69 @@ def test_the_node_is_swapped_works_and_is_swapped_back(network: Network) -> None
     print(f"the node stops in {took:.1f} s")
     assert network.container("mlnode-308")["State"]["ExitCode"] == 0
     assert took < STOP_S
-    network.back()
+    network.swap()
     network.node("wait_health")
     network.node("start", "back")
     network.node("wait_nonces", "back", "50")
     assert network.node("stop", "back")["missing"] == 0
     assert network.container("api")["State"]["StartedAt"] == api_began
     assert contents(network.folder / "cache") == before
+
+
+def test_a_gpu_host_without_the_network_node_takes_the_file_too(network: Network) -> None:
+    Project(network.folder, "plalone", "docker-compose.mlnode.yml", SWAP)("config", "-q")
+
+
+def test_no_process_compiles_a_module(node_image: str) -> None:
+    """Nobody may write compiled modules there, so each process would compile them again."""
+    script = (
+        "import os, sys; import cli.main, cli.supervise.stack, api.app, workers.courier.main;"
+        "print(*(path for one in list(sys.modules.values())"
+        " if (path := getattr(one, '__cached__', None)) and not os.path.exists(path)))"
+    )
+    command = ["--rm", "--entrypoint", "python3", node_image, "-P", "-c", script]
+    assert run("docker", "run", *command) == "\n"
+
+
+VLLMS_IMAGE = """
+FROM python:3.12-slim-bookworm
+RUN cd $(python3 -c 'import site; print(site.getsitepackages()[0])') \\
+    && mkdir vllm vllm-0.25.1.dist-info && touch vllm/__init__.py \\
+    && printf 'Name: vllm\\nVersion: 0.25.1\\n' >vllm-0.25.1.dist-info/METADATA
+WORKDIR /vllm-workspace
+ENTRYPOINT ["vllm", "serve"]
+"""
+
+
+def test_the_image_for_gpus_on_a_stand_in_for_vllms_starts_and_waits(
+    checkout: Path, tmp_path: Path
+) -> None:
+    tag = "proofline-stand-in"
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(VLLMS_IMAGE)
+    run("docker", "build", "-q", "-t", f"vllm/vllm-openai:{tag}", str(tmp_path))
+    image = build(checkout, "node", f"proofline-node:{tag}", VLLM_VERSION=tag)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    run("chown", "1000:1000", str(cache))
+    mounts = ["-v", "plstandin:/data", "-v", f"{cache}:/root/.cache"]
+    run("docker", "run", "-d", "--name", "plstandin", *mounts, image)
+    try:
+
+        def health() -> str:
+            return run("docker", "inspect", "-f", "{{.State.Health.Status}}", "plstandin").strip()
+
+        wait_until(lambda: health() == "healthy", "a healthy node")
+        script = "proofline status; stat -c %u /data/redis.conf"
+        said = run("docker", "exec", "plstandin", "sh", "-c", script)
+        assert "no model is deployed" in said
+        assert said.endswith("\n1000\n"), said
+        run("docker", "stop", "-t", "45", "plstandin")
+        (document,) = json.loads(run("docker", "inspect", "plstandin"))
+        assert document["State"]["ExitCode"] == 0
+    finally:
+        run("docker", "rm", "-f", "plstandin")
+        run("docker", "volume", "rm", "-f", "plstandin")
 
 
 @pytest.mark.parametrize(("owner", "is_root"), [(0, True), (10001, False)])

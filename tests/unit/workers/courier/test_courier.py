@@ -815,6 +815,14 @@ def test_own_ports_are_also_those_of_redis_and_of_apis_elsewhere(
     assert ports.now() == {8000, of_redis}
 
 
+def test_each_port_of_an_api_that_has_several_is_the_nodes_own(redis: Redis) -> None:
+    workers = WorkerRegistry(redis, Settings(api_port="8080 5000"))
+    workers.tell_api()
+    found = [one for one in workers.ports() if isinstance(one, tuple)]
+    assert {port for _, port in found} == {8080, 5000}
+    assert len(found) == 2 * len({address for address, _ in found})
+
+
 def test_own_ports_are_those_of_the_settings_and_of_workers_that_live(
     workers: WorkerRegistry,
 ) -> None:
