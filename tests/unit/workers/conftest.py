@@ -1,0 +1,25 @@
+"""What tests of workers share."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from poc_core.periodic import Periodic
+
+
+@pytest.fixture
+def keep_house(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Housekeepers made from now on keep house where a test says so, each time looking for stuck
+    jobs too: a thread that got no turn would have seen nothing, and proven nothing.
+    """
+    made: list[Periodic] = []
+
+    class ByHand(Periodic):
+        def start(self) -> None:
+            made.append(self)
+
+    monkeypatch.setattr("workers.housekeeping.Periodic", ByHand)
+    at_once = SimpleNamespace(uniform=lambda *_: 0.0)
+    monkeypatch.setattr("workers.housekeeping.random", at_once)
+    return lambda: made[-1].once()
