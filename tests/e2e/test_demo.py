@@ -47,7 +47,6 @@ def test_the_demo_shows_a_proof_and_a_fraud_and_leaves_nothing(
     # Not pytest's own, whose path is too long for a socket's.
     temporary = exits.enter_context(tempfile.TemporaryDirectory(prefix="demo-"))
     env["TMPDIR"] = temporary
-    machine_is_ours = os.getloadavg()[0] < (os.cpu_count() or 1)
     began = time.monotonic()
     demo = subprocess.Popen(
         command_of_proofline("demo", "--engine", engine),
@@ -76,5 +75,3 @@ def test_the_demo_shows_a_proof_and_a_fraud_and_leaves_nothing(
     assert [name for name in os.listdir(temporary) if "torchinductor" not in name] == []
     if engine == "vllm":
         assert sum(cpu_s.values()) < LIMIT_S
-        # Beside other work the machine has not the 2 cores that the limit is for.
-        assert seconds < LIMIT_S or not machine_is_ours

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import fakeredis
 import httpx
@@ -229,16 +230,25 @@ def test_a_job_that_does_not_end_is_told_with_all_that_redis_has_of_it() -> None
 def test_a_job_that_does_not_end_in_time_is_looked_at_and_told_with_what_happened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tests.faults.work.JOB_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("tests.faults.work._SLOW_S", 0.2)
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        work.happened("a fault")
+
+    monkeypatch.setattr(
+        "tests.faults.work.time",
+        SimpleNamespace(monotonic=lambda: now, sleep=sleep, strftime=time.strftime),
+    )
     running = httpx.MockTransport(lambda _: httpx.Response(200, json={"status": "running"}))
     work = worked([])
     work.happened("a fault of before")
+    now = 1.0
     with httpx.Client(transport=running, base_url="http://node") as http:
-        threading.Timer(0.1, lambda: work.happened("a fault")).start()
         assert "not ended" in work._wait(http, "job-1")["status"]  # noqa: SLF001
     (history,) = work.histories
     assert history.startswith("job job-1:")
-    assert history.count("to do: 0") == 3  # after 0.2, 0.4 and 0.5 s
+    assert history.count("to do: 0") == 6  # after 30, 60, 90, 120, 150 and 180 s
     assert ("a fault" in history, "of before" in history) == (True, False)
     assert "job job-1:" in Report(1, histories=work.histories).text()

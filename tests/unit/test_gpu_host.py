@@ -145,6 +145,12 @@ def test_a_row_waits_for_its_release_and_ends_at_its_limit_with_all_its_processe
     """A process that left the row's session is ended too, as an engine's would."""
     monkeypatch.setattr(lanes, "END_S", 0.5)  # what pytest-xdist starts ignores an interruption
     pid = tmp_path / "pid"
+
+    def now() -> float:
+        """The limit comes once the row has its process, however slow this machine is."""
+        return 3600.0 if pid.exists() and pid.read_text() else 0.0
+
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
     found = rows(
         tmp_path,
         f"name = 'long'\nlimit_s = 1\ncommand = 'setsid sleep 600 & echo $! > {pid}; sleep 600'",

@@ -118,7 +118,7 @@ class TestGreedyAnswers:
         self, unisolated: RoundClient, concurrency: Any
     ) -> None:
         """Not in every go: on a busy machine proofs may get no turn while a chat runs."""
-        goes = (alone_and_beside(unisolated, concurrency) for _ in range(3))
+        goes = (alone_and_beside(unisolated, concurrency) for _ in range(20))
         assert any(differences(alone, beside).corrupted for alone, beside in goes)
 
     @pytest.mark.parametrize("policy", POLICIES)
@@ -360,7 +360,8 @@ class TestClientsThatVanish:
         def is_still() -> bool:
             tokens = counted(yielding, "vllm:generation_tokens_total")
             time.sleep(1.5)
-            return counted(yielding, "vllm:generation_tokens_total") == tokens
+            still = counted(yielding, "vllm:generation_tokens_total") == tokens
+            return still and counted(yielding, "vllm:num_requests_running") == 0
 
         yielding.wait(is_still, 60, "figures that know of all chat before")
         before = counted(yielding, AT_THE_LENGTH)

@@ -195,7 +195,7 @@ def test_artifacts_are_the_references_after_all_that(net: Network, node: Node) -
 def test_a_host_that_is_stopped_lets_the_engine_finish(net: Network, node: Node) -> None:
     node.wait_ready()
     before = net.programs["a"].log.count(f"exits with status {HOST_LOST_STATUS}")
-    job = node.compute(**round_body(None, nonces=list(range(500)), batch_size=8))
+    job = node.compute(**round_body(None, nonces=list(range(5000)), batch_size=8))
     node.wait(lambda: node.n_done(job) > 0, READY_S, "the job's begin")
     net.programs["b"].stop()
     assert "this worker finishes what it has" in net.programs["a"].log

@@ -84,7 +84,11 @@ def test_the_token_itself_is_not_what_the_api_knows(client: TestClient, invited:
     assert client.post(JOIN, headers=headers).status_code == 401
 
 
-def test_tokens_cannot_be_tried_in_number(client: TestClient, invited: Invited) -> None:
+def test_tokens_cannot_be_tried_in_number(
+    client: TestClient, invited: Invited, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    monkeypatch.setattr(services.token_rates, "_clock", clock)
     token = invited()
     tried = [client.post(JOIN, headers=shown(Token.new())) for _ in range(30)]
     assert {answer.status_code for answer in tried[:10]} == {401}

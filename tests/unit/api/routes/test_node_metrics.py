@@ -43,6 +43,12 @@ def tells(text: str) -> Callable[[Call], None]:
     return behave
 
 
+@pytest.fixture(autouse=True)
+def engines_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is; tests of EngineReadings have late ones."""
+    monkeypatch.setattr("api.node_metrics.engines.DEADLINE_S", 60.0)
+
+
 @pytest.fixture
 def start(workers: WorkerRegistry) -> Iterator[Start]:
     """Starts and registers a worker with a vLLM."""

@@ -45,6 +45,8 @@ def teller(told: Told, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iter
     teller = MachineTeller(told, "h1-7", "h1", said.append)  # type: ignore[arg-type]
     yield teller
     teller.stop()
+    # What is patched is put back only now.
+    wait_until(lambda: "machine-teller" not in {one.name for one in threading.enumerate()})
 
 
 def test_it_tells_again_and_again_also_after_redis_was_away(
