@@ -137,12 +137,8 @@ def housekeeper(
     rounds: RoundStore,
     messages: Messages,
     hand: Hand,
-    clock: Clock,
     worker_ttl_s: float,
-    keep_house: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Housekeeper]:
-    monkeypatch.setattr(housekeeping, "Watchdog", partial(Watchdog, clock=clock))
     settings = Settings(engine_hung_s=30).model_copy(update={"worker_ttl_s": worker_ttl_s})
     queue, steps = cast(JobQueue, messages), cast(StepQueue, NoSteps())
     keeper = Housekeeper(
@@ -154,9 +150,12 @@ def housekeeper(
 
 
 @pytest.fixture(autouse=True)
-def every_look_is_this_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_look_is_this_workers(
+    monkeypatch: pytest.MonkeyPatch, keep_house: Callable[[], None], clock: Clock
+) -> None:
     """Of several workers one in turn looks for stuck jobs, every few seconds; here is but one."""
     monkeypatch.setattr("poc_core.state.job_survey._TURN", 0.0)
+    monkeypatch.setattr(housekeeping, "Watchdog", partial(Watchdog, clock=clock))
 
 
 @pytest.fixture
