@@ -252,7 +252,7 @@ class WorkSettings(BaseSettings):
         description=(
             "The Redis that holds jobs, workers and the Celery queues: redis://HOST:6379/0, rediss://"
             " for TLS, or redis+sentinel://HOST:26379,HOST:26379/MASTER/0 where Sentinels know the"
-            " primary (docs/install.md)."
+            " primary (docs/redis.md)."
         ),
     )
     redis_password_file: Path | None = Field(

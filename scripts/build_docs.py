@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-AT_THE_TOP = ("README.md", "SECURITY.md", "CONTRIBUTING.md")
+AT_THE_TOP = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = ROOT / "build" / "docs" / "pages"  # docs_dir of zensical.toml
 ADDRESS = "127.0.0.1:8001"  # 8000 is the API's
 LOOK_S = 0.5  # seconds between two looks for changes, when serving

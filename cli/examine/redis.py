@@ -23,7 +23,7 @@ _LOOKS = 20  # pings, whose median is the latency
 _SLOW_MS, _TOO_SLOW_MS = 5.0, 100.0  # a batch takes about ten commands
 _SKEWED_S = 0.5
 _NEARLY_FULL = 0.9
-_DOCUMENT = "docs/install.md, What Redis must promise"
+_DOCUMENT = "docs/redis.md, What Redis must promise"
 
 
 def own_server() -> Iterator[Finding]:

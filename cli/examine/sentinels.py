@@ -16,7 +16,7 @@ _REPLICAS = "replicas"
 _FEWEST = 3  # of two neither can decide alone
 _LATE_MS = 5000  # the primary's silence after which another one is chosen
 _BEHIND_S = 10
-_DOCUMENT = "docs/install.md, A Redis that fails over"
+_DOCUMENT = "docs/redis.md, A Redis that fails over"
 
 
 def sentinels(at: RedisUrl) -> Iterator[Finding]:

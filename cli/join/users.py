@@ -49,7 +49,7 @@ class HostUsers:
         if {"on", "nopass"} <= set(default.get("flags", ())):
             raise UsersError(
                 "This Redis lets everybody in without a password, so no host could ever be shut"
-                " out: give it users or a password first (docs/install.md, Users)."
+                " out: give it users or a password first (docs/redis.md, Users)."
             )
 
     def names(self) -> set[str]:

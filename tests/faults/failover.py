@@ -2,7 +2,7 @@
 
 A node with synthetic engines behind real Sentinels: rounds, jobs and chat go on while one primary
 after the other is killed and comes back as a replica. `--forget S` cuts the replicas off S seconds
-before each kill, so that what was answered within them is forgotten: then docs/install.md's table
+before each kill, so that what was answered within them is forgotten: then docs/redis.md's table
 holds, and what the receiver has is judged by the nonces.
 """
 

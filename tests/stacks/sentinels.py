@@ -22,9 +22,9 @@ HOST = "127.0.0.1"
 MASTER = "proofline"
 PASSWORD = "a password of these tests"
 SENTINEL_PASSWORD = "the Sentinels' own"
-# A Sentinels' user who may ask for the primary, as docs/install.md has it.
+# A Sentinels' user who may ask for the primary, as docs/redis.md has it.
 ASKER = "user asker on >of-the-asker +auth +hello +ping +sentinel|masters"
-# A primary that no replica follows takes no writes, as docs/install.md has it.
+# A primary that no replica follows takes no writes, as docs/redis.md has it.
 ALONE_TAKES_NONE = ("min-replicas-to-write 1", "min-replicas-max-lag 3")
 # Seconds for servers to answer and to find each other.
 READY_S = 60.0
@@ -40,7 +40,7 @@ save ""
 maxmemory-policy noeviction
 repl-diskless-sync-delay 0
 """
-# As docs/install.md has it.
+# As docs/redis.md has it.
 _SENTINEL = """\
 bind {host}
 port {port}
