@@ -17,12 +17,12 @@ class Family(NamedTuple):
 
 
 SCHEMA = Family("gonka_metrics_schema_info", "gauge", "The version of this schema.")
-CONFIG = Family("mlnode_config_info", "gauge", "How the engines are set up; empty: not given.")
+CONFIG = Family("mlnode_config_info", "gauge", "Configuration of the engines; empty: not given.")
 VERSION = Family("mlnode_version_info", "gauge", "The release of this node.")
 READ_AT = Family(
     "mlnode_source_scrape_timestamp_seconds",
     "gauge",
-    "Unix time of the data of a source. That of an engine that hangs stands still.",
+    "Unix time of a source's data; constant while an engine hangs.",
 )
 
 # Of each engine, in the text's order: families at the end are left out first.
@@ -48,22 +48,24 @@ ENGINE = (
 XID_EVENTS = Family(
     "mlnode_gpu_xid_events_total",
     "counter",
-    "Faults that the driver told of, by its number for the kind (XID).",
+    "Faults reported by the driver, by XID.",
 )
 GPU = (
     Family("mlnode_gpu_temp_core_celsius", "gauge", "Temperature of the core."),
     Family("mlnode_gpu_memory_used_bytes", "gauge", "Memory in use."),
     Family("mlnode_gpu_memory_free_bytes", "gauge", "Memory that is free."),
     Family("mlnode_gpu_power_draw_watts", "gauge", "Power drawn."),
-    Family("mlnode_gpu_power_limit_watts", "gauge", "Power that it may draw."),
+    Family("mlnode_gpu_power_limit_watts", "gauge", "Power limit."),
     Family("mlnode_gpu_sm_clock_hertz", "gauge", "Clock of the multiprocessors."),
-    Family("mlnode_gpu_sm_clock_max_hertz", "gauge", "The highest that it may have."),
+    Family("mlnode_gpu_sm_clock_max_hertz", "gauge", "Highest clock of the multiprocessors."),
     Family(
-        "mlnode_gpu_clocks_event_reasons", "gauge", "Why the clock is not higher: NVML's bit mask."
+        "mlnode_gpu_clocks_event_reasons",
+        "gauge",
+        "NVML's bit mask of reasons that limit the clock.",
     ),
-    Family("mlnode_gpu_ecc_dbe_total", "counter", "Errors of memory not corrected, ever."),
+    Family("mlnode_gpu_ecc_dbe_total", "counter", "Uncorrected memory errors."),
     Family("mlnode_gpu_temp_hbm_celsius", "gauge", "Temperature of the memory."),
-    Family("mlnode_gpu_pcie_replay_total", "counter", "Packets that the bus had to send again."),
+    Family("mlnode_gpu_pcie_replay_total", "counter", "PCIe packets sent again."),
 )
 HOST = (
     Family(
@@ -72,11 +74,11 @@ HOST = (
     Family(
         "mlnode_host_cpu_steal_ratio",
         "gauge",
-        "Share of CPU time that other machines took since the last scrape.",
+        "Share of CPU time taken by other virtual machines since the last scrape.",
     ),
     Family("mlnode_host_memory_used_bytes", "gauge", "Memory in use, of the container."),
-    Family("mlnode_host_memory_limit_bytes", "gauge", "Memory that the container may have."),
-    Family("mlnode_host_hf_cache_free_bytes", "gauge", "Room on the disk of the model cache."),
+    Family("mlnode_host_memory_limit_bytes", "gauge", "Memory limit of the container."),
+    Family("mlnode_host_hf_cache_free_bytes", "gauge", "Free space on the model cache's disk."),
 )
 ALL = (
     SCHEMA,

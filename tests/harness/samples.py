@@ -110,7 +110,7 @@ def status_answer(models: list[str]) -> dict[str, Any]:
         "workers": [
             {"id": f"w{number}", "model": model, **about} for number, model in enumerate(models, 1)
         ],
-        "version": "0.1.0",
+        "version": "0.2.0",
     }
 
 

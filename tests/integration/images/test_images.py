@@ -5,6 +5,7 @@ Downloads what a build downloads. Needs root and mmdebstrap (`apt-get install mm
 
 import json
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tests.cluster.secrets import secrets_in
 from tests.harness.compose_file import ROOT
 from tests.images.build import Builder
 from tests.images.dockerfile import Image
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 pytestmark = [
     pytest.mark.integration,
@@ -134,7 +137,7 @@ def test_a_node_runs_from_its_images(api: Image, worker: Image, folder: Path) ->
 def test_the_image_for_gpus_takes_its_steps_on_a_base_without_vllm(builder: Builder) -> None:
     """So far as there is no vllm/vllm-openai here: requirements, wheel, user, its own command."""
     image = built(builder, "worker-gpu")
-    assert components(image)["proofline"] == "0.1.0"
+    assert components(image)["proofline"] == VERSION
     assert "vllm" not in components(image)
     assert image.user == "proofline"
     assert image.labels["org.opencontainers.image.version"] == "1.2.3"
