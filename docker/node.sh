@@ -3,6 +3,7 @@
 #
 # MLNode is root, and so are the models that it has downloaded. A cache that has one other owner alone is that user's.
 set -eu
+set -- python3 -P -c "from cli.main import app; app(prog_name='proofline')" "$@"
 export HOME=/data/home USER=proofline # compiled kernels go here; the cache gets nothing but models
 cache=${HF_HOME:=/root/.cache}
 export HF_HOME
@@ -15,7 +16,6 @@ if [ "$(id -u)" = 0 ]; then
     if [ "$(stat -c %u:%g /data /data/home | sort -u)" != "$owner" ]; then
         chown -R "$owner" /data
     fi
-    [ "$owner" = 0:0 ] || exec setpriv --reuid "${owner%:*}" --regid "${owner#*:}" --clear-groups \
-        python3 -P -c "from cli.main import app; app(prog_name='proofline')" "$@"
+    [ "$owner" = 0:0 ] || set -- setpriv --reuid "${owner%:*}" --regid "${owner#*:}" --clear-groups "$@"
 fi
-exec python3 -P -c "from cli.main import app; app(prog_name='proofline')" "$@"
+exec "$@"

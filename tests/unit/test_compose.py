@@ -504,6 +504,10 @@ class TestDockerfiles:
         assert image["CMD"][0] in COMMANDS.commands
 
 
+def test_a_worker_without_a_gpu_brings_no_triton() -> None:
+    assert "triton" not in (ROOT / "locks" / "worker-cpu.txt").read_text()
+
+
 def test_an_unknown_extra_is_an_error() -> None:
     with pytest.raises(KeyError):
         requirements(["nope"])

@@ -195,6 +195,8 @@ def test_a_node_without_a_worker_says_what_is_missing() -> None:
     nothing = health_of(seen(record=None))
     assert nothing.level is Level.DOWN
     assert "no worker is here: none is started yet" in nothing.text(NOW)
+    stopped = health_of(seen(record=ASKED, gone=[GoneHost("h1", 300.0), GoneHost("h2", 995.0)]))
+    assert stopped.text(NOW).startswith("no worker is here for 5 s: ")
     idle = report(state=HostState.IDLE, model=None)
     assert said(health_of(seen(hosts=(idle,), record=None))) == (
         "down",
