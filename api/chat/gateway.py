@@ -7,11 +7,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import httpx
 from anyio import to_thread
@@ -22,7 +28,7 @@ from api.chat.chat_workers import ChatWorkers
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
 from api.chat.streams import KEEP_ALIVE_S, Headers, Sending, failure, first_events
-from api.chat.suspects import RECENT_S, LostError, Trials, fingerprint
+from api.chat.suspects import RECENT_S, Engine, LostError, fingerprint
 from api.errors import RETRY_AFTER_S
 from api.seen.chats import Chats
 from poc_core.records import (
@@ -110,7 +116,8 @@ class Gateway:
         self._clients = Clients()
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
         self._prefixes = PrefixMemory()
-        self._trials = Trials()
+        # as long as one of their requests is under way
+        self._engines = WeakValueDictionary[tuple[str, int | None], Engine]()
 
     async def close(self) -> None:
         await self._clients.close()
@@ -152,22 +159,25 @@ class Gateway:
             for worker in workers:
                 if not await self.workers.is_ready(worker.id):
                     continue  # others took long to fail, and it has left or was revoked meanwhile
+                engine = self._engines.setdefault((worker.id, worker.port), Engine())
                 async with AsyncExitStack() as stack:
                     stack.enter_context(self._counted(worker))
                     self._prefixes.remember(request.prefix, worker.id)
-                    ask = partial(self._ask, stack, worker, request)
-                    asked_at = time.monotonic()
+                    began_at = time.monotonic()
                     try:
-                        response, first, chunks = await (
-                            self._trials.begin(worker, request, ask) if is_suspect else ask()
-                        )
+                        async with engine.trial(request) if is_suspect else nullcontext():
+                            began_at = time.monotonic()
+                            response, first, chunks = await self._ask(stack, worker, request)
                     except LostError as error:
                         self.workers.lost(worker.id)
                         log.warning("worker %s did not answer a chat request: %s", worker.id, error)
-                        if error.in_engine:
+                        if error.in_engine and not engine.was_ended_by_another(request):
                             n_lost += 1
-                            is_suspect |= time.monotonic() - asked_at < RECENT_S
-                            if await self._died_with(worker, request, n_lost) > 1:
+                            n_blamed = 0
+                            if time.monotonic() - began_at < RECENT_S:
+                                is_suspect = True
+                                n_blamed = await self._died_with(worker, request)
+                            if max(n_lost, n_blamed) > 1:
                                 break
                         continue
                     if response.status_code == 404 and request.by_id and worker is not workers[-1]:
@@ -176,7 +186,7 @@ class Gateway:
                         chat.failed()
                     elif _is_stream(response):
                         chat.first_token()
-                    body = self._body(worker, request, response, first, chunks, n_lost)
+                    body = self._body(worker, engine, request, response, first, chunks, is_suspect)
                     yield response, body
                     chat.ended()
                     return
@@ -210,18 +220,19 @@ class Gateway:
     async def _body(
         self,
         worker: WorkerRecord,
+        engine: Engine,
         request: ProxyRequest,
         response: httpx.Response,
         first: bytes,
         rest: AsyncIterator[bytes],
-        n_lost: int,
+        is_suspect: bool,
     ) -> AsyncIterator[bytes]:
         """Yields the body as it comes; a stream whose worker dies ends with an error event.
 
         Other answers raise httpx's TransportError, so that nobody takes a part for the whole.
-        `n_lost`: engines that died while they had the request before.
+        `is_suspect`: of another engine's end.
         """
-        is_stream = _is_stream(response)
+        is_stream, began_at = _is_stream(response), time.monotonic()
         # of a stream only whole lines: half a line followed by an error event would be neither
         held = b""
         chunk = first
@@ -235,9 +246,11 @@ class Gateway:
                 chunk = await anext(rest, b"")
         except httpx.TransportError as error:
             log.warning("worker %s died in the middle of an answer: %r", worker.id, error)
-            await self._died_with(worker, request, 1)
             if not is_stream:
                 raise
+            is_recent = time.monotonic() - began_at < RECENT_S
+            if is_recent and not engine.was_ended_by_another(request):
+                await self._died_with(worker, request)
             event = error_body(
                 502,
                 "The worker that computed this answer was lost; send the request again.",
@@ -248,17 +261,13 @@ class Gateway:
         else:
             if held:
                 yield held
-            if n_lost:
+            if is_suspect:
                 await self.workers.outlived(await _fingerprint(request))
 
-    async def _died_with(self, worker: WorkerRecord, request: ProxyRequest, n_lost: int) -> int:
-        """How many engines died, as far as is known, because of the request; this one too.
-        `n_lost`: engines that it has lost by now; of three it is blamed for the last."""
-        if n_lost < 3 and not self._trials.blames(worker, request):
-            return 0
+    async def _died_with(self, worker: WorkerRecord, request: ProxyRequest) -> int:
+        """How many engines died, as far as is known, because of the request; this one too."""
         what = f"A request of {request.client} to {_path_of(request)[:80]}"
-        told = await self.workers.died_with(worker.id, await _fingerprint(request), what)
-        return max(n_lost, told)
+        return await self.workers.died_with(worker.id, await _fingerprint(request), what)
 
     @contextmanager
     def _counted(self, worker: WorkerRecord) -> Iterator[None]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import random
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 TEXT = "The sea is"
 _MESSAGE = {"role": "user", "content": TEXT}
-# What makes a request of a path a good one; the least that it computes.
+# What makes a request of a path a good one, and of one that renders it; the least that it computes.
+# A path with several models has the fields of each.
 GOOD: Mapping[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [_MESSAGE], "max_tokens": 3},
     "/v1/chat/completions/batch": {"messages": [[_MESSAGE]], "max_tokens": 3},
@@ -20,7 +21,8 @@ GOOD: Mapping[str, dict[str, Any]] = {
     "/v1/responses": {"input": TEXT, "max_output_tokens": 3, "store": False},
     "/v1/messages": {"messages": [_MESSAGE], "max_tokens": 3},
     "/v1/messages/count_tokens": {"messages": [_MESSAGE]},
-    "/tokenize": {"prompt": TEXT},
+    "/cohere/v2/chat": {"messages": [_MESSAGE], "max_tokens": 3},
+    "/tokenize": {"prompt": TEXT, "messages": [_MESSAGE]},
     "/detokenize": {"tokens": [5, 6]},
 }
 # Fields that only together are more than an engine holds.
@@ -91,6 +93,10 @@ def _deep(n: int, one: Any = None) -> Any:
     return one
 
 
+def _names(model: type[BaseModel]) -> list[str]:
+    return [name for name in model.model_fields if name != "model"]
+
+
 class Maker:
     """Of one seed, always the same requests."""
 
@@ -98,30 +104,26 @@ class Maker:
         self._random = random.Random(seed)
 
     def requests(
-        self, models: Mapping[str, type[BaseModel]]
+        self, models: Sequence[tuple[str, type[BaseModel]]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(path, body), on and on; each field of each path alone in turn, then some together."""
-        alone = [
-            (path, name) for path, model in models.items() for name in self._names(model, path)
-        ]
+        """(path, body), on and on; each field of each model alone in turn, then some together."""
+        alone = [(*one, name) for one in models for name in _names(one[1])]
         while True:
             self._random.shuffle(alone)
-            for path, name in alone:
+            for path, model, name in alone:
                 names = [name]
                 if self._random.random() < 0.3:
-                    others = self._names(models[path], path)
+                    others = _names(model)
                     names += self._random.sample(others, min(2, len(others)))
-                body = dict(GOOD.get(path, {}))
+                good = GOOD[path.removesuffix("/render")]
+                body = {name: one for name, one in good.items() if name in model.model_fields}
                 for one in names:
-                    body[one] = self._poison(one, models[path].model_fields[one].annotation)
+                    body[one] = self._poison(one, model.model_fields[one].annotation)
                 if self._random.random() < 0.1:
                     body |= self._random.choice(_TOGETHER)
-                if self._random.random() < 0.25 and "stream" in models[path].model_fields:
+                if self._random.random() < 0.25 and "stream" in model.model_fields:
                     body.setdefault("stream", True)
                 yield path, body
-
-    def _names(self, model: type[BaseModel], path: str) -> list[str]:
-        return [name for name in model.model_fields if name != "model"]
 
     def _poison(self, name: str, annotation: Any) -> Any:
         choose = self._random.choice

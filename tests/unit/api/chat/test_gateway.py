@@ -1105,13 +1105,36 @@ class TestRequestsThatEndEngines:
         wait_until(lambda: not services.redis.keys("poc:chat:*"))
         assert len(first.received) == 1
 
-    def test_are_hardly_those_that_were_there_for_long_so_these_wait_for_no_trial(
-        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+    def test_are_not_those_that_were_there_for_long(
+        self,
+        api: httpx.Client,
+        start: Start,
+        services: Services,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        """What two hosts that restart, or two drains, cut off; nor do they wait for a trial."""
         monkeypatch.setattr("api.chat.gateway.RECENT_S", 0.0)
-        monkeypatch.setattr("api.chat.suspects.Trials.begin", lambda *_: pytest.fail("a trial"))
-        start("w1", hangs_up, chat_active=0)
-        start("w2", answers, chat_active=1)
+        monkeypatch.setattr("api.chat.suspects.Engine.trial", lambda *_: pytest.fail("a trial"))
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=0)
+
+        def cut_off(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(EVENTS[0])
+
+        for n in range(3):
+            start(f"a{n}", cut_off)
+            assert b"was lost" in api.post(CHAT, json=body(stream=True)).content
+            services.workers.remove(f"a{n}")
+        workers = [
+            start(f"b{n}", dies, chat_active=n)
+            for n, dies in enumerate((hangs_up, loses_its_engine))
+        ]
+        third = start("b2", answers, chat_active=9)
+        assert api.post(CHAT, json=body()).status_code == 503  # one other engine, and no more
+        assert [len(one.received) for one in (*workers, third)] == [1, 1, 0]
+        assert not services.redis.keys("poc:chat:*")
+        for n in range(2):
+            services.workers.remove(f"b{n}")
         assert api.post(CHAT, json=body()).content == ANSWER
 
     def test_leave_others_that_were_there_to_a_further_worker(

@@ -2,18 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from api.chat import suspects
-from api.chat.suspects import LostError, Trials, fingerprint
-from tests.harness.samples import worker_record
+from api.chat.suspects import Engine, LostError, fingerprint
 
 PATH = b"/v1/chat/completions"
-W1, W2 = worker_record("w1"), worker_record("w2")
 ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": "x"}],
     "allowed_token_ids": [5] * 2000,
@@ -42,69 +38,67 @@ def test_what_asks_for_another_thing_has_another(other: str) -> None:
     assert other != printed(ASKED)
 
 
-def lost(in_engine: bool = True) -> Callable[[], Any]:
-    async def ask() -> None:
-        raise LostError("lost", in_engine)
-
-    return ask
-
-
-async def answered() -> str:
-    return "answer"
+async def begins(engine: Engine, request: object, lost: bool | None = None) -> None:
+    """In a trial; `lost`: whether the engine ended meanwhile, with the request in it."""
+    async with engine.trial(request):
+        if lost is not None:
+            raise LostError("lost", in_engine=lost)
 
 
 async def test_who_ends_an_engine_as_it_begins_is_blamed_alone() -> None:
-    trials, poison, honest = Trials(), object(), object()
-    assert await trials.begin(W1, honest, answered) == "answer"
-    assert trials.blames(W1, honest)  # nobody else is known to have ended it
+    engine, poison, honest = Engine(), object(), object()
+    await begins(engine, honest)
+    assert not engine.was_ended_by_another(honest)  # nobody else is known to have
     with pytest.raises(LostError):
-        await trials.begin(W1, poison, lost())
-    assert trials.blames(W1, poison)
-    assert not trials.blames(W1, honest)
-    assert trials.blames(W2, honest)
-    assert trials.blames(replace(W1, port=5), honest)  # the worker's next start
+        await begins(engine, poison, lost=True)
+    assert not engine.was_ended_by_another(poison)
+    assert engine.was_ended_by_another(honest)
 
 
 async def test_who_waits_behind_it_does_not_reach_that_engine() -> None:
-    trials = Trials()
+    engine = Engine()
     with pytest.raises(LostError):
-        await trials.begin(W1, object(), lost())
+        await begins(engine, object(), lost=True)
     with pytest.raises(LostError) as error:
-        await trials.begin(W1, object(), answered)
+        await begins(engine, object())
     assert not error.value.in_engine
 
 
 async def test_an_engine_that_was_gone_before_was_ended_by_nobody() -> None:
-    trials, first = Trials(), object()
+    engine = Engine()
     with pytest.raises(LostError):
-        await trials.begin(W1, first, lost(in_engine=False))
-    assert await trials.begin(W1, object(), answered) == "answer"
+        await begins(engine, object(), lost=False)
+    await begins(engine, object())
 
 
 async def test_suspects_begin_one_after_the_other_and_wait_no_longer_than_a_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(suspects, "TRIAL_S", 0.01)
-    trials, slow, release = Trials(), object(), asyncio.Event()
-    order: list[str] = []
+    engine, slow, release = Engine(), object(), asyncio.Event()
 
     async def goes_on() -> None:
-        order.append("slow")
-        await release.wait()
+        async with engine.trial(slow):
+            await release.wait()
 
-    task = asyncio.create_task(trials.begin(W1, slow, goes_on))
+    task = asyncio.create_task(goes_on())
     await asyncio.sleep(0)
-    assert not trials.blames(W1, object())
-    order.append(await trials.begin(W1, object(), answered))
-    assert order == ["slow", "answer"]
+    assert engine.was_ended_by_another(object())  # if it ended now
+    await begins(engine, object())
+    assert not task.done()
     release.set()
     await task
-    assert await trials.begin(W1, object(), answered) == "answer"
+    await begins(engine, object())
 
 
 async def test_a_client_that_leaves_keeps_no_place() -> None:
-    trials = Trials()
-    task = asyncio.create_task(trials.begin(W1, object(), asyncio.Event().wait))
+    engine = Engine()
+
+    async def waits() -> None:
+        async with engine.trial(object()):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(waits())
     await asyncio.sleep(0)
     task.cancel()
-    assert await trials.begin(W1, object(), answered) == "answer"
+    await begins(engine, object())
