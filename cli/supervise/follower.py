@@ -232,7 +232,7 @@ class Follower:
         engines = record.engines
         if record.error is not None:
             return Plan(generation, None, engines)
-        plan = self._plan
+        plan = None if self._fails(generation) else self._plan
         if plan is not None and plan.key == (False, engines) and (plan.options or plan.why_not):
             return replace(plan, generation=generation, kept_since=None)
         try:
@@ -241,6 +241,11 @@ class Follower:
             return Plan(generation, None, engines, why_not=str(error))
         except Exception as error:  # a record that no request makes: the host must not vanish
             return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
+
+    def _fails(self, generation: int) -> bool:
+        """Whether the plan has failed, and an order newer than it begins again."""
+        is_newer = self._plan is not None and self._plan.generation != generation
+        return self._error is not None and is_newer
 
     def _kept(self, record: DeploymentRecord | None) -> Plan | None:
         """The plan that goes on although it was withdrawn: its engines were loading then."""
@@ -266,11 +271,13 @@ class Follower:
         return None if over else replace(plan, generation=record.generation)
 
     def _step(self, plan: Plan) -> None:
-        before, self._plan = self._plan, plan
+        before, begins_again = self._plan, self._fails(plan.generation)
+        self._plan = plan
         if (
             before is not None
             and before.key == plan.key
             and (before.options is None) == (plan.options is None)
+            and not begins_again
         ):
             self._watch(plan)
             return

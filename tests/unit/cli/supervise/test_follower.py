@@ -178,6 +178,22 @@ def test_a_load_that_is_stopped_goes_on_when_the_very_same_is_deployed(
     assert h.fleet.n_stops == 1
 
 
+def test_a_host_that_failed_begins_again_though_the_same_is_deployed_within_a_look(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    loads = asked_for_llama(host(name="h1"), store)
+    fails = host(name="h2")
+    fails.look()
+    fails.fleet.why = "no memory"
+    assert fails.look().state is HostState.FAILED
+    store.withdraw(keeps=True)
+    store.deploy(LLAMA)
+    assert fails.look(2).state is HostState.STARTING
+    assert [one.n_stops for one in fails.fleets] == [1, 0]
+    assert loads.look(2).state is HostState.STARTING
+    assert [one.n_stops for one in loads.fleets] == [0]
+
+
 def test_what_gets_ready_meanwhile_serves_at_once(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
