@@ -30,9 +30,8 @@ _WITH_VALUE = _names("""
     max-num-batched-tokens max-num-partial-prefills max-num-seqs max-parallel-loading-workers
     max-seq-len-to-capture mm-encoder-tp-mode mm-processor-cache-gb moe-backend
     num-gpu-blocks-override performance-mode pipeline-parallel-size quantization reasoning-parser
-    revision rope-theta scheduling-policy seed sse-keep-alive-interval swap-space
-    tensor-parallel-size tokenizer tokenizer-mode tokenizer-revision tool-call-parser
-    tool-strict-level worker-extension-cls
+    revision rope-theta scheduling-policy seed swap-space tensor-parallel-size tokenizer
+    tokenizer-mode tokenizer-revision tool-call-parser tool-strict-level worker-extension-cls
     """) | set(JSON_ARGUMENTS)
 _WITH_VALUES = frozenset({"cudagraph-capture-sizes", "served-model-name"})
 # Switches; most have a --no- beside them.
@@ -44,11 +43,12 @@ _SWITCHES = _names("""
     enforce-eager exclude-tools-when-tool-choice-none language-model-only
     return-tokens-as-token-ids skip-mm-profiling trust-remote-code
     """)
-# What a node settles itself: where engines listen, what they log, how many there are, their proofs.
+# What a node settles itself: where engines listen, what they log, how many there are, their proofs,
+# and what keeps streams open (api/chat/streams.py): the network node takes no comments.
 _SETTLED = _names("""
     data-parallel-size disable-fastapi-docs disable-log-requests disable-log-stats
     disable-uvicorn-access-log enable-log-requests host max-log-len port root-path
-    uvicorn-log-level worker-extension-cls
+    sse-keep-alive-interval uvicorn-log-level worker-extension-cls
     """)
 # Arguments of which some values name a class to import, or a file: only these values are allowed.
 _VALUES = {
@@ -64,7 +64,7 @@ _HARMLESS = _names("""
     disable-chunked-mm-input enable-flashinfer-autotune enable-reasoning gdn-prefill-backend
     kda-decode-backend kda-prefill-backend language-model-only max-long-partial-prefills
     max-num-partial-prefills max-seq-len-to-capture mm-encoder-tp-mode performance-mode
-    sse-keep-alive-interval swap-space tool-strict-level
+    swap-space tool-strict-level
     """)
 # All names that may be given, or left out; vLLM takes the beginning of one name for the whole.
 _KNOWN = {

@@ -129,6 +129,7 @@ def _configured(
     for name in sorted(unknown):
         logger.warning("left out --%s: vLLM %s does not know it", name, vllm.__version__)
     args = parsed(parser, [*words, *without(options.vllm_args, unknown), *of_hosts])
+    send_no_comments(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = EXTENSION
     if why_not := known_faults.why_not_on_cpus(engine_args):
@@ -168,6 +169,13 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
         return parser.parse_args(words)
     except SystemExit:  # it has shown its help
         raise SettingsError("vLLM shows its help and does not start: leave out --help.") from None
+
+
+def send_no_comments(args: Any) -> None:
+    """The network node drops an answer whose stream has a comment; the API keeps streams open."""
+    if getattr(args, "sse_keep_alive_interval", 0):
+        logger.warning("left out --sse-keep-alive-interval: a node settles that by itself")
+        args.sse_keep_alive_interval = 0
 
 
 def names_grammars(words: Sequence[str]) -> bool:

@@ -42,6 +42,13 @@ def test_what_brokers_send_is_understood() -> None:
     )
 
 
+def test_comments_in_streams_are_not_asked_for() -> None:
+    """The network node drops an answer that has one."""
+    wanted = read("--sse-keep-alive", "15", "--max-model-len", "4096")
+    assert wanted.vllm_args == ("--max-model-len", "4096")
+    assert wanted.left_out == (f"--sse-keep-alive-interval: {_SETTLED}",)
+
+
 @pytest.mark.parametrize("deployment", official(), ids=str)
 def test_every_deployment_of_the_network_is_taken_word_for_word(deployment: Official) -> None:
     wanted = read_deployment(deployment.model, "auto", deployment.words, SHIPPED)
@@ -147,7 +154,6 @@ def test_what_runs_code_opens_ports_or_is_not_known_is_refused_as_it_was_written
         ("--enforce", "--enforce-eager"),
         ("--compilation {}", "--compilation-config {}"),
         ("--perf throughput", "--performance-mode throughput"),
-        ("--sse-keep-alive-interval 15", "--sse-keep-alive-interval 15"),
     ],
 )
 def test_a_name_may_be_written_in_vllms_other_ways(words: str, whole: str) -> None:

@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from poc_core.errors import SettingsError
-from workers.vllm.start.launch import garbage_may_wait, lone_rank_in_core, names_grammars, parsed
+from workers.vllm.start.launch import (
+    garbage_may_wait,
+    lone_rank_in_core,
+    names_grammars,
+    parsed,
+    send_no_comments,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +81,10 @@ def test_what_vllm_does_not_take_is_one_sentence(
 )
 def test_an_operators_own_compiler_of_grammars_is_seen(words: list[str], are_named: bool) -> None:
     assert names_grammars(words) == are_named
+
+
+def test_streams_get_no_comments_whatever_the_operator_says() -> None:
+    args = argparse.Namespace(sse_keep_alive_interval=15)
+    send_no_comments(args)
+    assert args.sse_keep_alive_interval == 0
+    send_no_comments(argparse.Namespace())  # an earlier release's
