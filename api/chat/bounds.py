@@ -23,8 +23,9 @@ _WHOLE_CONTEXTS = 16
 _LOGPROBS = 6
 # Texts that a model embeds, scores or classifies, and their tokens together: OpenAI's own limits.
 _INPUTS, _INPUT_TOKENS = 2048, 300_000
-# Bytes of a text for each token of the context, and of an input that a client has truncated.
-_TOKEN_BYTES, _TRUNCATED_BYTES = 8, 32 * 1024
+# Characters of a text for each token of the context, and of one that a client has truncated. Of no
+# language do tokenizers make longer ones on average; four spaces count as one character.
+_TOKEN_CHARS, _TRUNCATED_CHARS = 8, 128 * 1024
 # Levels of lists and objects in each other.
 _DEEPEST = 64
 # What vLLM computes for a completion that names no max_tokens.
@@ -72,14 +73,14 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 
 @dataclass(frozen=True)
 class Row:
-    """What fields may hold. `texts`: bytes of all together; None: they are a part of the prompt,
-    which has 8 for each token of the context. What they are is None where vLLM says it."""
+    """What fields may hold. `texts`: characters of all together; None: they are a part of the
+    prompt, which has 8 for each token of the context. What they are is None where vLLM says it."""
 
     fields: str
     kind: str | None
     entries: int  # of any one list or object
     values: int  # at all levels
-    text: int  # bytes of any one text
+    text: int  # characters of any one text
     texts: int | None
     why: str
     paths: str = "/"  # the beginnings of those that it is about
@@ -97,7 +98,7 @@ FIELDS = (
     Row(
         "prompt suffix tokens system instructions previous_input_messages texts instruction"
         " chat_template",
-        None, 4096, 65_536, _ANY, None, "a part of the prompt; a token's id counts as 8 bytes",
+        None, 4096, 65_536, _ANY, None, "a part of the prompt; a token's id counts as 8",
     ),
     Row("tools", _OBJECTS, 10_000, 10_000, 128 * _KB, None, "rendered, and made a grammar"),
     Row("chat_template_kwargs", _OBJECT, 1000, 1000, _ANY, None, "a template sees all of them"),
@@ -135,8 +136,8 @@ _WITHIN = {
     "tool_choice": {"function": _OBJECT},
     "response_format": {"json_schema": _OBJECT},
 }
-# Bytes of a known token, of a text to be encoded or an id. What else is wrong in them is a worker's
-# to say: its words decide about who gave the tokens.
+# Characters of a known token, of a text to be encoded or an id. What else is wrong in them is a
+# worker's to say: its words decide about who gave the tokens.
 KNOWN_TOKENS = {"enforced_str": 8, "enforced_tokens": 32}
 
 # Where a message or a part of one holds others, and where a part holds bytes that are no text.
@@ -159,14 +160,14 @@ class Excess:
 
 @dataclass(frozen=True)
 class _Size:
-    text: int  # bytes, with 8 for each number
+    text: int  # characters, with 8 for each number
     longest: int  # of these, of one text
     too_much: str = ""
 
 
-def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | None:
+def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | int | None:
     """What is too much for the smallest of these engines, or no object where one is due; None:
-    nothing.
+    nothing. A number: tokens that each answer may have, as the request itself names no limit.
 
     Other values that are wrong in themselves are vLLM's to refuse. A `path` that is not in the
     table is bounded as one that answers.
@@ -194,18 +195,24 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
     if kind == "inputs":
         return _inputs(given, sizes, context)
     many = max(1, min(max(given.values(), default=1), _WHOLE_CONTEXTS))
-    if (total := sum(size.text for size in sizes.values())) > many * context * _TOKEN_BYTES:
-        return _long(sizes, total, many * context)
-    return None if kind == "tokens" else _answers(path, asked, given, total, engines)
+    total, room = sum(size.text for size in sizes.values()), many * context
+    kept = _number(asked, "truncate_prompt_tokens")  # -1: as many as the context has
+    if total > (max(room * _TOKEN_CHARS, _TRUNCATED_CHARS) if kept else room * _TOKEN_CHARS):
+        return _long(sizes, total, room)
+    if kind == "tokens":
+        return None
+    each = min(context, kept) if kept > 0 else context
+    prompt_tokens = min(total, max(given.values(), default=1) * each)
+    return _answers(path, asked, given, prompt_tokens, engines)
 
 
 def _answers(
     path: str,
     asked: Mapping[str, Any],
     given: Mapping[str, int],
-    prompt_bytes: int,
+    prompt_tokens: int,
     engines: list[ModelInfo],
-) -> Excess | None:
+) -> Excess | int | None:
     """Answers, their tokens, and the logprobs of these and of the prompts."""
     context = min(info.max_seq_len for info in engines)
     n, best_of = _number(asked, "n"), _number(asked, "best_of")
@@ -220,21 +227,23 @@ def _answers(
         name for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")
         if _number(asked, name) > 0
     ]  # fmt: skip
-    named = max((_number(asked, name) for name in limits), default=0)
     is_short = path == "/v1/completions" and "max_tokens" not in asked
-    tokens = answers * min(named or (_COMPLETION_TOKENS if is_short else context), context)
+    named = max((_number(asked, name) for name in limits), default=_COMPLETION_TOKENS * is_short)
     room = _WHOLE_CONTEXTS * context
+    of_answers, of_prompts = _widths(path, asked)
+    of_prompts *= prompt_tokens * max(n, best_of, 1)
+    if not named:
+        left = max(0, room * _LOGPROBS - of_prompts)
+        named = min(context, room // answers, max(1, left // (answers * of_answers)))
+    tokens = answers * min(named, context)
     if tokens > room:
         return Excess(
             f"The {answers} answers of this request may have {room} tokens together,"
             f" {room // answers} each; this asks for {tokens}.",
             limits[-1] if limits else "max_tokens",
         )
-    of_answers, of_prompts = _widths(path, asked)
-    prompt_tokens = min(prompt_bytes, max(prompts, 1) * context) * max(n, best_of, 1)
-    numbers = tokens * of_answers + prompt_tokens * of_prompts
-    if numbers > room * _LOGPROBS:
-        if tokens * of_answers > prompt_tokens * of_prompts:
+    if (numbers := tokens * of_answers + of_prompts) > room * _LOGPROBS:
+        if tokens * of_answers > of_prompts:
             field = "logprobs" if path == "/v1/completions" else "top_logprobs"
         else:
             field = "prompt_logprobs" if _number(asked, "prompt_logprobs") else "echo"
@@ -243,7 +252,7 @@ def _answers(
             f" this asks for {numbers}. Ask for fewer of each token, or for fewer tokens.",
             field,
         )
-    return None
+    return named if named < context and not (limits or is_short) else None
 
 
 def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
@@ -268,20 +277,20 @@ def _inputs(given: Mapping[str, int], sizes: Mapping[str, _Size], context: int) 
     if n > _INPUTS:
         field = max(given, key=lambda name: given[name])
         return Excess(f"One request may have {_INPUTS} inputs, this has {n}.", field)
-    each = max(context * _TOKEN_BYTES, _TRUNCATED_BYTES)
+    each = max(context * _TOKEN_CHARS, _TRUNCATED_CHARS)
     for name, size in sizes.items():
         if size.longest > each:
-            return _long({name: size}, size.longest, each // _TOKEN_BYTES)
+            return _long({name: size}, size.longest, each // _TOKEN_CHARS)
     total = sum(size.text * (n if given.get(name) == 1 else 1) for name, size in sizes.items())
     room = max(_WHOLE_CONTEXTS * context, _INPUT_TOKENS)
-    return _long(sizes, total, room) if total > room * _TOKEN_BYTES else None
+    return _long(sizes, total, room) if total > room * _TOKEN_CHARS else None
 
 
 def _long(sizes: Mapping[str, _Size], total: int, tokens: int) -> Excess:
     field = max(sizes, key=lambda name: sizes[name].text)
     return Excess(
         f"This model's maximum context length allows {tokens} tokens here, at most"
-        f" {tokens * _TOKEN_BYTES} bytes of text; this has {total}.",
+        f" {tokens * _TOKEN_CHARS} characters of text; this has {total}.",
         field,
     )
 
@@ -290,12 +299,12 @@ def _is_long(said: Any, context: int, each: int) -> bool:
     """Whether known tokens are more than an answer holds."""
     tokens = said.get("tokens") if isinstance(said, dict) else said
     if isinstance(tokens, str):
-        return _bytes(tokens) > each * context
+        return _length(tokens) > each * context
     if not isinstance(tokens, list):
         return False
     texts = (one.get("token") for one in tokens[:context] if isinstance(one, dict))
-    n_bytes = sum(_bytes(text) for text in texts if isinstance(text, str))
-    return len(tokens) >= context or n_bytes > each * context
+    length = sum(_length(text) for text in texts if isinstance(text, str))
+    return len(tokens) >= context or length > each * context
 
 
 def _row(name: str, path: str) -> Row:
@@ -342,15 +351,15 @@ def _measure(said: Any, row: Row) -> _Size:
         for one, place in level:
             size = 0
             if isinstance(one, str):
-                size = _bytes(one)
+                size = _length(one)
             elif isinstance(one, list) and all(type(each) is int for each in one):
-                size = _TOKEN_BYTES * len(one)
+                size = _TOKEN_CHARS * len(one)
             elif isinstance(one, list | dict) and len(one) > row.entries:
                 return _Size(text, longest, f"has more than {row.entries} entries")
             elif isinstance(one, list):
                 deeper += [(each, place) for each in one]
             elif isinstance(one, dict):
-                text += sum(map(_bytes, one))
+                text += sum(map(_length, one))
                 deeper += [
                     (each, "part" if place and name in _PARTS else "")
                     for name, each in one.items()
@@ -359,17 +368,17 @@ def _measure(said: Any, row: Row) -> _Size:
             text += size
             longest = max(longest, size)
         if longest > row.text:
-            return _Size(text, longest, f"has a text of more than {row.text} bytes")
+            return _Size(text, longest, f"has a text of more than {row.text} characters")
         if row.texts is not None and text > row.texts:
-            return _Size(text, longest, f"has more than {row.texts} bytes of text")
+            return _Size(text, longest, f"has more than {row.texts} characters of text")
         level = deeper
         if not level:
             return _Size(text, longest)
     return _Size(text, longest, f"lies more than {_DEEPEST} levels deep")
 
 
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+def _length(text: str) -> int:
+    return len(text) - 3 * text.count("    ")
 
 
 def _number(asked: Mapping[str, Any], name: str) -> int:

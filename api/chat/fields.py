@@ -4,7 +4,7 @@ from hashlib import blake2b
 from io import BytesIO
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from python_multipart import parse_form
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File
@@ -53,17 +53,22 @@ def _of_json(body: bytes) -> Any:
     raise UnreadableError(f"The body is no JSON: {why}.")
 
 
-def salted(client: str, asked: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """The same fields and body with a `cache_salt` of the client's own, which no other client can
-    have; a salt that the client sent is a part of it. Of two in a body the last one counts."""
-    text = body.rstrip()
-    if not text.endswith(b"}"):  # a form, or empty: a worker refuses it
-        return asked, body
+def salt_of(client: str, asked: dict[str, Any]) -> str:
+    """A `cache_salt` of the client's own, which no other client can have; one that it sent is a
+    part of it."""
     own = str(asked.get("cache_salt") or "")
-    salt = blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
+    return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
+
+
+def extended(
+    asked: dict[str, Any], body: bytes, more: dict[str, Any]
+) -> tuple[dict[str, Any], bytes]:
+    """The same fields and body, but for `more`. Of two fields in a body the last one counts."""
+    text = body.rstrip()
+    if not more or not text.endswith(b"}"):  # a form, or empty: a worker refuses it
+        return asked, body
     comma = b"," if asked else b""
-    end = comma + b'"cache_salt":"' + salt.encode() + b'"}'
-    return asked | {"cache_salt": salt}, text[:-1] + end
+    return asked | more, text[:-1] + comma + to_json(more)[1:]
 
 
 def is_form(content_type: str) -> bool:

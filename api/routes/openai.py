@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.chat.bounds import MAX_COMMAS, PATHS, SALTED, excess
-from api.chat.fields import UnreadableError, fields_of, salted
+from api.chat.bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess
+from api.chat.fields import UnreadableError, extended, fields_of, salt_of
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
 from api.edge.shares import client_of
@@ -101,16 +101,19 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     if not chosen:
         return _not_served(of_model[0].model, path)
     infos = [worker.info for worker in chosen if worker.info is not None]
-    too_much = await to_thread.run_sync(excess, path, asked, infos)
-    if too_much is not None:
-        return openai_error(400, too_much.message, param=too_much.field)
+    found = await to_thread.run_sync(excess, path, asked, infos)
+    if isinstance(found, Excess):
+        return openai_error(400, found.message, param=found.field)
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
     client = client_of(request.scope)
-    salt = ""
+    more: dict[str, Any] = {}
+    if found is not None:
+        more["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = found
     if request.app.state.salts_caches and path in SALTED:
-        asked, body = await to_thread.run_sync(salted, client, asked, body)
-        salt = asked.get("cache_salt", "")
+        more["cache_salt"] = salt_of(client, asked)
+    asked, body = await to_thread.run_sync(extended, asked, body, more)
+    salt = more.get("cache_salt", "")
     # One worker has every prefix.
     is_read = len(chosen) > 1 and len(body) <= MAX_BODY
     prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX

@@ -24,7 +24,6 @@ import pytest
 from pydantic import BaseModel
 
 from cli.machine import cpu_memory
-from poc_core.serving.openai_paths import STORED
 from tests.integration.chat_checks.known import Server, chat, served, text_of
 from tests.poison.requests import Maker
 from tests.stacks.deployments import QWEN3
@@ -53,15 +52,14 @@ def noted_app(patch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def models_of(app: Any, paths: Sequence[str]) -> list[tuple[str, type[BaseModel]]]:
-    """What vLLM reads of each path that the node passes on; a path has one model or several."""
+    """What vLLM reads of each path that the node passes on; a path has one model or several. Those
+    without a body read nothing."""
     found = []
     for route in app.routes:
         body = getattr(route, "body_field", None)
         if body is not None and f"POST {route.path}" in paths:
             annotation = body.field_info.annotation
             found += [(route.path, one) for one in get_args(annotation) or (annotation,)]
-    left = {*paths} - {f"POST {path}" for path, _ in found} - {*STORED}
-    assert not {one for one in left if one.startswith("POST")}, left
     return found
 
 

@@ -17,8 +17,8 @@ _LEAST, _MOST = -(2**63), 2**64 - 1
 _AT_ONCE = 4096
 # Of vLLM's request to its core: what is looked at for itself, or made by vLLM.
 _ELSEWHERE = {"sampling_params", "prompt_token_ids", "prompt_is_token_ids", "mm_features"}
-# Bytes of a text for each token that it may have: tokenizing it takes time by its length.
-BYTES_A_TOKEN = 8
+# Characters of a text for each token that it may have: tokenizing it takes time by its length.
+CHARS_A_TOKEN = 8
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Limits:
             if not isinstance(value, str):
                 _check_length(name, value, getattr(self, name), what)
         words = getattr(fields, "bad_words", None) or ()
-        most = BYTES_A_TOKEN * self.bad_words_tokens
+        most = CHARS_A_TOKEN * self.bad_words_tokens
         if sum(map(len, words)) > most:
             raise BadRequest(f"bad_words may have {most} characters together.", "bad_words")
         seed, n = getattr(fields, "seed", None), getattr(fields, "n", None)

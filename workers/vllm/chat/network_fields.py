@@ -9,7 +9,7 @@ from typing import Any
 
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
 from workers.vllm.chat.fields import Told
-from workers.vllm.chat.limits import BYTES_A_TOKEN
+from workers.vllm.chat.limits import CHARS_A_TOKEN
 
 _NAMES = {"enforced_tokens", "enforced_str", "logprobs_mode"}
 _MODE = b"logprobs_mode"
@@ -84,18 +84,18 @@ class NetworkFields:
                 f"{n_ids} known tokens do not fit this node's context of {self._context}."
             )
 
-    def _refuse_long(self, n_bytes: int) -> None:
+    def _refuse_long(self, length: int) -> None:
         """Before it is made into tokens, which takes a second a megabyte."""
-        if n_bytes > BYTES_A_TOKEN * self._context:
+        if length > CHARS_A_TOKEN * self._context:
             raise BadRequest(
-                f"A text of {n_bytes} bytes is longer than the known tokens may be: this node has a"
-                f" context of {self._context} tokens, and takes {BYTES_A_TOKEN} bytes for each."
+                f"A text of {length} characters is longer than the known tokens may be: this node"
+                f" has a context of {self._context} tokens, and takes {CHARS_A_TOKEN} for each."
             )
 
     def _of_text(self, text: Any) -> list[int]:
         param = "enforced_str"
         if isinstance(text, str):
-            self._refuse_long(len(text.encode(errors="surrogatepass")))
+            self._refuse_long(len(text) - 3 * text.count("    "))  # as api/chat/bounds.py
         ids = self._encode(text) if isinstance(text, str) else []
         if not ids:
             raise BadRequest("enforced_str must be a text of one token or more.", param)

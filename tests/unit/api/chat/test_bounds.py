@@ -10,7 +10,7 @@ from poc_core.records import ModelInfo
 from poc_core.serving.openai_paths import PASSED_ON
 
 CONTEXT = 4096
-BYTES = 8 * CONTEXT  # of a prompt
+CHARS = 8 * CONTEXT  # of a prompt
 ENGINE = ModelInfo("m", 64, 2, CONTEXT, 8192, "bfloat16", max_sequences=256)
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETE, ANSWER, RESPOND = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -19,7 +19,8 @@ MESSAGES = "/v1/messages"
 
 
 def refused(path: str = ANSWER, **asked: Any) -> Excess | None:
-    return excess(path, asked, [ENGINE])
+    found = excess(path, asked, [ENGINE])
+    return found if isinstance(found, Excess) else None
 
 
 def user(content: Any, **more: Any) -> dict[str, Any]:
@@ -30,6 +31,9 @@ def text(part: str) -> dict[str, str]:
     return {"type": "text", "text": part}
 
 
+WIDE = {"logprobs": True, "top_logprobs": 20}
+# Scripts of three bytes a letter, and lists far from the margin.
+NEAR_FULL = ("नमस्ते दुनिया ", "สวัสดีชาวโลก", "မင်္ဂလာပါ ကမ္ဘာ", " " * 24 + "0,\n")
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
 
 
@@ -58,17 +62,27 @@ def test_every_field_whose_entries_are_prompts_has_a_row() -> None:
         (ANSWER, CHAT | {"n": None, "max_tokens": None, "tools": None, "tool_choice": None}),
         (ANSWER, CHAT | {"metadata": "of another server's", "thinking": True}),
         (ANSWER, user([text("x"), PICTURE] * 8)),
-        (ANSWER, user("x" * (BYTES - 100))),
+        (ANSWER, user("x" * (CHARS - 100))),
         (ANSWER, CHAT | {"top_logprobs": 20, "logprobs": True, "n": 4}),
         (ANSWER, CHAT | {"top_logprobs": 20, "n": 16}),
-        (ANSWER, user("x" * (BYTES - 100)) | {"prompt_logprobs": 20, "max_tokens": 1}),
-        (COMPLETE, {"prompt": "x" * BYTES, "echo": True, "logprobs": 5, "max_tokens": CONTEXT}),
+        (ANSWER, user("x" * (CHARS - 100)) | {"prompt_logprobs": 20, "max_tokens": 1}),
+        (COMPLETE, {"prompt": "x" * CHARS, "echo": True, "logprobs": 5, "max_tokens": CONTEXT}),
         (ANSWER, CHAT | {"enforced_tokens": {"tokens": [{"token": "9707"}] * (CONTEXT - 1)}}),
         (ANSWER, CHAT | {"enforced_tokens": 5, "enforced_str": []}),
         (RESPOND, {"input": "x", "text": {"format": {"type": "text"}}, "reasoning": None}),
         (RESPOND, {"input": [{"type": "message", "role": "user", "content": "x"}] * 100}),
         (MESSAGES, CHAT | {"system": [text("x")], "max_tokens": 5, "stream": True}),
-        (TOKENIZE, {"prompt": "x" * BYTES}),
+        (TOKENIZE, {"prompt": "x" * CHARS}),
+        *((TOKENIZE, {"prompt": one * (CHARS // len(one))}) for one in NEAR_FULL),
+        *((ANSWER, CHAT | {"enforced_str": one * (CHARS // len(one))}) for one in NEAR_FULL),
+        (COMPLETE, {"prompt": "x" * 100_000, "truncate_prompt_tokens": 64}),
+        (ANSWER, user("x" * 100_000) | {"truncate_prompt_tokens": -1}),
+        (
+            COMPLETE,
+            {"prompt": ["x" * 4000] * 16, "prompt_logprobs": 20, "truncate_prompt_tokens": 200},
+        ),
+        (ANSWER, CHAT | WIDE | {"n": 5}),
+        (ANSWER, CHAT | {"n": 17}),
         (TOKENIZE, CHAT | {"prompt": None}),
         (TOKENIZE, {"prompt": "x", "messages": None, "n": 10_000}),
         ("/detokenize", {"tokens": [1] * CONTEXT}),
@@ -99,9 +113,8 @@ def test_what_clients_ask_for_passes(path: str, asked: dict[str, Any]) -> None:
         (COMPLETE, {"prompt": ["x"] * 2000}, "prompt"),
         (COMPLETE, {"prompt": [[1]] * 100, "n": 2}, "n"),
         ("/v1/chat/completions/batch", {"messages": [CHAT["messages"]] * 200}, "messages"),
-        (ANSWER, CHAT | {"n": 17}, "max_tokens"),
         (ANSWER, CHAT | {"n": 128, "max_completion_tokens": 513}, "max_completion_tokens"),
-        (COMPLETE, {"prompt": ["x"] * 100, "max_tokens": None}, "max_tokens"),
+        (ANSWER, CHAT | {"n": 17, "max_tokens": CONTEXT}, "max_tokens"),
         ("/v1/audio/translations", {"n": "10000"}, "n"),
     ],
     ids=lambda one: str(one)[:40],
@@ -118,10 +131,16 @@ def test_what_would_fill_an_engine_is_refused_by_its_field(
     ("path", "asked", "field"),
     [
         (ANSWER, CHAT | {"n": 64, "max_tokens": 512, "logprobs": True, "top_logprobs": 20}, 0),
-        (ANSWER, CHAT | {"n": 16, "logprobs": True, "logprob_token_ids": list(range(20))}, 0),
-        (RESPOND, {"input": "x", "n": 16, "top_logprobs": 20}, "top_logprobs"),
+        (ANSWER, CHAT | WIDE | {"n": 5, "max_tokens": CONTEXT}, "top_logprobs"),
+        (
+            ANSWER,
+            CHAT
+            | {"n": 16, "logprobs": True, "logprob_token_ids": list(range(20)), "max_tokens": 2000},
+            "top_logprobs",
+        ),
+        (RESPOND, {"input": "x", "n": 16, "top_logprobs": 20, "max_output_tokens": CONTEXT}, 0),
         (COMPLETE, {"prompt": ["x"] * 64, "max_tokens": 1024, "logprobs": 20}, "logprobs"),
-        (ANSWER, user("x" * (BYTES - 100)) | {"prompt_logprobs": 20, "n": 16}, "prompt_logprobs"),
+        (ANSWER, user("x" * (CHARS - 100)) | {"prompt_logprobs": 20, "n": 16}, "prompt_logprobs"),
         (COMPLETE, {"prompt": ["x" * 4000] * 8, "prompt_logprobs": -1}, "prompt_logprobs"),
         (COMPLETE, {"prompt": ["x" * 4000] * 16, "prompt_logprobs": 20}, "prompt_logprobs"),
         (COMPLETE, {"prompt": ["x" * 4000] * 16, "echo": True, "logprobs": 20}, "echo"),
@@ -140,10 +159,12 @@ def test_logprobs_of_prompts_and_answers_are_counted_together(
     ("path", "asked", "field"),
     [
         (TOKENIZE, {"prompt": "x" * 8_000_000}, "prompt"),
-        (TOKENIZE, {"prompt": "x" * (BYTES + 1)}, "prompt"),
-        (TOKENIZE, user("\u6d77" * BYTES), "messages"),
+        (TOKENIZE, {"prompt": "x" * (CHARS + 1)}, "prompt"),
+        (TOKENIZE, user("\u6d77" * (CHARS + 1)), "messages"),
+        (TOKENIZE, {"prompt": " " * (4 * CHARS + 4)}, "prompt"),
+        (COMPLETE, {"prompt": "x" * 200_000, "truncate_prompt_tokens": 64}, "prompt"),
         ("/detokenize", {"tokens": [1] * (CONTEXT + 1)}, "tokens"),
-        (ANSWER, user("x" * (BYTES + 1)), "messages"),
+        (ANSWER, user("x" * (CHARS + 1)), "messages"),
         (ANSWER, user([text("a")] * 100_000), "messages"),
         (ANSWER, {"messages": [{"role": "user", "content": "a"}] * 10_000}, "messages"),
         (ANSWER, CHAT | {"chat_template_kwargs": {str(n): n for n in range(200_000)}}, 0),
@@ -162,7 +183,7 @@ def test_logprobs_of_prompts_and_answers_are_counted_together(
         (ANSWER, CHAT | {"unheard_of": ["x" * 100_000] * 80}, "unheard_of"),
         (ANSWER, CHAT | {"unheard_of": {str(n): n for n in range(20_000)}}, "unheard_of"),
         (COMPLETE, {"prompt": [1] * (CONTEXT + 1)}, "prompt"),
-        (COMPLETE, {"prompt": ["x" * BYTES] * 17}, "prompt"),
+        (COMPLETE, {"prompt": ["x" * CHARS] * 17}, "prompt"),
         (RESPOND, {"input": [{"type": "message", "content": "x"}] * 60_000}, "input"),
         (RESPOND, {"input": "x", "instructions": "x" * 8_000_000}, "instructions"),
         (RESPOND, {"input": "x", "previous_input_messages": [{}] * 60_000}, 0),
@@ -194,7 +215,7 @@ def test_work_before_the_engine_is_bounded_by_the_context(
 @pytest.mark.parametrize(
     "asked",
     [
-        {"enforced_str": "x" * (BYTES + 1)},
+        {"enforced_str": "x" * (CHARS + 1)},
         {"enforced_str": "hello w\u00f6rld " * 700_000},
         {"enforced_tokens": {"tokens": [{"token": "no id"}] * 200_000}},
         {"enforced_tokens": {"tokens": [{"token": "9"}] * CONTEXT}},
@@ -257,8 +278,29 @@ def test_what_vllm_refuses_is_left_to_it(asked: dict[str, Any]) -> None:
     assert refused(**asked) is None
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "each"),
+    [
+        (ANSWER, CHAT | {"n": 16}, None),
+        (ANSWER, CHAT | {"n": 17}, 16 * CONTEXT // 17),
+        (ANSWER, CHAT | WIDE | {"n": 4}, None),
+        (ANSWER, CHAT | WIDE | {"n": 5}, 96 * CONTEXT // (5 * 21)),
+        (ANSWER, CHAT | WIDE | {"n": 5, "max_tokens": None}, 96 * CONTEXT // (5 * 21)),
+        (ANSWER, CHAT | WIDE | {"n": 5, "max_tokens": 9}, None),
+        (RESPOND, {"input": "x", "n": 16, "top_logprobs": 20}, 96 * CONTEXT // (16 * 21)),
+        (COMPLETE, {"prompt": ["x"] * 100}, None),
+        (COMPLETE, {"prompt": ["x"] * 100, "max_tokens": None}, 16 * CONTEXT // 100),
+    ],
+    ids=lambda one: str(one)[:60],
+)
+def test_answers_without_a_limit_have_one_where_they_could_fill_an_engine(
+    path: str, asked: dict[str, Any], each: int | None
+) -> None:
+    assert excess(path, asked, [ENGINE]) == each
+
+
 def test_an_engine_that_is_not_known_sets_no_bound_of_its_own() -> None:
-    assert excess(ANSWER, {"n": 10_000} | user("x" * BYTES * 2), []) is None
+    assert excess(ANSWER, {"n": 10_000} | user("x" * CHARS * 2), []) is None
     assert excess(ANSWER, {"structured_outputs": True}, []) is not None
 
 
