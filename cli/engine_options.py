@@ -21,7 +21,8 @@ ProofEngine = Annotated[
     ),
 ]
 _SHIPPED = (
-    "tiny-qwen3, tiny-llama, tiny-qwen3-moe (for decode proofs tiny-qwen3-256, tiny-qwen3-moe-256)"
+    "tiny-qwen3, tiny-llama, tiny-qwen3-moe (for decode proofs tiny-qwen3-256, tiny-qwen3-moe-256);"
+    " with the extra `demo`, smollm2-135m, which was trained"
 )
 # For commands that can wait for a deployment.
 FirstModel = Annotated[

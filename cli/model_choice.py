@@ -1,4 +1,5 @@
-"""What --model may be: a shipped model's name, a directory, or a name on the Hugging Face hub."""
+"""What --model may be: a shipped model's name, the demo model's, a directory, or a name on the
+Hugging Face hub."""
 
 import itertools
 import os
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from api.models.cache import ModelCache
 from api.models.files import BrokenModelError
+from cli.demo_model import DEMO_MODEL, demo_model
 from cli.shipped import ModelChoiceError, check_spelling, shipped_models
 from poc_core.errors import ProoflineError
 from workers.engines.options import EngineOptions
@@ -29,6 +31,8 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
     directory = _directory(model)
     if model in shipped and directory is None:
         return str(shipped[model]), served_model_name or model
+    if model == DEMO_MODEL and directory is None:
+        return str(demo_model()), served_model_name or model
     if directory is not None:
         if not (directory / "config.json").is_file():
             raise ModelChoiceError(
@@ -95,7 +99,8 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
 
     A path is each host's own matter.
     """
-    if model in shipped_models() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+    known = {*shipped_models(), DEMO_MODEL}
+    if model in known or model.startswith((".", "/", "~")) or model.count("/") > 1:
         return
     check_is_there(EngineOptions(model=model, engine="vllm", vllm_args=tuple(vllm_args)))
 

@@ -9,8 +9,10 @@ Offsets are L2 distances of artifacts or margins of chains; shares and risks are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ from poc_core.arithmetic.statistics import at_least, at_most, least_frauds
 MOST_NONCES = 10_000
 # Shares of honest nonces beyond a threshold that are tried.
 _TRIED_SHARES = [0.0, *np.geomspace(0.001, 0.5, 24)]
+# Validations that are drawn to find a test's power.
+_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,57 @@ class Evidence:
 class Recommendation:
     rule: Rule
     kept: bool  # whether both risks stay, at worst, within what was asked for
+
+
+@dataclass(frozen=True)
+class Power:
+    """How often a test of n nonces finds each cheat, by its name."""
+
+    test: str
+    n: int
+    risk: float  # how often it calls an honest machine a cheat, at most
+    found: Mapping[str, float]
+
+
+def powers(
+    evidence: Evidence, thresholds: Sequence[float], n: int, risk: float, seed: int = 0
+) -> list[Power]:
+    """Tests of n nonces beside the count over a threshold, which alone is the network's verdict.
+
+    Each test is the mean of a score of every offset, and finds a cheat where it is above what the
+    honest machine that disagrees most has in all but `risk` of the cases. Scores are whether the
+    offset is over a threshold, the offset, and its rank among all honest ones (a rank-sum test).
+    All are simulated, drawing from the samples, so nothing below a share of 1 / _DRAWS is known.
+    """
+    chance = np.random.default_rng(seed)
+    known = np.sort(np.concatenate([sample.offsets for sample in evidence.honest]))
+    scores: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[Any]]] = {
+        **{f"count over {one:g}": partial(np.less, one) for one in thresholds},
+        "mean": lambda offsets: offsets,
+        "ranks": lambda offsets: np.searchsorted(known, offsets),
+    }
+
+    def means(score: npt.NDArray[Any], of_honest: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Of _DRAWS validations; `of_honest`: scores of what is not tampered with."""
+        drawn = chance.choice(score, (_DRAWS, n))
+        if evidence.tampered_share < 1 and score is not of_honest:
+            kept = chance.random((_DRAWS, n)) >= evidence.tampered_share
+            drawn = np.where(kept, chance.choice(of_honest, (_DRAWS, n)), drawn)
+        return np.asarray(drawn.mean(axis=1))
+
+    found = []
+    nearest = min(evidence.honest, key=lambda sample: float(sample.offsets.mean()))
+    for name, score in scores.items():
+        honest = [score(sample.offsets) for sample in evidence.honest]
+        limit = max(np.quantile(means(one, one), 1 - risk, method="higher") for one in honest)
+        shares = {
+            sample.name: float(
+                np.mean(means(score(sample.offsets), score(nearest.offsets)) > limit)
+            )
+            for sample in evidence.tampered
+        }
+        found.append(Power(name, n, risk, shares))
+    return found
 
 
 def recommend(

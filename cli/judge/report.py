@@ -194,5 +194,10 @@ def print_findings(findings: "Findings") -> None:
             by_threshold.add_row(*rate_cells(*row))
         console.print(by_threshold)
     console.print(rules)
+    title, columns, rows = findings.tests()
+    tests = result_table(title, *columns)
+    for row in rows:
+        tests.add_row(*row)
+    console.print(tests)
     for sentence in findings.sentences():
         console.print(sentence)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cli.judge.comparisons import Comparisons
-from cli.judge.power import Evidence, Risks, Rule, Sample, recommend
+from cli.judge.power import Evidence, Power, Risks, Rule, Sample, powers, recommend
 from poc_core.arithmetic.statistics import CONFIDENCE
 from poc_core.schemes.artifact import thresholds
 from poc_core.schemes.decode.requests import MARGIN
@@ -30,6 +30,7 @@ class Findings:
     kept: bool
     most_miss: float
     sample_size: int | None  # as asked for
+    powers: Sequence[Power]  # of other tests than the network's, of as many nonces or 200
 
     def sentences(self) -> list[str]:
         """Sentences on what to set, and with which risks."""
@@ -81,6 +82,13 @@ class Findings:
             for kind, sample, _ in self.rows()
         ]
 
+    def tests(self) -> tuple[str, list[str], list[list[str]]]:
+        """A title, columns and rows: how often each test finds each cheat."""
+        first = self.powers[0]
+        title = f"Cheats found by {first.n:,} nonces, at {percent(first.risk)} false alarms"
+        rows = [[name, *(percent(one.found[name]) for one in self.powers)] for name in first.found]
+        return title, ["machines", *(one.test for one in self.powers)], rows
+
     def document(self) -> dict[str, Any]:
         """All numbers as a JSON document, shares and risks from 0 to 1."""
         threshold = self.recommended.rule.dist_threshold
@@ -104,6 +112,7 @@ class Findings:
             "tampered_share": self.evidence.tampered_share,
             "recommended": _judged(self.recommended) | {"kept": self.kept},
             "usual": _judged(self.usual),
+            "tests": [asdict(one) for one in self.powers],
             "notes": self.comparisons.notes,
         }
 
@@ -120,6 +129,8 @@ def find(
     network = thresholds.network_terms("")
     threshold = network.dist_threshold if comparisons.unit == "L2 distance" else MARGIN
     usual = Rule(threshold, network.p_mismatch, network.fraud_threshold, found.rule.n)
+    tried = sorted({found.rule.dist_threshold, threshold})
+    n = sample_size or min(found.rule.n, NETWORKS_SAMPLE)
     return Findings(
         comparisons,
         evidence,
@@ -128,6 +139,7 @@ def find(
         found.kept,
         most_miss,
         sample_size,
+        powers(evidence, tried, n, fraud_threshold),
     )
 
 
@@ -148,6 +160,8 @@ def _judged(judged: JudgedRule) -> dict[str, Any]:
     return rule | asdict(judged.counted) | at_worst
 
 
+# Nonces that the network's validators check.
+NETWORKS_SAMPLE = 200
 RULE_COLUMNS: Sequence[str] = (
     "rule",
     "dist_threshold",

@@ -31,6 +31,7 @@ def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
     threshold = findings.recommended.rule.dist_threshold
     comparisons = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
     rates = [rate_cells(*row) for row in findings.rates()]
+    title, columns, tests = findings.tests()
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -45,6 +46,8 @@ def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
         *(figure(*picture) for picture in pictures),
         "<h2>Comparisons</h2>",
         table(COMPARISON_COLUMNS, comparisons),
+        f"<h2>{escape(title)}</h2>",
+        table(columns, tests),
         *(["<h2>Mismatches by dist_threshold</h2>", table(RATE_COLUMNS, rates)] if rates else []),
         "</main>\n</body>\n</html>\n",
     ]

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,17 @@ def engine(model: Path) -> Iterator[Server]:
         yield server
 
 
-def by_transformers(model: Path, asked: dict[str, Any]) -> Content:
-    """An answer of transformers, sampled at the temperature."""
+@lru_cache(1)
+def _loaded(model: Path, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    return AutoTokenizer.from_pretrained(model), loaded
+
+
+def by_transformers(model: Path, asked: dict[str, Any], dtype: str = "bfloat16") -> Content:
+    """An answer of transformers, sampled at the temperature."""
+    tokenizer, loaded = _loaded(model, dtype)
     prompt = tokenizer.apply_chat_template(
         asked["messages"], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )

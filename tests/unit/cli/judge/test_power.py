@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cli.judge.comparisons import Comparisons, compare
-from cli.judge.power import MOST_NONCES, Evidence, Rule, Sample, recommend
+from cli.judge.power import MOST_NONCES, Evidence, Rule, Sample, powers, recommend
 from cli.judge.proof_files import read_machines
 from cli.judge.report_findings import find
 from poc_core.arithmetic.statistics import at_least, at_most, binomial_p_value, least_frauds
@@ -235,3 +235,34 @@ def test_a_simulation_of_10_000_draws_agrees(
     )
     drawn = np.random.default_rng(17).choice(honest[shares.honest_name].offsets, DRAWS)
     assert np.quantile(drawn, 1 - shares.honest) == pytest.approx(threshold, rel=0.1)
+
+
+def test_a_mean_and_ranks_find_what_a_count_over_a_high_threshold_cannot() -> None:
+    """As of int8 weights: a little further everywhere, and nowhere over the network's 0.4."""
+    evidence = Evidence([spread(0.06)], [spread(0.1), spread(0.06)])
+    count, mean, ranks = powers(evidence, [0.4], n=50, risk=0.01)
+    assert [one.test for one in (count, mean, ranks)] == ["count over 0.4", "mean", "ranks"]
+    assert count.found["mean 0.1"] < 0.1
+    assert min(mean.found["mean 0.1"], ranks.found["mean 0.1"]) > 0.95
+    for one in (count, mean, ranks):  # a cheat that is as good as honest: false alarms alone
+        assert one.found["mean 0.06"] <= 0.03
+
+
+def test_tests_keep_the_risk_for_the_honest_machine_that_disagrees_most() -> None:
+    near, far = spread(0.03), spread(0.06)
+    cheat = Sample("far too", far.offsets)
+    for one in powers(Evidence([near, far], [cheat]), [0.08], n=100, risk=0.01):
+        assert one.found["far too"] <= 0.03
+
+
+def test_a_cheat_that_tampers_with_few_nonces_is_found_less_often() -> None:
+    honest, cheat = spread(0.06), spread(0.12)
+    (whole,), (part,) = (
+        [
+            one.found["mean 0.12"]
+            for one in powers(Evidence([honest], [cheat], share), [], n=50, risk=0.01)
+            if one.test == "mean"
+        ]
+        for share in (1.0, 0.1)
+    )
+    assert part < whole / 2

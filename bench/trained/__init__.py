@@ -1,0 +1,1 @@
+"""What proofs and chats tell of a model that was trained."""

@@ -1,0 +1,40 @@
+"""What proofs and chats tell of a model that was trained: the tables of docs/proofs.md, decode.md
+and chat.md, and their picture.
+
+    python -m bench.trained              # about 30 minutes on two cores
+    python -m bench.trained --only-tables  # of what the folder holds
+
+What a machine gave is kept in --folder, and not asked for again.
+"""
+
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.harness.report import run
+from bench.trained.machines import MACHINES, PARTS, Plan, ask_all, judge
+from cli.demo_model import demo_model
+
+
+def main(
+    folder: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("build/trained"),
+    seed: Annotated[int, typer.Option(help="Of block hashes and samplers.")] = 0,
+    seq_len: Annotated[int, typer.Option(min=1, help="Positions of a nonce.")] = 256,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="artifacts, chains or answers; may be given again. Default: all."),
+    ] = None,
+) -> None:
+    """Computes what is not in the folder yet, and prints all tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = demo_model()
+    plan = Plan(seed, seq_len, tuple(only or PARTS))
+    for _, alike in groupby(MACHINES, lambda one: (one.weights, one.engine, one.dtype)):
+        ask_all(tuple(alike), model, folder, plan)
+    judge(model, folder, plan)
+
+
+if __name__ == "__main__":
+    run(main)

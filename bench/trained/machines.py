@@ -1,0 +1,291 @@
+"""Honest machines and cheats with one model: what each computes and answers, kept in files."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bench.harness.report import console
+from cli.judge.compute import request_of
+from cli.machine import cpu_memory
+from cli.measure.artifact_distance import artifacts as values_of
+from poc_core.records import ProofSpec
+from poc_core.schemes import contract_of
+from poc_core.serving import chat_distance
+from tests.data.report.make import rounded
+from tests.integration.chat_checks import executors
+from tests.integration.chat_checks.known import Server, content, known, serving
+from workers.engines import load_engine
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
+from workers.vllm.start import cpu_threads
+
+N_PROOFS, N_NONCES = 20, 10  # 20 tries of as many nonces
+N_CHAINS, N_ANSWERS, N_TOKENS = 20, 20, 100
+TEMPERATURE, WRONG_TEMPERATURE = executors.TEMPERATURE, executors.WRONG_TEMPERATURE
+KEY = "node-1"
+PARTS = ("artifacts", "chains", "answers")
+# The chain's rules where it has calibrated a model, and where it has not.
+RULES = {
+    "calibrated": executors.RULES,
+    "others": chat_distance.Rules.of("a model", {}, "processed_logprobs"),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    honest: bool = True
+    weights: str = ""  # a change of WEIGHTS
+    engine: str = "vllm"
+    dtype: str = "bfloat16"
+    at_once: int = 20  # nonces, chains and answers
+
+
+VALIDATOR = Machine("validator")
+MACHINES = (
+    VALIDATOR,
+    Machine("one at a time", at_once=1),
+    Machine("vLLM, float32", dtype="float32"),
+    Machine("transformers, bfloat16", engine="transformers"),
+    Machine("transformers, float32", engine="transformers", dtype="float32"),
+    *(Machine(name, honest=False, weights=name) for name in ("int8", "fp8", "int4", "pruned")),
+)
+
+
+def slug(name: str) -> str:
+    return name.replace(",", "").replace(" ", "-")
+
+
+# --- cheats -------------------------------------------------------------------------------------
+
+
+def _fp8(weight: Tensor) -> Tensor:
+    """Each row to float8_e4m3fn, its largest value to the largest of them."""
+    scale = weight.float().abs().amax(-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    eighth = (weight.float() / scale).to(torch.float8_e4m3fn)
+    return (eighth.float() * scale).to(weight.dtype)
+
+
+def _pruned(name: str, weight: Tensor) -> Tensor:
+    """Two layers add nothing: they need not be computed, and their reflections are there."""
+    left_out = any(f".layers.{layer}." in name for layer in (14, 15))
+    return torch.zeros_like(weight) if left_out and name.endswith(_ADDING) else weight
+
+
+_ADDING = ("o_proj.weight", "down_proj.weight")
+WEIGHTS: dict[str, Callable[[str, Tensor], Tensor]] = {
+    "int8": lambda _name, weight: rounded(weight, 8),
+    "fp8": lambda _name, weight: _fp8(weight),
+    "int4": lambda _name, weight: rounded(weight.reshape(-1, 32), 4).view_as(weight),
+    "pruned": _pruned,
+}
+
+
+def changed(model: Path, change: str, folder: Path) -> Path:
+    """A copy of the model with the matrices of its layers changed; the model itself for ""."""
+    copy = folder / f"weights-{change}"
+    if not change or (copy / "done").exists():
+        return copy if change else model
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    weights = load_file(model / "model.safetensors")
+    matrices = {
+        name: WEIGHTS[change](name, weight)
+        for name, weight in weights.items()
+        if weight.ndim == 2 and "layers" in name
+    }
+    save_file(weights | matrices, copy / "model.safetensors", {"format": "pt"})
+    (copy / "done").touch()
+    return copy
+
+
+# --- what machines give -------------------------------------------------------------------------
+
+
+@contextmanager
+def engine_of(machine: Machine, model: Path, folder: Path) -> Iterator[Engine]:
+    os.environ.setdefault(cpu_memory.VARIABLE, "1")
+    os.environ.setdefault(cpu_threads.VARIABLE, "nobind")
+    vllm = machine.engine == "vllm"
+    options = EngineOptions(
+        model=str(changed(model, machine.weights, folder)),
+        served_model_name=model.name,
+        engine=machine.engine,
+        dtype=machine.dtype,
+        max_batch_tokens=4096,
+        decode_memory_gb=0.6 if vllm else None,
+        vllm_args=("--enforce-eager", "--max-num-seqs", "32") if vllm else (),
+    )
+    engine = load_engine(options, rpc_timeout_s=600.0)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def proof_specs(seed: int, seq_len: int) -> list[ProofSpec]:
+    return [
+        ProofSpec(
+            block_hash=f"trained-{seed}-{n}", public_key=KEY, seq_len=seq_len, options={"k_dim": 12}
+        )
+        for n in range(N_PROOFS)
+    ]
+
+
+def chain_spec(seed: int, seq_len: int, **more: Any) -> ProofSpec:
+    return ProofSpec(
+        scheme="decode",
+        block_hash=f"trained-{seed}",
+        public_key=KEY,
+        seq_len=seq_len,
+        options={"max_tokens": N_TOKENS, **more},
+    )
+
+
+def question(seed: int, n: int, temperature: float = TEMPERATURE) -> dict[str, Any]:
+    asked = executors.request(n, temperature)
+    return {**asked, "seed": seed * N_ANSWERS + n, "max_tokens": N_TOKENS}
+
+
+def computed(machine: Machine, spec: ProofSpec, engine: Engine, n: int) -> dict[str, Any]:
+    """The first n nonces' proof, as `proofline compute --json` writes it."""
+    values = values_of(engine, spec, n, machine.at_once)
+    contract = contract_of(spec.scheme)
+    pairs = list(zip(range(n), values, strict=True))
+    return {**contract.values(pairs), **contract.about(spec, {}), "request": request_of(spec)}
+
+
+def answers(machine: Machine, engine: Engine, model: Path, asked: list[dict[str, Any]]) -> Any:
+    if machine.engine == "transformers":
+        return [executors.by_transformers(model, one, machine.dtype) for one in asked]
+    with patient(engine) as server:
+        return executors.answers(server, asked, machine.at_once)
+
+
+@contextmanager
+def patient(engine: Engine) -> Iterator[Server]:
+    """The engine's chat, on a machine as slow as may be."""
+    with serving(engine) as server:
+        server.http.timeout = 1200
+        yield server
+
+
+def ask_all(machines: tuple[Machine, ...], model: Path, folder: Path, plan: "Plan") -> None:
+    """Writes what the machines give that is not in the folder yet; one engine is loaded for all."""
+    first = machines[0]
+    if not any(plan.lacking(folder, machine) for machine in machines):
+        return
+    with engine_of(first, model, folder) as engine:
+        for machine in machines:
+            for what in plan.lacking(folder, machine):
+                console.print(f"{machine.name}: {what}", highlight=False)
+                write(path(folder, machine.name, what), plan.ask(what, machine, engine, model))
+
+
+@dataclass(frozen=True)
+class Plan:
+    seed: int
+    seq_len: int
+    parts: tuple[str, ...]
+
+    def lacking(self, folder: Path, machine: Machine) -> list[str]:
+        return [what for what in self.parts if not path(folder, machine.name, what).exists()]
+
+    def ask(self, what: str, machine: Machine, engine: Engine, model: Path) -> Any:
+        if what == "artifacts":
+            specs = proof_specs(self.seed, self.seq_len)
+            return {"artifact": [computed(machine, spec, engine, N_NONCES) for spec in specs]}
+        if what == "chains":
+            return computed(machine, chain_spec(self.seed, self.seq_len), engine, N_CHAINS)
+        asked = [question(self.seed, n) for n in range(N_ANSWERS)]
+        return answers(machine, engine, model, asked)
+
+
+def path(folder: Path, name: str, what: str) -> Path:
+    return folder / f"{slug(name)}-{what}.json"
+
+
+def write(file: Path, document: Any) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(document, separators=(",", ":")) + "\n")
+    part.rename(file)
+
+
+def read(folder: Path, name: str, what: str) -> Any:
+    return json.loads(path(folder, name, what).read_text())
+
+
+# --- how the validator judges them --------------------------------------------------------------
+
+
+def judge_chains(engine: Engine, plan: Plan, claimed: dict[str, Any]) -> list[list[float]]:
+    """Of each chain: points that differ from the validator's, and the largest margin."""
+    points = {str(one["nonce"]): one["k_points_steps"] for one in claimed["artifacts"]}
+    spec = chain_spec(plan.seed, plan.seq_len, enforced=points)
+    return values_of(engine, spec, N_CHAINS, VALIDATOR.at_once)  # type: ignore[return-value]
+
+
+def judge_answers(server: Server, plan: Plan, executed: list[Any]) -> list[dict[str, Any]]:
+    """Of each answer: its mean distance, its similarity, and why it is invalid by both rules."""
+    found = []
+    for n, answer in enumerate(executed):
+        ids = [int(one["token"]) for one in answer]
+        validated = content(server.ask(known(question(plan.seed, n), ids)))
+        verdicts = {
+            name: chat_distance.compare(answer, validated, rules) for name, rules in RULES.items()
+        }
+        one = verdicts["others"]
+        found.append(
+            {
+                "distance": float(np.mean(one.distances)),
+                "similarity": one.similarity,
+                "reasons": {name: verdict.reason for name, verdict in verdicts.items()},
+            }
+        )
+    return found
+
+
+def liars(server: Server, plan: Plan, own: list[Any]) -> dict[str, list[Any]]:
+    """Answers of cheats that have the model: another temperature, tokens swapped, the end cut."""
+    hotter = [question(plan.seed, n, WRONG_TEMPERATURE) for n in range(N_ANSWERS)]
+    return {
+        f"temperature {WRONG_TEMPERATURE:g} in place of {TEMPERATURE:g}": executors.answers(
+            server, hotter, VALIDATOR.at_once
+        ),
+        f"every {executors.SWAPPED_EVERY}th token swapped": [
+            executors.with_swaps(one) for one in own
+        ],
+        "cut after 60 tokens": [deepcopy(one[:60]) for one in own],
+    }
+
+
+def judge(model: Path, folder: Path, plan: Plan) -> None:
+    """Writes the validator's verdicts on chains and answers that are not in the folder yet."""
+    judged = [f"judged-{part}" for part in plan.parts if part != "artifacts"]
+    lacking = [name for name in judged if not path(folder, VALIDATOR.name, name).exists()]
+    if not lacking:
+        return
+    others = [one.name for one in MACHINES if one is not VALIDATOR]
+    with engine_of(VALIDATOR, model, folder) as engine:
+        if "judged-chains" in lacking:
+            chains = {
+                name: judge_chains(engine, plan, read(folder, name, "chains")) for name in others
+            }
+            write(path(folder, VALIDATOR.name, "judged-chains"), chains)
+        if "judged-answers" in lacking:
+            with patient(engine) as server:
+                own = read(folder, VALIDATOR.name, "answers")
+                executed = {name: read(folder, name, "answers") for name in others}
+                executed |= liars(server, plan, own)
+                found = {name: judge_answers(server, plan, one) for name, one in executed.items()}
+            write(path(folder, VALIDATOR.name, "judged-answers"), found)

