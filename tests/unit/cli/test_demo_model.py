@@ -18,6 +18,7 @@ from poc_core.errors import ProoflineError
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "_gguf", lambda: Path("model.gguf"))
 
 
 @pytest.fixture
