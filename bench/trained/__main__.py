@@ -3,7 +3,6 @@ and chat.md, and their picture.
 
     python -m bench.trained              # about 30 minutes on two cores
     python -m bench.trained --tables     # of what the folder holds, and the picture
-    python -m bench.trained --tables --folder tests/data/trained  # those of the docs
 
 What a machine gave is kept in --folder, and not asked for again.
 """

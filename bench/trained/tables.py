@@ -16,7 +16,6 @@ from poc_core.arithmetic.statistics import least_frauds
 from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, network_terms
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "tests/data/trained"
 PICTURE = ROOT / "docs/pictures/trained.svg"
 NETWORK = network_terms("")
 RISK = 0.01  # of false alarms, for the tests that are tried beside the network's
