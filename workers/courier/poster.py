@@ -208,7 +208,8 @@ class Poster:
         if context is None:
             return
         why = handshake_problem(error)
-        if why is None and not isinstance(error, httpx.ConnectError):
+        is_lost = why is None and not isinstance(error, httpx.ConnectError)
+        if is_lost and not self._clients.is_proxied(address):
             port, loop = url.port or 443, asyncio.get_running_loop()
             ask = partial(try_handshake, context, str(address), port, url.host)
             why = await loop.run_in_executor(self._threads[True], ask)

@@ -2,8 +2,13 @@
 
 import asyncio
 import os
+import select
+import socket
+import socketserver
 import ssl
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -293,3 +298,70 @@ def test_replacing_all_certificates_under_load_loses_nothing(
                 wait_until(arrives(len(receiver.payloads)))
         wait_until(all_delivered)
     assert receiver.nonces() == expected
+
+
+@contextmanager
+def tunnel(port: int) -> Iterator[tuple[str, list[bytes]]]:
+    """A proxy that takes CONNECT alone, for whatever name to this port: its url, and what it was
+    asked for."""
+    asked: list[bytes] = []
+
+    class Tunnel(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(65536).partition(b"\r\n")[0])
+            with socket.create_connection((HOST, port)) as onward, suppress(OSError):
+                self.request.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
+                others = {self.request: onward, onward: self.request}
+                while True:
+                    for one in select.select(list(others), [], [])[0]:
+                        if not (piece := one.recv(65536)):
+                            return
+                        others[one].sendall(piece)
+
+    with socketserver.ThreadingTCPServer((HOST, 0), Tunnel) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://{HOST}:{server.server_address[1]}", asked
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("why_not", [None, "name", "client"])
+def test_through_a_proxy_certificates_are_those_of_the_name(
+    tmp_path: Path,
+    pairs: dict[str, Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    why_not: str | None,
+) -> None:
+    name = "another.example" if why_not == "name" else "aggregator.example"
+    certificate, key = make_certificate(tmp_path, "receiver", [f"DNS:{name}"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    if why_not == "client":
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(pairs["node"].certificate)
+    around: list[object] = []
+    monkeypatch.setattr("workers.courier.poster.try_handshake", lambda *told: around.append(told))
+
+    async def one_try(port: int, proxy: str) -> Result:
+        one = Poster(
+            httpx.AsyncClient(trust_env=False, limits=CONNECTIONS),
+            CallbackPolicy.of("public"),
+            lookup=lambda _, at: [(0, 0, 0, "", ("8.8.8.8", at))],
+            tls=CallbackTls(TlsNames.of("aggregator.example", "", certificate)),
+            proxy=proxy,
+        )
+        url = f"https://aggregator.example:{port}/generated"
+        result = await one.post(Delivery("id", "token", url, b'{"artifacts": []}', "id-0", 0))
+        await one.close()
+        return result
+
+    with Receiver(tls=context) as receiver:
+        port = httpx.URL(receiver.url).port
+        assert port is not None
+        with tunnel(port) as (proxy, asked):
+            result = asyncio.run(one_try(port, proxy))
+    is_right = why_not is None
+    assert (result.end is End.TAKEN, len(receiver.payloads)) == (is_right, is_right), result
+    assert set(asked) == {f"CONNECT aggregator.example:{port} HTTP/1.1".encode()}
+    assert not around  # the proxy
