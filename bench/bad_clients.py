@@ -8,7 +8,8 @@ sees without them, and their cost to the API.
 .venv/bin/python -m bench.bad_clients --engine vllm --kind logprobs --addresses 1 --addresses 40
 
 A line of JSON for each, and at the end a table. Beside those that ask again and again stand as many
-honest clients (`chats`, `long_chats`, `jobs`): what a node has for all is shared by more.
+honest clients (`chats`, `long_chats`, `long_prompts`, `jobs`): what a node has for all is shared by
+more.
 """
 
 import argparse
@@ -180,6 +181,22 @@ def large(number: int) -> dict[str, Any]:
     return LARGE[number % len(LARGE)][1]
 
 
+def _long_prompt(number: int, **asked: Any) -> dict[str, Any]:
+    """Of 2,000 tokens, another one each time: no cache has its beginning."""
+    ids = [5 + (number * 31 + n * (1 + number % 7)) % 500 for n in range(2000)]
+    return {"model": MODEL, "prompt": ids, "max_tokens": 1} | asked
+
+
+def prompt_logprobs(number: int) -> dict[str, Any]:
+    """Asks for twenty logprobs of each token of a long prompt."""
+    return _long_prompt(number, prompt_logprobs=20)
+
+
+def echo(number: int) -> dict[str, Any]:
+    """Asks for a long prompt again, with twenty logprobs for each token."""
+    return _long_prompt(number, echo=True, logprobs=20)
+
+
 def broken(_: int) -> dict[str, Any]:
     """Sends what vLLM fails on, which then closes the connection."""
     return _chat(structured_outputs=True)
@@ -201,6 +218,11 @@ def long_chats(_: int) -> dict[str, Any]:
     return _chat(stream=True, max_tokens=1500, ignore_eos=True, **told)
 
 
+def long_prompts(number: int) -> dict[str, Any]:
+    """Sends as long prompts, for nothing but an answer."""
+    return _long_prompt(number)
+
+
 def jobs(number: int) -> dict[str, Any]:
     """Sends jobs that no receiver waits for."""
     return JOB | {"nonces": [number]}
@@ -215,10 +237,13 @@ ASKED: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     "known": (4, known),
     "scores": (2, scores),
     "large": (5, large),
+    "prompt_logprobs": (8, prompt_logprobs),
+    "echo": (8, echo),
     "broken": (3, broken),
     "dead": (8, dead),
     "chats": (40, chats),
     "long_chats": (40, long_chats),
+    "long_prompts": (8, long_prompts),
     "jobs": (8, jobs),
 }
 # What as many honest clients ask: what bad ones cost beyond that is what they do wrong.
@@ -230,10 +255,13 @@ INSTEAD = {
     "known": "chats",
     "scores": "chats",
     "large": "chats",
+    "prompt_logprobs": "long_prompts",
+    "echo": "long_prompts",
     "broken": "chats",
     "dead": "jobs",
 }
-OF_CHAT = (*(kind for kind in INSTEAD if kind != "dead"), "chats", "long_chats")
+OF_CHAT = (*(kind for kind in INSTEAD if kind != "dead"), "chats", "long_chats", "long_prompts")
+OF_PROMPTS = ("prompt_logprobs", "echo", "long_prompts")
 
 
 def _path(kind: str, number: int) -> str:
@@ -241,6 +269,8 @@ def _path(kind: str, number: int) -> str:
         return LARGE[number % len(LARGE)][0]
     if kind == "scores":
         return "/generative_scoring"
+    if kind in OF_PROMPTS:
+        return "/v1/completions"
     return CHAT if kind in OF_CHAT else GENERATE
 
 

@@ -165,6 +165,18 @@ class _Size:
     too_much: str = ""
 
 
+def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
+    """What no engine holds of known tokens, before a body of so many objects is parsed."""
+    context = max((info.max_seq_len for info in infos), default=0)
+    if context and b'"enforced_tokens"' in body and body.count(b'"token"') > context:
+        return _unfit("enforced_tokens", context)
+    return None
+
+
+def _unfit(name: str, context: int) -> Excess:
+    return Excess(f"{name} does not fit this node's context of {context}.", None)
+
+
 def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | int | None:
     """What is too much for the smallest of these engines, or no object where one is due; None:
     nothing. A number: tokens that each answer may have, as the request itself names no limit.
@@ -179,7 +191,7 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
     for name, said in asked.items() if kind != "form" else ():
         if name in KNOWN_TOKENS:
             if context and _is_long(said, context, KNOWN_TOKENS[name]):
-                return Excess(f"{name} does not fit this node's context of {context}.", None)
+                return _unfit(name, context)
             continue
         row = _row(name, path)
         if fault := _fault(name, said, row) if said is not None or (name,) == prompts else None:

@@ -105,9 +105,11 @@ class ChatWorkers:
 
     async def _read(self) -> None:
         began_at = self._clock()
-        ready = await to_thread.run_sync(self._registry.ready)
-        self.deadly = await to_thread.run_sync(self._registry.deadly)
-        stopped = await to_thread.run_sync(self._keeping)
+
+        def read() -> tuple[list[WorkerRecord], frozenset[str], Collection[str]]:
+            return self._registry.ready(), self._registry.deadly(), self._keeping()
+
+        ready, self.deadly, stopped = await to_thread.run_sync(read)
         self._workers = [
             worker for worker in ready if worker.port is not None and worker.host_id not in stopped
         ]

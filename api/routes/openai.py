@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.chat.bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess
+from api.chat.bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
 from api.chat.fields import UnreadableError, extended, fields_of, salt_of
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
@@ -79,6 +79,10 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     if body.count(b",") > MAX_COMMAS:
         message = f"The body has more than {MAX_COMMAS} items; split the request."
         return openai_error(413, message)
+    gateway = services.gateway
+    workers = await gateway.workers.remembered()
+    if found := known_excess(body, (worker.info for worker in workers if worker.info)):
+        return openai_error(400, found.message)
     try:
         content_type = request.headers.get("content-type", "")
         # One large body at a time: a parser lets nothing else of this process go on.
@@ -86,8 +90,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
         asked = await to_thread.run_sync(fields_of, content_type, body, limiter=limiter)
     except UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
-    gateway, model = services.gateway, asked.get("model")
-    workers = await gateway.workers.remembered()
+    model = asked.get("model")
     if model not in {worker.model for worker in workers}:
         workers = await gateway.workers.now()  # before anybody is refused
     models = sorted({worker.model for worker in workers})
@@ -101,15 +104,15 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     if not chosen:
         return _not_served(of_model[0].model, path)
     infos = [worker.info for worker in chosen if worker.info is not None]
-    found = await to_thread.run_sync(excess, path, asked, infos)
-    if isinstance(found, Excess):
-        return openai_error(400, found.message, param=found.field)
+    bound = await to_thread.run_sync(excess, path, asked, infos)
+    if isinstance(bound, Excess):
+        return openai_error(400, bound.message, param=bound.field)
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
     client = client_of(request.scope)
     more: dict[str, Any] = {}
-    if found is not None:
-        more["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = found
+    if bound is not None:
+        more["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = bound
     if request.app.state.salts_caches and path in SALTED:
         more["cache_salt"] = salt_of(client, asked)
     asked, body = await to_thread.run_sync(extended, asked, body, more)

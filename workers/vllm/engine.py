@@ -84,6 +84,8 @@ class VllmEngine(Engine):
         # undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        # Compiled grammars that the core keeps: vLLM's own 512 MB fill with whatever clients send.
+        os.environ.setdefault("VLLM_XGRAMMAR_CACHE_MB", "64")
         os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
         # A host that an operator allows pictures from sends the engine to no other one.
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")

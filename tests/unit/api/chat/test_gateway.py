@@ -885,6 +885,20 @@ class TestBadBodies:
         assert "split the request" in answer.json()["error"]["message"]
         assert worker.received == []
 
+    def test_more_known_tokens_than_any_context_holds_are_refused_unparsed(
+        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        worker = start("w1", answers)
+        info = worker_record("w1").info
+        assert info is not None
+        context = info.max_seq_len
+        monkeypatch.setattr("api.routes.openai.fields_of", lambda *_: pytest.fail("parsed"))
+        answer = api.post(CHAT, json=body(enforced_tokens=[{"token": "9"}] * (context + 1)))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], f"context of {context}" in error["message"]) == (None, True)
+        assert worker.received == []
+
     @pytest.mark.parametrize("chunked", [False, True])
     def test_body_over_the_limit_is_413(
         self, api: httpx.Client, start: Start, chunked: bool
