@@ -3,7 +3,7 @@ its processes.
 """
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -23,9 +23,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # mark xdist_group is a group of its own.
 LONGEST_FIRST = ("engines", "two-workers", "up", "node", "sharing", "test_rounds", "broker")
 
-# Whether any part of a test failed.
-FAILED = pytest.StashKey[bool]()
-
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,24 +41,6 @@ def turn(item: pytest.Item) -> tuple[int, str, bool]:
     group = mark.args[0]
     place = LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
     return place, group, item.get_closest_marker("ends_its_stack") is not None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    failed_before = call.when != "setup" and item.stash[FAILED]
-    item.stash[FAILED] = failed_before or report.failed
-    return report
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before what keeps the fixtures for the second try
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Ends all stacks after a failed try of two: the test may have ended its own."""
-    if item.stash[FAILED] and item.config.getoption("reruns", None):
-        item.session._setupstate.teardown_exact(None)  # noqa: SLF001 - pytest has no other way
-    return (yield)
 
 
 def skip_without_gpu(items: list[pytest.Item]) -> None:

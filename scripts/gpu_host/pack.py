@@ -33,7 +33,6 @@ OURS = (
     "pytest-asyncio",
     "pytest-timeout",
     "pytest-xdist",
-    "pytest-rerunfailures",
 )
 # On that host already.
 PRESENT = frozenset((HERE / "present.txt").read_text().split())

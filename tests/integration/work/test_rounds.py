@@ -179,7 +179,7 @@ class TestJobs:
         client.wait_progress(100)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, client, wait=True, url=receiver.url)
-            time.sleep(2)
+            client.wait(lambda: client.status()["queued_nonces"] == 3, 60, "the job in the status")
             assert not waiting.done()
             answer = client.http.post("/api/v1/pow/phase/validate", json={})
             assert answer.status_code == 200, answer.text

@@ -1,9 +1,11 @@
-"""No test says how fast something is: a busy machine would refuse a change for it.
+"""No test says how fast something is: a busy machine would refuse a change for it. Nor does any
+sleep and then assert: on a busy machine nothing has happened yet.
 
 Benchmarks do, as ratios in one run; a hang is found by pytest's timeout.
 """
 
 import ast
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,10 @@ import pytest
 TESTS = Path(__file__).parents[2]
 CLOCKS = {"monotonic", "time", "perf_counter"}
 WAITS = {"wait", "wait_until"}  # which return how long it took
+LEAST_S = 20.0
+# Here nothing must happen in a real time, and there is no event to wait for; on a busy machine the
+# test proves less and does not fail.
+NEED_TIME = {"test_lifeline.py"}
 
 
 def is_elapsed(node: ast.expr) -> bool:
@@ -35,6 +41,78 @@ def upper_bounds(source: str) -> Iterator[int]:
                         is_less = isinstance(op, ast.Lt | ast.LtE) and is_elapsed(left)
                         if is_less or (isinstance(op, ast.Gt | ast.GtE) and is_elapsed(right)):
                             yield node.lineno
+
+
+def sleeps_then_asserts(source: str) -> Iterator[int]:
+    """The lines of sleeps that an assertion follows; `asyncio.sleep(0)` lets others go on."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for one, following in itertools.pairwise(body if isinstance(body, list) else ()):
+            while isinstance(one, ast.With | ast.AsyncWith):
+                one = one.body[-1]
+            match one:
+                case ast.Expr(
+                    ast.Call(func=ast.Attribute(attr="sleep"), args=[seconds])
+                ) | ast.Expr(
+                    ast.Await(ast.Call(func=ast.Attribute(attr="sleep"), args=[seconds]))
+                ) if isinstance(following, ast.Assert) and ast.unparse(seconds) != "0":
+                    yield one.lineno
+
+
+def short_waits(source: str) -> Iterator[int]:
+    """The lines of assertions that something comes within less than LEAST_S seconds."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.UnaryOp):
+            for found in ast.walk(node.test):
+                match found:
+                    case ast.Call(
+                        func=ast.Attribute(attr="wait" | "result"),
+                        args=[ast.Constant(value=int() | float() as seconds)],
+                    ) if seconds < LEAST_S and not is_none_wanted(node.test):
+                        yield node.lineno
+
+
+def is_none_wanted(test: ast.expr) -> bool:
+    """As in `assert future.result(0.05) is None`: nothing has come."""
+    return isinstance(test, ast.Compare) and ast.unparse(test).endswith("is None")
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("time.sleep(0.1)\nassert done == []", [1]),
+        ("async def f():\n    await asyncio.sleep(2 * A)\n    assert done == []", [2]),
+        ("with pool:\n    time.sleep(0.1)\nassert done == []", [2]),
+        ("await asyncio.sleep(0)\nassert done == []", []),
+        ("while not done:\n    time.sleep(0.1)\nassert done", []),
+    ],
+)
+def test_what_counts_as_a_sleep_for_nothing(source: str, lines: list[int]) -> None:
+    assert list(sleeps_then_asserts(source)) == lines
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("assert event.wait(1)", [1]),
+        ("assert [one.result(1)['n'] for one in answers] == [2]", [1]),
+        ("assert event.wait(60)", []),
+        ("assert not event.wait(0.1)", []),
+        ("assert future.result(0.05) is None", []),
+    ],
+)
+def test_what_counts_as_a_short_wait(source: str, lines: list[int]) -> None:
+    assert list(short_waits(source)) == lines
+
+
+def test_every_wait_is_for_an_event_with_a_generous_limit() -> None:
+    found = {
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in TESTS.rglob("test_*.py")
+        if path.name not in NEED_TIME
+        for line in (*sleeps_then_asserts(path.read_text()), *short_waits(path.read_text()))
+    }
+    assert found == set()
 
 
 @pytest.mark.parametrize(

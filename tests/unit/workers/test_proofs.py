@@ -222,12 +222,21 @@ def test_stopping_launches_nothing_more(engine: FakeEngine, start: Start) -> Non
 
 
 def test_chat_that_comes_between_two_slices_is_waited_for(engine: FakeEngine, start: Start) -> None:
+    looks = 0
+
+    def unfinished() -> int:
+        nonlocal looks
+        looks += 1
+        return engine.chat
+
+    engine.unfinished_chat = unfinished  # type: ignore[method-assign]
     proofs = start("yield")
     engine.events = dict.fromkeys(range(4), lambda: setattr(engine, "chat", 1))
     micro_batch = proofs.submit(SPEC, [1])
     for n_ticks in range(1, 5):
-        wait_until(lambda: len(engine.ticks) == n_ticks)  # noqa: B023
-        time.sleep(0.03)
+        wait_until(lambda: len(engine.ticks) == n_ticks and engine.chat)  # noqa: B023
+        seen = looks
+        wait_until(lambda: looks >= seen + 5 or n_ticks == 4)  # noqa: B023 - the last one
         assert len(engine.ticks) == n_ticks
         engine.chat = 0
     assert micro_batch.result(60) == values(SPEC, [1])

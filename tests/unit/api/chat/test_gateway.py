@@ -1277,14 +1277,16 @@ class TestClientsThatGo:
         assert hung_up == [True]
         wait_until(lambda: not services.gateway._active)
 
-    def test_leave_no_second_worker_at_work(self, api: httpx.Client, start: Start) -> None:
+    def test_leave_no_second_worker_at_work(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
         """A request that is given up is not tried elsewhere."""
         first, second = start("w1", lambda call: call.wait_hung_up()), start("w2", answers)
         connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
         connection.request("POST", CHAT, json.dumps(body()), JSON)
         wait_until(lambda: first.received)
         connection.close()
-        time.sleep(0.2)
+        wait_until(lambda: not services.gateway._active)
         assert second.received == []
 
     def test_load_is_forgotten_with_the_requests(
