@@ -336,3 +336,11 @@ def test_a_message_that_redis_does_not_let_go_ends_no_worker_and_is_done_with_he
         said = ResponseError("ERR unknown command")
         with pytest.raises(ResponseError):
             channel.basic_ack("tag")
+
+
+def test_a_message_can_ask_for_the_two_tasks_of_workers_alone() -> None:
+    """Whoever may write to the queues, such as a worker host gone bad."""
+    for _ in range(2):  # tasks that are loaded before an application are its own from the start
+        app = create_app(URL)
+        app.loader.import_default_modules()
+        assert set(app.tasks) == {RUN_BATCH_TASK, ROUND_STEP_TASK}
