@@ -18,6 +18,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
+from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK
 from workers.queue import broker
 from workers.queue.app import create_app
 
