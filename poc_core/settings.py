@@ -36,69 +36,68 @@ class Settings(WorkSettings):
     require_keys: Literal["auto", "always", "never"] = Field(
         "auto",
         description=(
-            "Whether the API answers only to a key (Authorization: Bearer): auto (where it listens"
-            " beyond loopback), always, never. /livez, /api/v1/clock and the console's page need"
-            " none."
+            "When the API requires a key (Authorization: Bearer): auto (beyond loopback), always,"
+            " never. /livez, /api/v1/clock and the console's page need none."
         ),
     )
     cache_salt: Literal["auto", "always", "never"] = Field(
         "auto",
         description=(
-            "Whether each client (key, else address) has a prefix cache of its own for chat, so"
-            " that no answer's time reveals what others asked: auto (where keys are required),"
-            " always, never. Clients then do not share the cache of a system prompt."
+            "When each client (key, else address) has its own prefix cache for chat, so that"
+            " response times do not reveal others' prompts: auto (if keys are required), always,"
+            " never. Clients then do not share a system prompt's cache."
         ),
     )
     api_keys_file: Path = Field(
         Path("~/.proofline/keys.json"),
         description=(
-            "The API's keys, hashed; `proofline key` writes the file, and the API reads it again"
-            " when it changes."
+            "The API's keys, hashed. `proofline key` writes the file; the API reads it again when"
+            " it changes."
         ),
     )
     api_key: SecretStr | None = Field(
         None,
         min_length=16,
         description=(
-            "A key of the API: what commands that ask an API send, and what an API takes beside"
-            " those of its file, for everything."
+            "The key that commands send to an API. In an API's environment: one more key, for"
+            " everything."
         ),
     )
     trusted_networks: str = Field(
         "",
         description=(
-            "Addresses and networks (CIDR, after commas) whose clients need no key: where the"
-            " network node comes from. private: loopback and private networks, except gateways;"
-            " a request with X-Forwarded-For only if all addresses in it are trusted too."
+            "Addresses and networks (CIDR, separated by commas) whose clients need no key, such"
+            " as the network node's. private: loopback and private networks, except gateways; a"
+            " request with X-Forwarded-For only if all its addresses are trusted."
         ),
     )
     allowed_hosts: str = Field(
         "",
         description=(
-            "Names by which clients may call the API (after commas; .example.org for all below it,"
-            " * for any) besides IP addresses, this host's name, the --host it was started for, and"
-            " names that no stranger can own: without a dot, .localhost, .local, .internal."
+            "Names by which clients may call the API, separated by commas (.example.org: all"
+            " below it; *: any), in addition to addresses, this host's name, the --host, names"
+            " without a dot, .localhost, .local and .internal."
         ),
     )
     allowed_origins: str = Field(
         "",
         description=(
-            "Origins (https://ui.example.org, after commas) whose web pages may use the API besides"
-            " its own; others are refused."
+            "Origins (https://ui.example.org, separated by commas) whose web pages may use the"
+            " API in addition to its own."
         ),
     )
     max_requests_per_s: float | None = Field(
         None,
         gt=0,
         description=(
-            "Requests a second that the API answers each client (key, else address), with bursts of"
-            " ten times as many; more get 429. Unset: any number."
+            "Requests a second of each client (key, else address), with bursts of ten times as"
+            " many; more get 429. Unset: unlimited."
         ),
     )
     max_waiting_requests: int = Field(
         256,
         ge=1,
-        description="Requests with wait=true that may wait at a time; more are refused with 429.",
+        description=("Requests with wait=true that may wait at a time; more get 429."),
     )
 
     @model_validator(mode="before")
