@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api import errors
 from api.edge.body_limit import BodyLimit
-from api.edge.doorkeeper import Doorkeeper, keys_wanted, salts_wanted
+from api.edge.doorkeeper import OPEN, Doorkeeper, keys_wanted, salts_wanted
 from api.edge.encodings import Decoded
 from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
@@ -43,11 +43,11 @@ from api.version import VERSION
 from poc_core.settings import Settings, listed, load_settings
 
 _DESCRIPTION = """\
-A Proof-of-Compute node. Jobs go into Redis and over Celery to GPU workers; results come back by
-`request_id`.
+A Proof-of-Compute node for the Gonka network: jobs and rounds of proofs, and OpenAI-compatible
+chat on the same engines.
 
-Errors are `{"detail": ...}`: a sentence, or an object or list that tells more. Below `/v1` they
-have OpenAI's form, below `/v1/messages` Anthropic's. 429 and 503 carry `Retry-After`.
+Errors are `{"detail": ...}`: a sentence, an object or a list. Below `/v1` they have OpenAI's form,
+below `/v1/messages` Anthropic's. 429 and 503 have `Retry-After`.
 """
 
 
@@ -127,6 +127,6 @@ def create_app(
         app.include_router(node_metrics.router)
     app.include_router(console.router)
     openapi.describe(
-        app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()]
+        app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()], OPEN
     )
     return app

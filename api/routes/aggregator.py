@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
-    """As /api/v1/pow/init/generate. The workers share the nonces among themselves."""
+    """Like /api/v1/pow/init/generate. The workers share the nonces."""
     body = parse_round(await whole_body(request), round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
     return {
@@ -44,9 +44,13 @@ router.add_api_route(
 )
 
 
-@router.get("/inference/pow/status", summary="What each worker does", responses=examples.REDIS_AWAY)
+@router.get(
+    "/inference/pow/status",
+    summary="Show each worker's state and rate",
+    responses=examples.REDIS_AWAY,
+)
 def status(services: AppServices) -> dict[str, Any]:
-    """GENERATING or IDLE when all workers are, MIXED when they differ, NO_BACKENDS without any.
+    """GENERATING or IDLE if all workers are, MIXED if they differ, NO_BACKENDS without workers.
 
     GENERATING too, with a `reason`, while a round's only worker is being replaced: for 10 minutes.
     """

@@ -7,11 +7,11 @@ from fastapi import APIRouter, Response
 router = APIRouter(tags=["health"])
 
 
-@router.get("/api/v1/clock", summary="This machine's clock", status_code=204)
+@router.get("/api/v1/clock", summary="Read this machine's clock", status_code=204)
 async def clock() -> Response:
-    """Two headers: X-Server-Recv-Ns, when the request came, X-Server-Send-Ns, when the answer left.
+    """X-Server-Recv-Ns is the time of the request, X-Server-Send-Ns that of the answer.
 
-    Unix time in nanoseconds. Needs no key; asks neither Redis nor workers.
+    Unix time in nanoseconds. Needs no key.
     """
     received = time.time_ns()
     response = Response(status_code=204, headers={"X-Server-Recv-Ns": str(received)})

@@ -18,7 +18,7 @@ class Gpus(BaseModel):
     count: int
 
 
-@router.get("/devices", summary="The node's GPUs", responses=examples.REDIS_AWAY)
+@router.get("/devices", summary="List the node's GPUs", responses=examples.REDIS_AWAY)
 def devices(services: AppServices) -> Gpus:
     """GPUs of the API's machine, then of every further host, by its workers' heartbeats; each once.
 
@@ -32,7 +32,7 @@ def devices(services: AppServices) -> Gpus:
     return Gpus(devices=numbered, count=len(numbered))
 
 
-@router.get("/driver", summary="The versions of the GPUs' driver", responses=examples.REDIS_AWAY)
+@router.get("/driver", summary="Show the versions of the GPU driver", responses=examples.REDIS_AWAY)
 def driver(services: AppServices) -> GpuDriver:
     """The API's machine's driver, else that of the first host that has one; null without a GPU."""
     return next(

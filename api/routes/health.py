@@ -15,15 +15,15 @@ from poc_core.state.overview import Overview
 router = APIRouter(tags=["health"])
 
 
-@router.get("/livez", summary="This process lives")
+@router.get("/livez", summary="Check that the API runs")
 async def livez() -> answers.Health:
-    """Always 200; asks neither Redis nor workers, which a restart of the API would not help."""
+    """Always 200, also without Redis and workers: restarting the API repairs neither."""
     return answers.Health()
 
 
 @router.get(
     "/health",
-    summary="An engine can answer",
+    summary="Check that an engine can answer",
     response_model_exclude_none=True,
     responses=examples.REDIS_AWAY,
 )
@@ -49,13 +49,13 @@ def health(services: AppServices) -> answers.EngineHealth:
 
 @router.get(
     "/readyz",
-    summary="The node can compute",
+    summary="Check that the node can compute",
     response_model=answers.Ready,
     responses=examples.NOT_READY,
 )
 @router.get(
     "/ready",
-    summary="The node can compute",
+    summary="Check that the node can compute",
     response_model=answers.Ready,
     responses=examples.NOT_READY,
 )

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"])
 
 @router.post("/join", summary="Join with a token", responses=examples.JOIN_ERRORS)
 def join(request: Request, services: AppServices) -> SealedOffer:
-    """What a worker host needs, sealed by the operator; given once. Authorization: Bearer ID."""
+    """Returns once what a worker host needs, sealed by the operator. Authorization: Bearer ID."""
     peer = _peer(request, services)
     try:
         invitation, offer = services.invitations.take(_token_id(request), peer)
@@ -31,9 +31,9 @@ def join(request: Request, services: AppServices) -> SealedOffer:
     return offer
 
 
-@router.get("/standing", summary="What a token is good for", responses=examples.HOST_ERRORS)
+@router.get("/standing", summary="Check a token", responses=examples.HOST_ERRORS)
 def standing(request: Request, services: AppServices) -> answers.HostStanding:
-    """Whether the token can still be used, and what became of it. Changes nothing."""
+    """Reports whether the token can still be used, or where it was used. Changes nothing."""
     _peer(request, services)
     try:
         found = services.invitations.find(_token_id(request))

@@ -12,7 +12,7 @@ router = APIRouter(tags=["health"])
 
 @router.get(
     "/metrics",
-    summary="The node's state for Prometheus",
+    summary="Read metrics for Prometheus",
     response_class=Response,
     responses={
         200: {
@@ -23,6 +23,6 @@ router = APIRouter(tags=["health"])
     },
 )
 def metrics(request: Request, services: AppServices) -> Response:
-    """Round, outbox, jobs, workers and chat as Redis holds them now, from any API process."""
+    """Round, outbox, jobs, workers and chat of the complete node, from any API process."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(NodeMetrics(services)), headers={"content-type": content_type})

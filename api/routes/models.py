@@ -62,13 +62,13 @@ class Deleted(BaseModel):
 
 class ModelOnDisk(BaseModel):
     hf_repo: str
-    hf_commit: str | None = Field(description="null: the revisions of the model cannot be read.")
+    hf_commit: str | None = Field(description="null if the model's revisions cannot be read.")
 
 
 class Listed(BaseModel):
     model: ModelOnDisk
     status: ModelStatus
-    error_message: str | None = Field(None, description="What of the model cannot be read.")
+    error_message: str | None = Field(None, description="Why the model cannot be read, or null.")
 
 
 class AllListed(BaseModel):
@@ -81,9 +81,10 @@ class DiskSpace(BaseModel):
     cache_path: str
 
 
-@router.post("/status", summary="Whether a model is on disk", responses=examples.REDIS_AWAY)
+@router.post("/status", summary="Check whether a model is on disk", responses=examples.REDIS_AWAY)
 def status(model: HubModel, services: AppServices) -> OneStatus:
-    """Without hf_commit: of the revision `main`, or any."""
+    """Looks in the Hugging Face cache of the API's machine. Without hf_commit the revision `main`,
+    or any revision, counts."""
     found = services.downloads.store.read(model.hf_repo, model.hf_commit)
     if found is not None and found.state == "running":
         elapsed_s = max(0.0, time.time() - found.started_at)
@@ -100,9 +101,9 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
     "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
 )
 def download(model: HubModel, services: AppServices) -> Task:
-    """Runs in a process of its own, which survives the API; a repeated download goes on.
+    """Starts a process that survives the API; a repeated download continues the earlier one.
 
-    409 while it is under way or HF_HUB_OFFLINE is set, 429 when three are.
+    409 during a download of this model or with HF_HUB_OFFLINE; 429 during three others.
     """
     if services.model_cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)
@@ -128,9 +129,9 @@ def download(model: HubModel, services: AppServices) -> Task:
     "", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS
 )
 def delete(model: HubModel, services: AppServices) -> Deleted:
-    """All revisions without hf_commit.
+    """Without hf_commit all revisions are deleted.
 
-    409 while a worker serves the model or its files cannot be deleted, 404: not there.
+    409 if a worker serves the model or a file cannot be deleted; 404 if it is not on disk.
     """
     if services.downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)
@@ -147,7 +148,7 @@ def delete(model: HubModel, services: AppServices) -> Deleted:
     return Deleted(status="deleted", model=model)
 
 
-@router.get("/list", summary="The models on disk", responses=examples.REDIS_AWAY)
+@router.get("/list", summary="List the models on disk", responses=examples.REDIS_AWAY)
 def listed(services: AppServices) -> AllListed:
     found = [
         Listed(
@@ -167,7 +168,7 @@ def listed(services: AppServices) -> AllListed:
     return AllListed(models=found)
 
 
-@router.get("/space", summary="Room for models", responses=examples.CACHE_AWAY)
+@router.get("/space", summary="Show the disk space for models", responses=examples.CACHE_AWAY)
 def space(services: AppServices) -> DiskSpace:
     try:
         return DiskSpace(**vars(services.model_cache.space()))

@@ -26,9 +26,9 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 }
 
 
-@router.get("/state", summary="What the node is there for right now", responses=examples.REDIS_AWAY)
+@router.get("/state", summary="Show whether the node serves a model", responses=examples.REDIS_AWAY)
 def state(services: AppServices) -> answers.NodeState:
-    """INFERENCE while a deployed model is served, also in a round; STOPPED without, or loading."""
+    """INFERENCE while a model is served, also in a round; STOPPED without one or during a load."""
     status, current = services.deployments.status(), services.rounds.current()
     ready = sorted({worker.model for worker in services.workers.ready()})
     if status.hosts:
@@ -49,19 +49,19 @@ def state(services: AppServices) -> answers.NodeState:
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
 async def stop(services: AppServices) -> answers.Done:
-    """Answers when the engines are gone; cancels jobs, still delivers the round's results.
+    """Answers when the engines have ended. Jobs are cancelled; the round's results are delivered.
 
-    Engines that still load are kept for 120 s: the very same /inference/up goes on with them.
+    Engines that are loading are kept for 120 s; an identical /inference/up takes them over.
     """
     generation = await to_thread.run_sync(deployments.withdraw, services, True)
     return await deployments.until_gone(services, generation)
 
 
 @router.post(
-    "/inference/down", summary="As /api/v1/stop, and keep nothing", responses=examples.STOP_ERRORS
+    "/inference/down", summary="End the round and all engines", responses=examples.STOP_ERRORS
 )
 async def down(services: AppServices) -> answers.Done:
-    """As /api/v1/stop, but engines that still load end too."""
+    """Like /api/v1/stop, but engines that are loading end too."""
     generation = await to_thread.run_sync(deployments.withdraw, services, False)
     return await deployments.until_gone(services, generation)
 
@@ -73,7 +73,8 @@ async def down(services: AppServices) -> answers.Done:
     responses=examples.DEPLOY_ERRORS,
 )
 async def up(body: DeployBody, request: Request, services: AppServices) -> Response | answers.Done:
-    """Answers when one host serves the model; others follow. Hanging up changes nothing."""
+    """Answers when one host serves the model; the others follow. If the client disconnects, the
+    deployment continues."""
     generation = await to_thread.run_sync(deployments.deploy, body, services)
     return await deployments.until_served(request, services, generation)
 
@@ -89,10 +90,12 @@ def up_async(body: DeployBody, services: AppServices) -> answers.Done:
 
 
 @router.get(
-    "/inference/up/status", summary="How far the deployment is", responses=examples.REDIS_AWAY
+    "/inference/up/status",
+    summary="Show the progress of the deployment",
+    responses=examples.REDIS_AWAY,
 )
 def up_status(services: AppServices) -> answers.UpStatus:
-    """`status` is idle, starting, running or failed; `hosts` has the same of each host."""
+    """`status` is idle, starting, running or failed; `hosts` has the same for each host."""
     seen = services.overviews.read()
     status, workers = seen.deployment, seen.workers
     running = [worker for worker in workers if worker.is_ready]
@@ -127,7 +130,9 @@ def up_status(services: AppServices) -> answers.UpStatus:
     )
 
 
-@router.get("/versions", summary="What runs here", responses=examples.REDIS_AWAY)
+@router.get(
+    "/versions", summary="Show the versions of Proofline and vLLM", responses=examples.REDIS_AWAY
+)
 def versions(services: AppServices) -> answers.Versions:
     return answers.Versions(
         version=VERSION,

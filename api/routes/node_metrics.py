@@ -25,7 +25,7 @@ def is_on(environment: Mapping[str, str]) -> bool:
 
 @router.get(
     "/api/v1/metrics",
-    summary="Engines, GPUs and hosts for the network's monitoring",
+    summary="Read metrics of engines, GPUs and hosts (network's schema v1)",
     response_class=Response,
     responses={
         200: {
@@ -38,7 +38,7 @@ def is_on(environment: Mapping[str, str]) -> bool:
 async def node_metrics(services: AppServices) -> Response:
     """Metrics of all ready engines and of the hosts' sensors.
 
-    A silent engine's are its last: mlnode_source_scrape_timestamp_seconds says when. 404 with
+    A silent engine is shown as last seen (mlnode_source_scrape_timestamp_seconds). 404 with
     GONKA_METRICS=off.
     """
     text = await services.node_metrics.text()

@@ -22,7 +22,7 @@ from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED,
 router = APIRouter(tags=["chat"])
 
 _ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {"description": "vLLM's answer, byte for byte; with `stream` as server-sent events."},
+    200: {"description": "vLLM's answer, unchanged; with `stream` as server-sent events."},
     400: {
         "description": (
             "The body is no JSON object, names no model where several are served, or asks for more"
@@ -31,8 +31,8 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     },
     404: {"description": "No worker serves this model; the message lists those that are served."},
     413: {"description": "The body is over the limit, in bytes or items."},
-    "4XX": {"description": "What else vLLM refuses, in its words."},
-    "5XX": {"description": "What vLLM could not do, in its words."},
+    "4XX": {"description": "vLLM's own refusal."},
+    "5XX": {"description": "vLLM's own error."},
     503: {
         "description": (
             "The model's workers are away, or compute a round under POC_CHAT_POLICY=exclusive."
@@ -69,7 +69,7 @@ _TRUE = (True, "true", "1")
 
 
 async def proxy(request: Request, services: AppServices) -> Response:
-    """Passed on to the least busy worker of the body's `model`; see vLLM's documentation."""
+    """Passed on unchanged to a worker of the body's `model`; see vLLM's documentation."""
     # The route's own path: a Host header with a # or a / in it can turn request.url's into any.
     return await _pass_on(request, services, str(request.scope["route"].path))
 
@@ -144,7 +144,7 @@ for _path in (
 
 
 @router.get(
-    "/v1/models", summary="The models of all workers", response_model=None, responses=_ANSWER
+    "/v1/models", summary="List the models of all workers", response_model=None, responses=_ANSWER
 )
 async def models(request: Request, services: AppServices) -> Response:
     """One entry per served model, as its worker's vLLM describes it."""
@@ -156,7 +156,7 @@ async def models(request: Request, services: AppServices) -> Response:
 
 @router.get(
     "/v1/models/{model:path}",
-    summary="One of the models",
+    summary="Show one model",
     response_model=None,
     responses=_ANSWER,
 )

@@ -50,7 +50,7 @@ GENERATE_ROUTE: dict[str, Any] = {
     },
 }
 READ_ROUTE: dict[str, Any] = {
-    "summary": "A job's progress or result",
+    "summary": "Fetch a job's progress or result",
     "response_model": None,
     "responses": {
         200: json_examples(
@@ -68,8 +68,8 @@ READ_ROUTE: dict[str, Any] = {
 async def generate(request: Request, services: AppServices) -> Response | answers.Queued:
     """Queues a job: its nonces are split into batches that all workers of the model compute.
 
-    Everything is checked before anything is queued. With `wait` the answer is the result. A client
-    that hangs up does not end its job.
+    Everything is checked first. With `wait` the answer is the result. The job continues if the
+    client disconnects.
     """
     job_id, job = await submit(await whole_body(request), client_of(request.scope), services)
     if job.inline:
@@ -79,7 +79,7 @@ async def generate(request: Request, services: AppServices) -> Response | answer
 
 @router.get("/generate/{request_id}", **READ_ROUTE)
 async def read_job(request_id: str, services: AppServices) -> Response:
-    """Results are kept for POC_GENERATE_RESULT_TTL_SEC; then the request_id is unknown."""
+    """A result is kept for POC_GENERATE_RESULT_TTL_SEC; later its request_id is unknown (404)."""
     record = await services.together.get(("job", request_id), lambda: _find(request_id, services))
     if record is not None and record.status is JobStatus.COMPLETED:
         response = await to_thread.run_sync(result_response, services.jobs, request_id)
@@ -114,7 +114,7 @@ def _progress(record: JobRecord) -> answers.Progress:
     responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY},
 )
 def cancel_job(request_id: str, services: AppServices) -> answers.Cancelled:
-    """Also ends a job under way, dropping what its workers compute; ended jobs stay as they are."""
+    """Also ends a running job and drops its results. A finished job does not change."""
     if _find(request_id, services) is None:
         raise _unknown(services)
     return answers.Cancelled(cancelled=services.jobs.cancel(request_id))
@@ -137,14 +137,14 @@ def _unknown(services: Services) -> HTTPException:
 
 @router.get(
     "/status",
-    summary="What the node does",
+    summary="Show the node's state, rates and workers",
     response_model=None,
     responses={200: {"model": answers.STATUS}, **examples.REDIS_AWAY},
 )
 async def status(
     services: AppServices, valid_from: ValidFrom = None, valid_limit: ValidLimit = MOST_LISTED
 ) -> Response:
-    """The node's state, throughput and workers. Jobs do not change the state: only rounds do."""
+    """Only rounds change the state, jobs do not."""
     found = await services.together.get(
         ("status", valid_from, valid_limit), lambda: _status(services, valid_from, valid_limit)
     )

@@ -31,7 +31,7 @@ router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
     },
 )
 async def validate(request: Request, services: AppServices) -> Response | dict[str, Any]:
-    """Judged by the validating round's r_target, fraud_threshold, seq_len and randomization.
+    """Uses the validating round's r_target, fraud_threshold, seq_len and randomization.
 
     The verdict also goes to the round's callback_url.
     """

@@ -80,7 +80,7 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     413: _error(
         Refused,
-        "The body is over the limit.",
+        "The body is too large.",
         "The body is larger than 33554432 bytes (POC_MAX_BODY_BYTES); split the request.",
     ),
     422: _error(

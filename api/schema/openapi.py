@@ -1,7 +1,7 @@
 """OpenAPI for bodies that routes, not FastAPI, read (api/schema/bodies.py)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -21,28 +21,49 @@ def _refusal(description: str, schema: dict[str, Any] = _SENTENCE) -> dict[str, 
 
 # Refusals of every operation, before it begins.
 _REFUSALS = {
-    "400": _refusal("The request is not HTTP as it should be."),
-    "401": _refusal("A key is wanted: Authorization: Bearer KEY.", {"type": "object"}),
+    "400": _refusal("The request is not valid HTTP."),
+    "401": _refusal(
+        "A key is missing or wrong: send Authorization: Bearer KEY.", {"type": "object"}
+    ),
     "403": _refusal(
-        "The key has not the role, or a strange web page asks (POC_ALLOWED_ORIGINS).",
+        "The key lacks the role, or a foreign web page sent this (POC_ALLOWED_ORIGINS).",
         {"type": "object"},
     ),
-    "408": _refusal("The request was not whole within 60 s."),
-    "413": _refusal("The body is over the limit.", {"type": "object"}),
-    "415": _refusal("The body does not say that it is application/json."),
-    "421": _refusal("The Host header names another node (POC_ALLOWED_HOSTS)."),
-    "429": _refusal("Too many requests, by POC_MAX_REQUESTS_PER_S; see Retry-After."),
-    "431": _refusal("The headers are over the limit."),
+    "408": _refusal("The request was not complete within 60 s."),
+    "413": _refusal("The body is too large.", {"type": "object"}),
+    "415": _refusal("The Content-Type is not application/json."),
+    "421": _refusal("The Host header's name is not in POC_ALLOWED_HOSTS."),
+    "429": _refusal(
+        "Too many requests (POC_MAX_REQUESTS_PER_S). Repeat after Retry-After seconds."
+    ),
+    "431": _refusal("The headers are too large."),
     "503": _refusal(
-        "As many large bodies are being read as there is memory for; see Retry-After.",
+        "Too many large bodies are being read. Repeat after Retry-After seconds.",
         {"type": "object"},
     ),
 }
 _RETRY_AFTER = {
     "Retry-After": {
-        "description": "Seconds after which to come again.",
+        "description": "Seconds after which to repeat the request.",
         "schema": {"type": "integer", "minimum": 1},
     }
+}
+# What each tag of the routes is for, in the order of the reference's page.
+TAGS = [
+    {"name": "proof of compute", "description": "Jobs: artifacts of given nonces, validations."},
+    {"name": "rounds", "description": "Rounds: start, switch and judge them."},
+    {"name": "aggregator", "description": "The network node's paths for rounds, jobs and models."},
+    {"name": "node", "description": "The deployed model: state, deploy, stop, versions."},
+    {"name": "GPU", "description": "GPUs and their driver."},
+    {"name": "chat", "description": "OpenAI's paths, answered by the workers' vLLM."},
+    {"name": "hosts", "description": "Hosts that join with a token."},
+    {"name": "health", "description": "Probes, the clock, metrics."},
+]
+_KEY = "A key of `proofline key new`. Not needed on loopback or from POC_TRUSTED_NETWORKS."
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": _KEY},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": _KEY},
+    "api-key": {"type": "apiKey", "in": "header", "name": "api-key", "description": _KEY},
 }
 
 
@@ -69,8 +90,10 @@ def json_examples(
     }
 
 
-def describe(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
-    """Makes /openapi.json contain the schemas of `bodies` and of all that they refer to."""
+def describe(app: FastAPI, bodies: list[type[BaseModel]], without_key: Collection[str]) -> None:
+    """Adds to /openapi.json the schemas of `bodies` and of all that they refer to, refusals, and
+    keys, which the paths of `without_key` never need.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -79,14 +102,19 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
                 version=app.version,
                 description=app.description,
                 routes=app.routes,
-                tags=app.openapi_tags,
+                tags=TAGS,
             )
+            # {}: a client without a key, as on loopback
+            document["security"] = [*({name: []} for name in _SECURITY), {}]
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             for body in bodies:
                 schema = body.model_json_schema(ref_template=_REF)
                 schemas |= schema.pop("$defs", {}) | {body.__name__: schema}
-            for path in document["paths"].values():
+            document["components"]["securitySchemes"] = _SECURITY
+            for name, path in document["paths"].items():
                 for operation in path.values():
+                    if name in without_key:
+                        operation["security"] = []
                     operation["responses"] = _with_retry_after(_REFUSALS | operation["responses"])
             app.openapi_schema = document
         return app.openapi_schema

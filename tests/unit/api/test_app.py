@@ -157,6 +157,18 @@ def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> N
         assert content.get("example") or content.get("examples")
 
 
+def test_openapi_says_how_a_key_is_sent_and_what_tags_are_for(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    schemes = document["components"]["securitySchemes"]
+    assert (schemes["bearer"]["type"], schemes["bearer"]["scheme"]) == ("http", "bearer")
+    assert {"bearer": []} in document["security"]
+    assert document["paths"]["/livez"]["get"]["security"] == []
+    described = {tag["name"] for tag in document["tags"] if tag["description"]}
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert {tag for operation in operations for tag in operation["tags"]} == described
+    assert [o["summary"] for o in operations if not o.get("description")] == []
+
+
 def test_openapi_refers_to_nothing_that_is_missing(client: TestClient) -> None:
     text = client.get("/openapi.json").text
     schemas = json.loads(text)["components"]["schemas"]

@@ -2,7 +2,7 @@
 
 A proof is prefill only: once a layer has run, nobody reads its keys and values again, but for
 layers that are made to. So one cache serves every layer of a kind, and the blocks that chat owns
-are never touched (docs/architecture.md, "Chat beside proofs").
+are never touched (docs/architecture.md, "Chat and proofs").
 """
 
 from __future__ import annotations
