@@ -26,11 +26,9 @@ PUBLIC_KEY_HELP = "Public key of the node that proves; any text that is not empt
 SEQ_LEN_HELP = "Tokens of one nonce's input."
 K_DIM_HELP = "Numbers in one artifact, at most the model's hidden size."
 STRONGER_RNG_HELP = (
-    "Seed the inputs with the whole digest (poc_stronger_rng) instead of its first 4 bytes."
+    "Seed the inputs with the complete digest (poc_stronger_rng) instead of its first 4 bytes."
 )
-MAX_TOKENS_HELP = (
-    "Decode proofs instead of vectors: chains of points, of so many steps after the prefill."
-)
+MAX_TOKENS_HELP = "Decode proofs instead of vectors, with so many steps after the prefill."
 OUTPUT_HELP = "Write the JSON to this file instead of stdout."
 
 Url = Annotated[str, typer.Option("--url", help="Where the API runs.", envvar="PROOFLINE_URL")]

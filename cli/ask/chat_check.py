@@ -87,11 +87,11 @@ def chat_check(
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Validate an executor's chat as the network does, and say why it is valid or not.
+    """Validate an executor's chat as the network does, and print the reason.
 
-    The executor's tokens are sent to a node, or to an engine in this process, which says how likely
-    they are; its logprobs are compared with the executor's. Prints the verdict, the similarity and
-    the positions that lie furthest apart.
+    The executor's tokens are sent to a node, or to an engine in this process, which computes their
+    probabilities; its logprobs are compared with the executor's. Prints the verdict, the
+    similarity and the positions that lie furthest apart.
 
     **Exit code:** 0 valid, 3 invalid, 1 no verdict, 2 wrong options or no such file.
 

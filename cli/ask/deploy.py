@@ -44,9 +44,9 @@ def deploy(
     ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Have all hosts serve another model, and wait until it serves.
+    """Deploy another model on all hosts, and wait until it serves.
 
-    The model before ends first, and a round with it. What the round computed is still delivered,
+    The present model and its round end first. What the round computed is still delivered,
     jobs are cancelled, chat under way has 20 s to end. For a name that the hub does not know
     nothing ends, nor for one that is not here while the hub is out of reach. Ctrl-C ends the
     waiting, not the deployment.

@@ -32,7 +32,7 @@ def generate(
         typer.Option("--nonces", help=f"{options.NONCES_HELP} {FOR_A_NEW_JOB}", show_default=False),
     ] = None,
     block_height: Annotated[
-        int, typer.Option(min=0, help="Height of the block; told to callbacks only.")
+        int, typer.Option(min=0, help="Height of the block; only sent with callbacks.")
     ] = 0,
     proof: options.Proof,
     of_scheme: OfScheme,
@@ -53,7 +53,7 @@ def generate(
 
     Prints the API's answer, {"artifacts": [...], "encoding": {...}, ...}, with the inputs under
     "request", so that `proofline validate FILE` needs no further options. Ctrl-C stops
-    the waiting, not the job. --max-tokens asks for chains of points, the network's coming scheme;
+    the waiting, not the job. --max-tokens asks for decode proofs, the network's next scheme;
     --scheme and --param ask for any scheme by its name.
 
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o

@@ -115,7 +115,7 @@ def start(
     block_height: Annotated[
         int,
         typer.Option(
-            "--block-height", min=0, help="Height of the block; told to the receiver only."
+            "--block-height", min=0, help="Height of the block; only sent to the receiver."
         ),
     ] = 0,
     callback_url: Annotated[

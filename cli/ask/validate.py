@@ -143,7 +143,7 @@ def validate(
     url: options.Url = options.DEFAULT_URL,
     output: options.Output = None,
 ) -> None:
-    """Have a running API recompute artifacts, and print its verdict as JSON.
+    """Let a running API validate the artifacts of a file, and print its verdict as JSON.
 
     Options left out are taken from what `proofline generate` noted in the file under "request".
 

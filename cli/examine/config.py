@@ -23,7 +23,7 @@ def config(
     ] = False,
     redis_url: options.RedisUrl = None,
 ) -> None:
-    """Show every setting as a process started here would have it, and where its value comes from.
+    """Show every setting in effect for a process started here, and its source.
 
     Values come from defaults and the environment. Compose alone reads the .env of this folder: its
     settings are shown as not in effect here. Passwords and keys are hidden. A name with POC_ that

@@ -42,10 +42,10 @@ def doctor(
         ),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="Number format of its weights, as a worker would be told.")
+        Dtype, typer.Option(help="Number format of its weights, as for a worker.")
     ] = "auto",
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="As a worker would be told.")] = 1,
-    pipeline_parallel: Annotated[int, typer.Option(min=1, help="As a worker would be told.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="As for a worker.")] = 1,
+    pipeline_parallel: Annotated[int, typer.Option(min=1, help="As for a worker.")] = 1,
     redis_url: options.RedisUrl = None,
     host: Annotated[str, typer.Option(help="Where the API is to listen.")] = "127.0.0.1",
     port: Annotated[
@@ -53,9 +53,7 @@ def doctor(
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="As `proofline up` would be told: where its Redis writes.", show_default=False
-        ),
+        typer.Option(help="As for `proofline up`: where its Redis writes.", show_default=False),
     ] = None,
     callback_url: Annotated[
         str | None,
@@ -77,7 +75,7 @@ def doctor(
         typer.Option("--json", help="As JSON: {ok, findings: [{about, level, says, remedy}]}."),
     ] = False,
 ) -> None:
-    """Check Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and say what to repair.
+    """Check Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and print what to repair.
 
     Changes nothing and needs no running node. torch and vLLM are imported in a process of their
     own, which takes seconds. Redis is checked where --redis-url or POC_REDIS_URL names one.

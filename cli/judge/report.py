@@ -37,7 +37,7 @@ def report(
             help=(
                 "A file of a cheat: the same nonces with a smaller or quantized model, say. May be"
                 " given again. "
-                "Default: vectors or chains that are made up."
+                "Default: generated vectors or chains."
             ),
             show_default=False,
         ),

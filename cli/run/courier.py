@@ -6,7 +6,7 @@ from cli import options
 def courier(redis_url: options.RedisUrl = None) -> None:
     """Deliver the callbacks of rounds and jobs until SIGTERM.
 
-    Needs no GPU; more than one courier do no harm. What cannot be delivered is kept and retried for
+    Needs no GPU. Several couriers may run. What cannot be delivered is kept and retried for
     POC_CALLBACK_RETENTION_SEC, over restarts of any process.
     """
     from workers.courier.main import run_courier

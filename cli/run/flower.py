@@ -42,7 +42,7 @@ def flower(
         ),
     ] = False,
 ) -> None:
-    """Run Flower: queues, tasks and workers in a browser, for whoever has the password.
+    """Run Flower behind a password: queues, tasks and workers in a browser.
 
     Switches task events on in all workers: half a millisecond of CPU time a task.
     """

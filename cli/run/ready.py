@@ -8,7 +8,7 @@ from cli.terminal import note
 
 
 def ready(redis_url: options.RedisUrl = None) -> None:
-    """Say how many workers of this host are ready; exit code 1 when none is. For health checks.
+    """Print how many workers of this host are ready; exit code 1 if none is. For health checks.
 
     A host with a part of another one's engine is ready with that engine. The API has /readyz for
     all hosts.

@@ -35,7 +35,7 @@ def receive(
 ) -> None:
     """Receive callbacks of rounds and jobs: print each payload, and check that none is wrong.
 
-    Nonces that came twice, payloads out of order or changed are shown at once. At the end (Ctrl-C
+    Repeated nonces and payloads out of order or changed are printed at once. At the end (Ctrl-C
     or SIGTERM) each round and job has a line: how many nonces came and which are missing. A
     repeated payload is no error: its answer was late, or lost.
 

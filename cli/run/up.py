@@ -72,7 +72,7 @@ def up(
     """Run the whole stack on this machine, in the foreground: Redis, the API, the courier and
     workers.
 
-    Says what the start is at and when it is ready, and restarts what crashes. Ctrl-C or SIGTERM
+    Prints the stages of the start and when it is ready. Restarts what crashes. Ctrl-C or SIGTERM
     stops API, workers, courier and Redis, in this order, and leaves nothing running; a second
     Ctrl-C does not wait for them.
 

@@ -18,7 +18,9 @@ def worker(
     worker_id: Annotated[
         str | None,
         typer.Option(
-            "--worker-id", help="Must be new for every start. Default: made up.", show_default=False
+            "--worker-id",
+            help="Must be new for every start. Default: generated.",
+            show_default=False,
         ),
     ] = None,
     redis_url: options.RedisUrl = None,

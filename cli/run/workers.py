@@ -71,17 +71,17 @@ def workers(
 
     Each sees just its GPUs. A worker that dies is started again, after 1 s, then 2, 4, ... 30 s;
     after nine ends in a row the worker is given up, and with the last one this command ends.
-    SIGTERM or Ctrl-C lets the workers finish the batches in hand; other work goes to other hosts,
+    SIGTERM or Ctrl-C lets the workers finish the running batches; other work goes to other hosts,
     where the same command runs with the same --redis-url.
 
-    The workers' logs go to files in ~/.local/state/proofline; the folder is told. In a container
-    say --verbose.
+    The workers' logs go to files in ~/.local/state/proofline; the start prints the folder. Use
+    --verbose in a container.
 
     Without --model the workers serve what is deployed (`proofline deploy`, POST
     /api/v1/inference/up), or wait for a deployment, which wins over --model.
 
     With --hosts 2 the same command runs on two hosts, --rank 0 and --rank 1, for one engine over
-    both: the parallelism is that of the whole engine. Either host waits for the other.
+    both: the parallelism is that of the complete engine. Either host waits for the other.
 
     With --join and a token of `proofline hosts invite` a new host gets all it needs from the API,
     and keeps it: later starts need neither. Give the token by --token-file or the variable.

@@ -1,11 +1,15 @@
-"""Pages can be read: each begins with what it answers, and no paragraph is a wall."""
+"""Pages can be read: each begins with what it answers, and no paragraph is a wall.
+
+Words of the field, the subject first, terms linked to the glossary, budgets, no history.
+"""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.harness.documents import DOCUMENTS, ROOT, headings, name, without_blocks
+from tests.harness.documents import DOCUMENTS, ROOT, blocks, headings, name, without_blocks
 
 LONGEST_PARAGRAPH = 600  # characters: five lines of 120
 LONGEST_OPENING = 300
@@ -69,3 +73,98 @@ def test_what_operators_search_for_is_in_a_heading_of_one_page(words: str, page:
         if document.parent != ROOT and any(words in heading for heading in headings(document))
     }
     assert found == {page}
+
+
+# Words for all pages together, and for the longest; each page may shrink.
+ALL_WORDS = 42_500
+LONGEST_PAGE = 5_100
+# Old or invented words, and what to write instead.
+INSTEAD = {
+    r"mend(?:s|ed)?": "fix, repair",
+    r"anew": "again",
+    r"at hand": "available",
+    r"in hand": "in progress",
+    r"beside": "during, next to, in addition to",
+    r"but for": "except",
+    r"(?:is|are) told": "prints, reports, gets",
+    r"whoever": "a client that, the worker that",
+    r"judgement": "evaluation, verdict",
+    r"made[ -]up": "generated, invented",
+    r"network's (?:client|API process|broker|node(?! config))": "network node",
+}
+_INSTEAD = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b", re.IGNORECASE)
+# A sentence that begins so puts its subject last.
+_SUBJECT_LAST = re.compile(r"(?:^|[.:;] |\* )(?:Of|As|What|Whose) [^?|]*[.]")
+_DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+WITH_DATES = {"CHANGELOG.md", "docs/rates.md"}
+# Terms that a reader knows from nowhere else.
+TERMS = ("nonce", "artifact", "micro-batch", "courier", "dist_threshold", "k_dim")
+# The contract, the generated tables, and the glossary with what comes before it.
+WITHOUT_LINKS = {"docs/protocol.md", "docs/settings.md", "docs/commands.md", "docs/concepts.md"}
+
+
+def prose_only(text: str) -> str:
+    """Without blocks, code between backticks, comments, headings and links' targets."""
+    text = re.sub(r"<!--.*?-->", "", without_blocks(text), flags=re.DOTALL)
+    text = re.sub(r"^(?:#.*|    .*)$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`\n]*`", "`", text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_words_are_those_of_the_field(document: Path) -> None:
+    text = prose_only(document.read_text())
+    assert _INSTEAD.findall(text) == [], f"write instead: {INSTEAD}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_sentences_begin_with_their_subject(document: Path) -> None:
+    found = [
+        sentence
+        for paragraph in paragraphs(prose_only(document.read_text()))
+        for sentence in _SUBJECT_LAST.findall(paragraph)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_dates_are_in_the_changelog_and_the_results(document: Path) -> None:
+    if name(document) not in WITH_DATES:
+        text = re.sub(r"bench/results/[\w-]+", "", document.read_text())
+        assert _DATE.findall(text) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_a_term_is_linked_to_the_glossary_where_it_comes_first(document: Path) -> None:
+    if name(document) in WITHOUT_LINKS:
+        return
+    text = re.sub(r"<!--.*?-->", "", without_blocks(document.read_text()), flags=re.DOTALL)
+    # A table's head, formulas, code, headings and other links' texts are no place for a link.
+    elsewhere = (
+        r"^\|.*\|\n(?=\|[-|]+\n)|\$[^$\n]*\$|`[^`\n]*`|^#.*$|^    .*$"
+        r"|!?\[[^\]]*\]\((?!\S*concepts)[^)]*\)"
+    )
+    text = re.sub(elsewhere, "", text, flags=re.MULTILINE)
+    for term in TERMS:
+        first = re.search(rf"(?i)\b{term}s?\b(?:\**\]\(\S*concepts\.md#(\S+)\))?", text)
+        assert first is None or first[1] == term, f"link {term} to concepts.md#{term}"
+
+
+def test_pages_keep_to_their_words() -> None:
+    words = {name(document): len(document.read_text().split()) for document in DOCUMENTS}
+    assert max(words.values()) <= LONGEST_PAGE
+    assert sum(words.values()) <= ALL_WORDS
+
+
+@pytest.mark.parametrize("page", ["docs/start.md"])
+def test_commands_show_their_output(page: str) -> None:
+    kinds = [block.kind for block in blocks(ROOT / page)]
+    assert kinds[:6] == ["sh", "text"] * 3
+
+
+def test_all_places_name_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = (ROOT / "docker/chart/Chart.yaml").read_text()
+    assert re.findall(r"^(?:version|appVersion): (.*)$", chart, flags=re.MULTILINE) == [version] * 2
+    assert re.search(
+        rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
