@@ -208,7 +208,8 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
         return _inputs(given, sizes, context)
     many = max(1, min(max(given.values(), default=1), _WHOLE_CONTEXTS))
     total, room = sum(size.text for size in sizes.values()), many * context
-    kept = _number(asked, "truncate_prompt_tokens")  # -1: as many as the context has
+    # -1: as many as the context has
+    kept = _number(asked, "truncate_prompt_tokens") or -(asked.get("truncation") == "auto")
     if total > (max(room * _TOKEN_CHARS, _TRUNCATED_CHARS) if kept else room * _TOKEN_CHARS):
         return _long(sizes, total, room)
     if kind == "tokens":

@@ -77,6 +77,7 @@ def test_every_field_whose_entries_are_prompts_has_a_row() -> None:
         *((ANSWER, CHAT | {"enforced_str": one * (CHARS // len(one))}) for one in NEAR_FULL),
         (COMPLETE, {"prompt": "x" * 100_000, "truncate_prompt_tokens": 64}),
         (ANSWER, user("x" * 100_000) | {"truncate_prompt_tokens": -1}),
+        (RESPOND, {"input": "x" * 100_000, "truncation": "auto"}),
         (
             COMPLETE,
             {"prompt": ["x" * 4000] * 16, "prompt_logprobs": 20, "truncate_prompt_tokens": 200},
