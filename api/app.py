@@ -37,8 +37,7 @@ from api.routes import (
 from api.schema import openapi
 from api.schema.bodies import batch_bodies, job_bodies, round_bodies
 from api.seen.refusals import Watch
-from api.seen.telling import TELL_S, telling
-from api.services import Services
+from api.services import REPORT_S, Services
 from api.version import VERSION
 from poc_core.settings import Settings, listed, load_settings
 
@@ -66,12 +65,12 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         looks = app.state.services.downloads.looks()
         looks.start()
-        tells = telling(app.state.services)
-        tells.start()
+        reports = app.state.services.reporting()
+        reports.start()
         app.state.services.health.watch.start()
         yield
         looks.stop(LOOK_S)
-        tells.stop(TELL_S)
+        reports.stop(REPORT_S)
         app.state.services.node_metrics.close()
         await app.state.services.gateway.close()
         app.state.services.close()

@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 
 from api.health.judgement import KINDS, Health, Level
 from api.health.roster import Seat, names_of
-from api.proofs import round_control
 from api.services import Services
 from api.version import VERSION
 from poc_core.records import RoundState
@@ -127,7 +126,7 @@ class NodeMetrics(Collector):
         yield states
         if current is None:
             return
-        stats = round_control.stats_of(self._services, seen)
+        stats = self._services.round_control.stats_of(seen)
         outbox = stats["outbox"]
         labels = ["worker", "model"]
         totals = CounterMetricFamily(

@@ -1,6 +1,5 @@
 """What the routes work with, made once per app."""
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,16 +15,22 @@ from api.edge.doorkeeper import Rates
 from api.health.reading import HealthReader
 from api.health.redis_watch import PATIENCE_S, RedisWatch
 from api.models.cache import ModelCache
+from api.models.deployments import Deploying
 from api.models.downloads import Downloads
 from api.node_metrics.fetch import fetch
 from api.node_metrics.page import Node, Page
+from api.proofs.admission import Admission
 from api.proofs.dispatch import Dispatcher
+from api.proofs.round_control import RoundControl
+from api.proofs.waiting import InlineJobs
 from api.reading.live import Live
 from api.reading.together import Together
 from api.seen.chats import Chats
 from api.seen.refusals import Refusals
+from api.version import VERSION
 from poc_core.gpus import GpuWatch
 from poc_core.joining.invitations import Invitations
+from poc_core.periodic import Periodic
 from poc_core.settings import Settings
 from poc_core.state import (
     DeploymentStore,
@@ -44,29 +49,10 @@ from poc_core.state.past.history import History
 
 # Questions about hosts' tokens that one address may ask a second, with bursts of ten.
 _TOKENS_PER_S = 1.0
-# Large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
-_LARGE_BODIES = 1
-
-
-class Waiting:
-    """The places of requests that wait for their job's end; usable from any thread."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken = 0
-        self._lock = threading.Lock()
-
-    def take(self) -> bool:
-        """Takes a place, to be given back with `leave`; False: there is none."""
-        with self._lock:
-            if self.taken >= self.limit:
-                return False
-            self.taken += 1
-            return True
-
-    def leave(self) -> None:
-        with self._lock:
-            self.taken -= 1
+# Large chats parsed at once.
+_LARGE_CHATS = 1
+# Seconds between two reports of what this process counted: less than a step of the history.
+REPORT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +76,17 @@ class Services:
     dispatcher: Dispatcher
     gateway: Gateway
     gpus: GpuWatch
-    waiting: Waiting
+    inline: InlineJobs
+    admission: Admission
+    round_control: RoundControl
+    deploying: Deploying
     node_metrics: Page
     model_cache: ModelCache = field(default_factory=ModelCache)
     token_rates: Rates = field(default_factory=lambda: Rates(_TOKENS_PER_S, time.monotonic))
     refusals: Refusals = field(default_factory=Refusals)
     live: Live = field(default_factory=Live)
     together: Together = field(default_factory=Together)
-    large_chats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_BODIES))
-    large_bodies: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_BODIES))
+    large_chats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_CHATS))
 
     @classmethod
     def create(
@@ -115,6 +103,9 @@ class Services:
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)
         deployments = DeploymentStore(redis, settings, clock)
+        rounds, outbox = RoundStore(redis, settings, clock), Outbox(redis, settings, clock)
+        dispatcher = dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id]))
+        inline = InlineJobs(settings, jobs, rounds)
         chats = Chats()
 
         def node() -> Node:
@@ -126,15 +117,15 @@ class Services:
             now=clock,
             jobs=jobs,
             workers=workers,
-            rounds=RoundStore(redis, settings, clock),
-            outbox=Outbox(redis, settings, clock),
+            rounds=rounds,
+            outbox=outbox,
             receivers=Receivers(redis, clock),
             overviews=overviews,
             health=HealthReader(overviews, RedisWatch(watched, clock), settings, clock),
             deployments=deployments,
             invitations=Invitations(redis, clock),
             downloads=Downloads(DownloadStore(redis, clock), settings),
-            dispatcher=dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
+            dispatcher=dispatcher,
             history=History(redis),
             events=Events(redis, clock),
             chats=chats,
@@ -142,9 +133,30 @@ class Services:
                 ChatWorkers(workers, registry.CHAT_MEMORY_S, keeping=deployments.keeping), chats
             ),
             gpus=GpuWatch(settings.host),
-            waiting=Waiting(settings.max_waiting_requests),
+            inline=inline,
+            admission=Admission(settings, jobs, workers, dispatcher, inline),
+            round_control=RoundControl(settings, workers, rounds, jobs, outbox, dispatcher),
+            deploying=Deploying(settings, deployments, rounds, jobs),
             node_metrics=Page(node, fetch),
         )
+
+    def reporting(self) -> Periodic:
+        """Reports to Redis once a second what this process counted; errors are logged."""
+        started = [f"The API {VERSION} has started on {self.settings.host}."]
+        told_addresses_at = float("-inf")
+
+        def report() -> None:
+            nonlocal told_addresses_at
+            while started:
+                self.events.note("node", started[0])
+                started.pop(0)
+            if self.now() - told_addresses_at >= self.settings.worker_ttl_s:
+                self.workers.tell_api()
+                told_addresses_at = self.now()
+            self.chats.tell(self.history, self.now())
+            self.refusals.tell(self.events)
+
+        return Periodic("reporting", REPORT_S, report)
 
     def close(self) -> None:
         self.health.watch.close()

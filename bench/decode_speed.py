@@ -27,8 +27,8 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
 from bench.harness.report import console, exit_with, run, verdict
-from cli.measure.speed import spec_of as artifact_spec
-from cli.measure.speed import speed
+from lab.measure.speed import spec_of as artifact_spec
+from lab.measure.speed import speed
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.schemes.decode.limits import ChainLimits

@@ -24,9 +24,9 @@ from bench.harness import machine
 from bench.harness.engine import takes_engine
 from bench.harness.report import console, exit_with, run
 from cli.local_engine import local_engine, stdout_kept_clean
-from cli.measure.artifact_distance import artifacts
-from cli.measure.speed import spec_of, speed
-from cli.measure.time_parts import time_parts
+from lab.measure.artifact_distance import artifacts
+from lab.measure.speed import spec_of, speed
+from lab.measure.time_parts import time_parts
 from poc_core.fused import SWITCH
 from workers.engines.options import EngineOptions
 

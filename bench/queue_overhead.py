@@ -21,7 +21,7 @@ from bench.harness import machine
 from bench.harness.open_worker import CHAT_POLICY_HELP, OpenStack
 from bench.harness.report import LEGEND, console, exit_with, verdict, warn_of_noise
 from bench.harness.timed_job import TIMEOUT_S, body_of, run_job
-from cli.measure import dimensions as dummies
+from lab.measure import dimensions as dummies
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest

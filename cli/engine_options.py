@@ -3,15 +3,16 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from cli.model_choice import with_chosen_model
 from cli.terminal import UsageError
+from poc_core.schemes.decode.codebook_file import read_codebook_file
+from poc_core.settings import load_settings
 from workers.engines.kinds import Dtype, EngineKind
-
-if TYPE_CHECKING:
-    from workers.engines.options import EngineOptions
+from workers.engines.options import EngineOptions
 
 # For commands whose numbers count as a proof; the synthetic engine's do not.
 ProofEngine = Annotated[
@@ -110,16 +111,12 @@ def from_command_line(
             show_default=False,
         ),
     ] = None,
-) -> "EngineOptions":
+) -> EngineOptions:
     """The engine's options; with `model` None they name no model.
 
     OptionsError, SettingsError or UsageError: no such model, or options that do not go together.
     """
     said = dict(locals())  # names of EngineOptions' fields -> values
-    from cli.model_choice import with_chosen_model
-    from poc_core.schemes.decode.codebook_file import read_codebook_file
-    from poc_core.settings import load_settings
-    from workers.engines.options import EngineOptions
 
     settings = load_settings()
     read_codebook_file(settings.decode_codebook)  # fails before an engine is loaded

@@ -6,16 +6,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from cli.machine.cpu_memory import kv_cache_environment
+from cli.model_choice import check_is_there
+from cli.supervise.fleet import telling_lines
 from cli.supervise.log_folder import LogFolder
+from cli.supervise.start_stages import StartStages
 from cli.terminal import note, people_at
 from poc_core.errors import ProoflineError
-
-if TYPE_CHECKING:
-    from poc_core.records import ProofSpec
-    from workers.engines.base import Engine
-    from workers.engines.options import EngineOptions
+from poc_core.records import ProofSpec
+from poc_core.schemes import contract_of
+from poc_core.serving.logs import log_to_stderr
+from workers.engines import load_engine, stages
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
+from workers.pipeline import compute_all
 
 # Micro-batches of one progress step: enough to fill the engine, few enough that the bar moves.
 STEP_BATCHES = 2
@@ -89,7 +95,6 @@ def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[Non
 
 def _end_of_log() -> str:
     """What of the engine's log tells why it could not be loaded; empty where all of it is seen."""
-    from cli.supervise.fleet import telling_lines
 
     if not _log_files:
         return ""
@@ -98,15 +103,10 @@ def _end_of_log() -> str:
 
 
 @contextmanager
-def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
+def local_engine(options: EngineOptions) -> Iterator[Engine]:
     """The loaded engine, closed afterwards; people are told the stages of its start. Use within
     `stdout_kept_clean`: engines are noisy. ProoflineError: as `load_engine`, with the log's end.
     """
-    from cli.machine.cpu_memory import kv_cache_environment
-    from cli.model_choice import check_is_there
-    from cli.supervise.start_stages import StartStages
-    from poc_core.serving.logs import log_to_stderr
-    from workers.engines import load_engine, stages
 
     check_is_there(options)
     if options.engine == "vllm":
@@ -128,12 +128,8 @@ def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
         engine.close()
 
 
-def compute_in_steps(
-    engine: "Engine", spec: "ProofSpec", nonces: Sequence[int]
-) -> Iterator[list[Any]]:
+def compute_in_steps(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> Iterator[list[Any]]:
     """Yields the nonces' values, in order, in lists small enough to show progress between them."""
-    from poc_core.schemes import contract_of
-    from workers.pipeline import compute_all
 
     step = min(
         MAX_STEP_NONCES,
@@ -143,5 +139,5 @@ def compute_in_steps(
         yield compute_all(engine, spec, nonces[start : start + step])
 
 
-def progress_title(engine: "Engine") -> str:
+def progress_title(engine: Engine) -> str:
     return f"Computing on {engine.info.name}, {engine.info.dtype}"

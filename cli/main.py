@@ -1,43 +1,120 @@
-"""The command `proofline`: every command is a module of this package.
+"""The command `proofline`: a group that imports a command's module when the command is called.
 
-Commands import what they need when they run: `proofline --help` must not wait for torch.
+`proofline --help` imports none of them: it reads their docstrings.
 """
 
-from typing import Annotated, Any
+import ast
+from collections.abc import Iterator, Mapping
+from copy import copy
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from cli.ask.chat_check import chat_check
-from cli.ask.deploy import deploy, undeploy
-from cli.ask.generate import generate
-from cli.ask.round import app as round_app
-from cli.ask.status import status
-from cli.ask.validate import validate
-from cli.examine.config import config
-from cli.examine.doctor import doctor
-from cli.judge.calibrate import calibrate
-from cli.judge.compute import compute
-from cli.judge.report import report
-from cli.measure.bench import bench
-from cli.run.api import api
-from cli.run.courier import courier
-from cli.run.demo import demo
-from cli.run.flower import flower
-from cli.run.hosts import app as hosts_app
-from cli.run.key import app as key_app
-from cli.run.ready import ready
-from cli.run.receive import receive
-from cli.run.up import up
-from cli.run.worker import supervised_worker, worker
-from cli.run.workers import workers
+from api.version import VERSION
 from cli.terminal import EXIT_INTERRUPTED, exit_code_of, show_error
 from poc_core.errors import ProoflineError
+
+ROOT = Path(__file__).parents[1]
 
 RUNNING = "Run"
 ASKING = "Ask a running API"
 EXAMINING = "Look at this machine"
 ALONE = "Without a queue"
+
+
+class Command(NamedTuple):
+    """A command's function, or a group's `app` with the help that its module would give."""
+
+    target: str
+    panel: str | None
+    help: str = ""
+
+    def load(self, name: str) -> Any:
+        module, _, attribute = self.target.partition(":")
+        found = getattr(import_module(module), attribute)
+        app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, help=self.help, rich_help_panel=self.panel)
+            return typer.main.get_group(app).commands[name]
+        app.command(name, rich_help_panel=self.panel, hidden=self.panel is None)(found)
+        return typer.main.get_command(app)
+
+    def summary(self, name: str) -> TyperCommand:
+        """What `proofline --help` shows, without an import."""
+        module, _, attribute = self.target.partition(":")
+        file = (ROOT / module.replace(".", "/")).with_suffix(".py")
+        functions = (
+            node
+            for node in ast.parse(file.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef) and node.name == attribute
+        )
+        text = self.help or next(ast.get_docstring(node) or "" for node in functions)
+        return TyperCommand(name, help=text, rich_help_panel=self.panel, hidden=self.panel is None)
+
+
+COMMANDS = {
+    "demo": Command("cli.run.demo:demo", RUNNING),
+    "up": Command("cli.run.up:up", RUNNING),
+    "api": Command("cli.run.api:api", RUNNING),
+    "worker": Command("cli.run.worker:worker", RUNNING),
+    "supervised-worker": Command("cli.run.worker:supervised_worker", None),
+    "workers": Command("cli.run.workers:workers", RUNNING),
+    "courier": Command("cli.run.courier:courier", RUNNING),
+    "flower": Command("cli.run.flower:flower", RUNNING),
+    "ready": Command("cli.run.ready:ready", RUNNING),
+    "key": Command(
+        "cli.run.key:app",
+        RUNNING,
+        "Keys of the API. Their hashes are in the file POC_API_KEYS_FILE, which a running API reads"
+        " again when it changes.",
+    ),
+    "hosts": Command(
+        "cli.run.hosts:app",
+        RUNNING,
+        "Further hosts of the node: each joins with one token (`proofline workers --join`) and has"
+        " a user of Redis of its own. POC_REDIS_URL must name the operator's user.",
+    ),
+    "receive": Command("cli.run.receive:receive", RUNNING),
+    "doctor": Command("cli.examine.doctor:doctor", EXAMINING),
+    "config": Command("cli.examine.config:config", EXAMINING),
+    "status": Command("cli.ask.status:status", ASKING),
+    "generate": Command("cli.ask.generate:generate", ASKING),
+    "validate": Command("cli.ask.validate:validate", ASKING),
+    "chat-check": Command("cli.ask.chat_check:chat_check", ASKING),
+    "deploy": Command("cli.ask.deploy:deploy", ASKING),
+    "undeploy": Command("cli.ask.deploy:undeploy", ASKING),
+    "round": Command(
+        "cli.ask.round:app",
+        ASKING,
+        "Rounds: every worker of a model computes nonces, one after the other, until the round is"
+        " stopped.",
+    ),
+    "compute": Command("lab.judge.compute:compute", ALONE),
+    "calibrate": Command("lab.judge.calibrate:calibrate", ALONE),
+    "bench": Command("lab.measure.bench:bench", ALONE),
+    "report": Command("lab.judge.report:report", ALONE),
+}
+
+
+class LoadedWhenCalled(Mapping[str, Any]):
+    """The commands by name; a lookup imports the command's module."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = COMMANDS[name].load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class ProoflineGroup(TyperGroup):
@@ -53,9 +130,22 @@ class ProoflineGroup(TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
+class LazyGroup(ProoflineGroup):
+    """All commands of `proofline`."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = LoadedWhenCalled()  # type: ignore[assignment]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = copy(self)
+        listed.commands = {name: command.summary(name) for name, command in COMMANDS.items()}
+        super(LazyGroup, listed).format_help(ctx, formatter)
+
+
 app = typer.Typer(
     name="proofline",
-    cls=ProoflineGroup,
+    cls=LazyGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -68,8 +158,6 @@ app = typer.Typer(
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        from api.version import VERSION
-
         typer.echo(f"proofline {VERSION}")
         raise typer.Exit()
 
@@ -85,32 +173,6 @@ def proofline(
 ) -> None:
     pass
 
-
-app.command(rich_help_panel=RUNNING)(demo)
-app.command(rich_help_panel=RUNNING)(up)
-app.command(rich_help_panel=RUNNING)(api)
-app.command(rich_help_panel=RUNNING)(worker)
-app.command(hidden=True)(supervised_worker)
-app.command(rich_help_panel=RUNNING)(workers)
-app.command(rich_help_panel=RUNNING)(courier)
-app.command(rich_help_panel=RUNNING)(flower)
-app.command(rich_help_panel=RUNNING)(ready)
-app.add_typer(key_app, name="key", rich_help_panel=RUNNING)
-app.add_typer(hosts_app, name="hosts", rich_help_panel=RUNNING)
-app.command(rich_help_panel=RUNNING)(receive)
-app.command(rich_help_panel=EXAMINING)(doctor)
-app.command(rich_help_panel=EXAMINING)(config)
-app.command(rich_help_panel=ASKING)(status)
-app.command(rich_help_panel=ASKING)(generate)
-app.command(rich_help_panel=ASKING)(validate)
-app.command(rich_help_panel=ASKING)(chat_check)
-app.command(rich_help_panel=ASKING)(deploy)
-app.command(rich_help_panel=ASKING)(undeploy)
-app.add_typer(round_app, name="round", rich_help_panel=ASKING)
-app.command(rich_help_panel=ALONE)(compute)
-app.command(rich_help_panel=ALONE)(calibrate)
-app.command(rich_help_panel=ALONE)(bench)
-app.command(rich_help_panel=ALONE)(report)
 
 if __name__ == "__main__":
     app()

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import huggingface_hub
+
 from api.models.cache import ModelCache
 from api.models.files import BrokenModelError
 from cli.demo_model import DEMO_MODEL, demo_model
@@ -111,10 +113,9 @@ def _here(name: str, revision: str | None) -> str | None:
     Any file will do: what lacks is fetched later. Without a revision any will do, too, where the
     hub may be asked; else vLLM takes `main` alone.
     """
-    from huggingface_hub import constants
 
     cache, repo = ModelCache(), name.partition(":")[0]
-    if revision is None and constants.HF_HUB_OFFLINE:
+    if revision is None and huggingface_hub.constants.HF_HUB_OFFLINE:
         revision = "main"
     try:
         found = cache.revisions(repo, revision)
@@ -126,16 +127,20 @@ def _here(name: str, revision: str | None) -> str | None:
 
 
 def _ask_hub(name: str, revision: str | None, here: str) -> None:
-    from huggingface_hub import HfApi, errors
 
     what = repr(name) + (f" at the revision {revision!r}" if revision else "")
     try:
-        HfApi().model_info(name.partition(":")[0], revision=revision, timeout=HUB_TIMEOUT_S)
-    except errors.OfflineModeIsEnabled:
+        huggingface_hub.HfApi().model_info(
+            name.partition(":")[0], revision=revision, timeout=HUB_TIMEOUT_S
+        )
+    except huggingface_hub.errors.OfflineModeIsEnabled:
         raise ProoflineError(f"There is no model {what} here: {NOT_HERE} ({here}).") from None
-    except errors.RevisionNotFoundError:
+    except huggingface_hub.errors.RevisionNotFoundError:
         raise ModelChoiceError(f"The hub has no model {what} ({here}).") from None
-    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+    except (
+        huggingface_hub.errors.HfHubHTTPError,
+        huggingface_hub.errors.HFValidationError,
+    ) as error:
         answer = getattr(error, "response", None)
         if answer is None or answer.status_code in _NOT_FOUND:
             raise ModelChoiceError(f"There is no model {what}: {NOT_ON_HUB}.") from None

@@ -55,6 +55,7 @@ COPY proofline proofline
 COPY workers workers
 COPY api api
 COPY cli cli
+COPY lab lab
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # The image's list of packages, written at the end: /usr/share/proofline/sbom.cdx.json.

@@ -23,6 +23,7 @@ COPY proofline proofline
 COPY workers workers
 COPY api api
 COPY cli cli
+COPY lab lab
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # What is in the image, told by itself at the end: /usr/share/proofline/sbom.cdx.json.

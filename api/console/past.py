@@ -13,7 +13,7 @@ from poc_core.state.past.history import (
     first_token_p95,
 )
 
-# Seconds after a step's end when all that belongs to it is told (api/seen/telling.py).
+# Seconds after a step's end when all that belongs to it is told (Services.reporting).
 LATE_S = 1.5
 
 

@@ -9,7 +9,6 @@ from api.console.work import Work
 from api.health.judgement import Health
 from api.health.reading import told
 from api.health.roster import names_of
-from api.proofs import round_control
 from api.reading.live import Sections
 from api.services import Services
 from api.version import VERSION
@@ -112,7 +111,7 @@ class View:
     def _round(self, seen: Overview) -> JsonValue:
         """What the page shows of the last round beside its own page."""
         assert seen.round is not None
-        outbox = round_control.stats_of(self._services, seen)["outbox"]
+        outbox = self._services.round_control.stats_of(seen)["outbox"]
         return {"id": seen.round.record.round_id, "outbox": outbox}
 
 

@@ -10,13 +10,13 @@ from fastapi import HTTPException, Request, Response
 
 from api.errors import unavailable
 from api.schema.bodies import DeployBody
-from api.services import Services
 from poc_core.answers import Done
 from poc_core.errors import ArgumentsError, BodyError, DeployedError, NoHostError
 from poc_core.records import RoundState
 from poc_core.serving.deployments import Deployment, DeploymentState, DeploymentStatus
 from poc_core.serving.vllm_arguments import read_deployment
 from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, JobStore, RoundStore
 
 log = logging.getLogger(__name__)
 
@@ -39,75 +39,91 @@ def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
     return wanted
 
 
-def deploy(body: DeployBody, services: Services) -> int:
-    """Has all hosts start what the body asks for; returns the deployment's generation.
+class Deploying:
+    """Starts and ends the model of all hosts for the API's clients."""
 
-    BodyError: as `deployment_of`. HTTPException 409: a model runs or starts; 503: there is no host.
-    """
-    wanted = deployment_of(body, services.settings)
-    try:
-        generation = services.deployments.deploy(wanted)
-    except DeployedError as error:
-        raise HTTPException(409, str(error)) from None
-    except NoHostError as error:
-        raise unavailable(str(error)) from None
-    _end_work(services)  # of a failed model, say: it would keep the next round from beginning
-    return generation
+    def __init__(
+        self, settings: Settings, deployments: DeploymentStore, rounds: RoundStore, jobs: JobStore
+    ) -> None:
+        self._settings = settings
+        self._deployments = deployments
+        self._rounds = rounds
+        self._jobs = jobs
 
+    def deploy(self, body: DeployBody) -> int:
+        """Has all hosts start what the body asks for; returns the deployment's generation.
 
-def withdraw(services: Services, keeps: bool) -> int:
-    """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation.
+        BodyError: as `deployment_of`. HTTPException 409: a model runs or starts; 503: no host.
+        """
+        wanted = deployment_of(body, self._settings)
+        try:
+            generation = self._deployments.deploy(wanted)
+        except DeployedError as error:
+            raise HTTPException(409, str(error)) from None
+        except NoHostError as error:
+            raise unavailable(str(error)) from None
+        self._end_work()  # of a failed model, say: it would keep the next round from beginning
+        return generation
 
-    `keeps`: engines that still load are kept for a while, see DeploymentStore.withdraw.
-    """
-    _end_work(services)
-    return services.deployments.withdraw(keeps)
+    def withdraw(self, keeps: bool) -> int:
+        """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation.
 
+        `keeps`: engines that still load are kept for a while, see DeploymentStore.withdraw.
+        """
+        self._end_work()
+        return self._deployments.withdraw(keeps)
 
-async def until_served(request: Request, services: Services, generation: int) -> Response | Done:
-    """Waits until the model serves. A client that hangs up changes nothing.
+    async def until_served(self, request: Request, generation: int) -> Response | Done:
+        """Waits until the model serves. A client that hangs up changes nothing.
 
-    HTTPException 500: the model cannot start (why), was withdrawn, or takes longer than SERVE_S
-    (and goes on).
-    """
-    deadline = time.monotonic() + SERVE_S
-    while time.monotonic() < deadline:
-        status = await to_thread.run_sync(services.deployments.status)
-        if status.record is None or status.record.generation != generation:
-            raise HTTPException(500, "The deployment was withdrawn before the model served.")
-        if status.state is DeploymentState.RUNNING:
-            return Done()
-        if status.state is DeploymentState.FAILED:
-            raise HTTPException(500, f"The model could not be started: {status.record.error}")
-        if not status.hosts:
-            raise HTTPException(
-                500, "Every host that was to start the model is gone; one that comes will start it."
-            )
-        if await request.is_disconnected():
-            return Response(status_code=499)
-        await anyio.sleep(_LOOK_S)
-    raise HTTPException(
-        500,
-        f"The model does not serve after {SERVE_S:g} s. It is still being started: look at GET "
-        "/api/v1/inference/up/status.",
-    )
+        HTTPException 500: the model cannot start (why), was withdrawn, or takes longer than SERVE_S
+        (and goes on).
+        """
+        deadline = time.monotonic() + SERVE_S
+        while time.monotonic() < deadline:
+            status = await to_thread.run_sync(self._deployments.status)
+            if status.record is None or status.record.generation != generation:
+                raise HTTPException(500, "The deployment was withdrawn before the model served.")
+            if status.state is DeploymentState.RUNNING:
+                return Done()
+            if status.state is DeploymentState.FAILED:
+                raise HTTPException(500, f"The model could not be started: {status.record.error}")
+            if not status.hosts:
+                raise HTTPException(
+                    500,
+                    "Every host that was to start the model is gone; one that comes will start it.",
+                )
+            if await request.is_disconnected():
+                return Response(status_code=499)
+            await anyio.sleep(_LOOK_S)
+        raise HTTPException(
+            500,
+            f"The model does not serve after {SERVE_S:g} s. It is still being started: look at GET "
+            "/api/v1/inference/up/status.",
+        )
 
+    async def until_gone(
+        self, generation: int, clock: Callable[[], float] = time.monotonic
+    ) -> Done:
+        """Waits until all hosts run only what they keep. HTTPException 500: who still does."""
+        deadline = clock() + _GONE_S
+        while True:
+            status = await to_thread.run_sync(self._deployments.status)
+            superseded = status.record is not None and status.record.generation > generation
+            if status.is_gone or superseded:
+                return Done()
+            if clock() > deadline:
+                raise HTTPException(
+                    500, f"Engines still end on {_busy(status)}; look into the logs there."
+                )
+            await anyio.sleep(_LOOK_S)
 
-async def until_gone(
-    services: Services, generation: int, clock: Callable[[], float] = time.monotonic
-) -> Done:
-    """Waits until all hosts run nothing but what they keep. HTTPException 500: who still does."""
-    deadline = clock() + _GONE_S
-    while True:
-        status = await to_thread.run_sync(services.deployments.status)
-        superseded = status.record is not None and status.record.generation > generation
-        if status.is_gone or superseded:
-            return Done()
-        if clock() > deadline:
-            raise HTTPException(
-                500, f"Engines still end on {_busy(status)}; look into the logs there."
-            )
-        await anyio.sleep(_LOOK_S)
+    def _end_work(self) -> None:
+        """Ends the round and the jobs; the round's outbox is still delivered."""
+        current = self._rounds.current()
+        if current is not None:
+            self._rounds.switch(current, RoundState.STOPPED)
+        self._jobs.cancel_all()
 
 
 def _busy(status: DeploymentStatus) -> str:
@@ -116,11 +132,3 @@ def _busy(status: DeploymentStatus) -> str:
         for host in status.hosts
         if host.state not in ("IDLE", "KEEPING")
     )
-
-
-def _end_work(services: Services) -> None:
-    """Ends the round and the jobs; the round's outbox is still delivered, as it needs no engine."""
-    current = services.rounds.current()
-    if current is not None:
-        services.rounds.switch(current, RoundState.STOPPED)
-    services.jobs.cancel_all()

@@ -4,54 +4,69 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import HTTPException
 
 from api.errors import unavailable
+from api.proofs.dispatch import Dispatcher
+from api.proofs.waiting import InlineJobs
 from api.schema.bodies import job_bodies, parse_body
-from api.services import Services
 from poc_core.errors import BodyError, ForbiddenReceiverError
 from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec
 from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.requests import JobBody
 from poc_core.settings import Settings
-from poc_core.state import WorkerRegistry
+from poc_core.state import JobStore, WorkerRegistry
 
 # From this size on, requests are taken one at a time; smaller ones pass them by.
 _LARGE_BYTES = 256 * 1024
+# Large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
+_LARGE_AT_ONCE = 1
 
 
-async def submit(raw: bytes, client: str, services: Services) -> tuple[str, NewJob]:
-    """Checks and stores a job, in a thread; errors are the client's answer, and store nothing."""
-    limiter = services.large_bodies if len(raw) >= _LARGE_BYTES else None
-    return await to_thread.run_sync(_submit, raw, client, services, limiter=limiter)
+class Admission:
+    """Requests for jobs: checked, stored and published."""
 
+    def __init__(
+        self,
+        settings: Settings,
+        jobs: JobStore,
+        workers: WorkerRegistry,
+        dispatcher: Dispatcher,
+        inline: InlineJobs,
+    ) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._workers = workers
+        self._dispatcher = dispatcher
+        self._inline = inline
+        self._large = CapacityLimiter(_LARGE_AT_ONCE)
 
-def _submit(raw: bytes, client: str, services: Services) -> tuple[str, NewJob]:
-    _, body = parse_body(raw, services.settings.max_queued_nonces, job_bodies())
-    job = replace(admit(body, services.settings, services.workers), client=client)
-    return queue(job, services), job
+    async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
+        """Checks and stores a job, in a thread; errors are the client's answer."""
+        limiter = self._large if len(raw) >= _LARGE_BYTES else None
+        return await to_thread.run_sync(self._submit, raw, client, limiter=limiter)
 
+    def _submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
+        _, body = parse_body(raw, self._settings.max_queued_nonces, job_bodies())
+        job = replace(admit(body, self._settings, self._workers), client=client)
+        return self.queue(job), job
 
-def queue(job: NewJob, services: Services) -> str:
-    """Stores a job and tells the workers; returns its id.
+    def queue(self, job: NewJob) -> str:
+        """Stores a job and wakes the workers; returns its id.
 
-    A job whose client waits has its place until `answer_when_ended`. HTTPException 429: none left.
-    """
-    if job.inline and not services.waiting.take():
-        raise unavailable(
-            f"{services.waiting.limit} requests wait for their jobs already"
-            " (POC_MAX_WAITING_REQUESTS); send it with wait=false and poll, or try again later.",
-            429,
-        )
-    try:
-        job_id = services.jobs.create(job)
-        services.dispatcher.publish(job.model, job_id, job.n_batches)
-        return job_id
-    except BaseException:
+        A job whose client waits has entered `InlineJobs`. HTTPException 429: too many wait.
+        """
         if job.inline:
-            services.waiting.leave()
-        raise
+            self._inline.enter()
+        try:
+            job_id = self._jobs.create(job)
+            self._dispatcher.publish(job.model, job_id, job.n_batches)
+            return job_id
+        except BaseException:
+            if job.inline:
+                self._inline.leave()
+            raise
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:

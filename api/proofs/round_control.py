@@ -6,7 +6,7 @@ from fastapi import HTTPException
 
 from api.errors import unavailable
 from api.proofs.admission import check_limits, check_receiver, deployed_limits
-from api.services import Services
+from api.proofs.dispatch import Dispatcher
 from poc_core.callbacks import redacted
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
@@ -14,22 +14,140 @@ from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.contract import Reported
 from poc_core.schemes.requests import RoundBody
 from poc_core.settings import Settings
-from poc_core.state import WorkerRegistry
+from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.outbox import OutboxStatus
 from poc_core.state.overview import Overview, RoundRates
 
 
-def start(body: RoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
-    """Stores a round; returns the workers ready for it. HTTPException 409: another generates."""
-    config = _admitted(body, services.settings, services.workers)
-    try:
-        round_id = services.rounds.store(config, state)
-    except RoundError as error:
-        raise HTTPException(409, str(error)) from None
-    ready = services.workers.ready(config.model)
-    if state is RoundState.GENERATING:
-        services.dispatcher.publish_steps([worker.id for worker in ready], round_id)
-    return ready
+class RoundControl:
+    def __init__(
+        self,
+        settings: Settings,
+        workers: WorkerRegistry,
+        rounds: RoundStore,
+        jobs: JobStore,
+        outbox: Outbox,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._rounds = rounds
+        self._jobs = jobs
+        self._outbox = outbox
+        self._dispatcher = dispatcher
+
+    def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
+        """Stores a round; returns the workers ready for it. HTTPException 409: one generates."""
+        config = _admitted(body, self._settings, self._workers)
+        try:
+            round_id = self._rounds.store(config, state)
+        except RoundError as error:
+            raise HTTPException(409, str(error)) from None
+        ready = self._workers.ready(config.model)
+        if state is RoundState.GENERATING:
+            self._dispatcher.publish_steps([worker.id for worker in ready], round_id)
+        return ready
+
+    def switch(self, state: RoundState) -> None:
+        """Sets the current round's state. HTTPException 400: no round could take it."""
+        current = self._rounds.current()
+        if current is None:
+            raise HTTPException(400, "No round was initialised; send POST /init first.")
+        before = self._rounds.switch(current, state)
+        if before is None or before is RoundState.STOPPED:
+            raise HTTPException(400, "The round was stopped; send POST /init to begin another.")
+        if state is RoundState.GENERATING:
+            ids = [worker.id for worker in self._workers.ready(current.config.model)]
+            self._dispatcher.publish_steps(ids, current.round_id)
+
+    def stop(self) -> int:
+        """Stops the current round and cancels the jobs in the queue; returns their number.
+
+        Callbacks of jobs that nobody takes are given up.
+        """
+        current = self._rounds.current()
+        if current is not None:
+            self._rounds.switch(current, RoundState.STOPPED)
+        self._outbox.drop_failing()
+        return self._jobs.cancel_queued()
+
+    def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
+        """What /status says of the round; before the first, of the node as if it had an idle one.
+
+        `first` and `most`: which of the reported nonces to list (RoundStore.reported).
+        """
+        record = seen.round.record if seen.round is not None else None
+        state, stats = record.state if record is not None else RoundState.IDLE, self.stats_of(seen)
+        return {
+            "status": state.activity.value,
+            "state": state.value,
+            "config": config_of(record.config) if record is not None else None,
+            "stats": stats,
+            **self._scheme_status(record, stats, first, most),
+        }
+
+    def stats_of(self, seen: Overview) -> dict[str, Any]:
+        """The round's numbers, per worker and in sum; before the first round, those of all jobs."""
+        limit_bytes = self._settings.outbox_max_bytes
+        n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
+        record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
+        if (current := seen.round) is not None:
+            record, rates, outbox = current.record, current.rates, current.outbox
+            # Once a round is over its last seconds say nothing of a current rate.
+            if record.state is not RoundState.GENERATING:
+                rates = RoundRates(rates.totals, {})
+            n, rate, excluded = (
+                record.n_processed,
+                sum(rates.per_second.values(), 0.0),
+                [*current.excluded],
+            )
+            elapsed_s = self._rounds.elapsed_s(record)
+        return {
+            "total_processed": n,
+            "nonces_per_second": rate,
+            "nonces_per_second_of_round": n / elapsed_s if elapsed_s > 0 else 0.0,
+            "elapsed_seconds": elapsed_s,
+            "n_excluded": record.n_excluded if record is not None else 0,
+            "excluded_nonces": excluded,
+            "workers": {
+                worker: {
+                    "total_processed": total,
+                    "nonces_per_second": rates.per_second.get(worker, 0.0),
+                }
+                for worker, total in sorted(rates.totals.items())
+            },
+            "artifacts_delivered": outbox.delivered,
+            "artifacts_waiting": outbox.waiting,
+            "outbox": {
+                "bytes": outbox.waiting_bytes,
+                "limit_bytes": limit_bytes,
+                "full": outbox.waiting_bytes >= limit_bytes,
+                "dropped": outbox.dropped,
+                "failures": outbox.failures,
+                "next_try_at": outbox.next_at if outbox.waiting else None,
+                "last_error": outbox.last_error,
+            },
+            "exhausted": record is not None and record.is_exhausted,
+            "error": record.error if record is not None else None,
+        }
+
+    def _scheme_status(
+        self,
+        record: RoundRecord | None,
+        stats: dict[str, Any],
+        first: int | None,
+        most: int,
+    ) -> dict[str, Any]:
+        """A scheme's own part of /status; without a round, what a round of any scheme has."""
+        if record is None:
+            return {k: v for one in contracts() for k, v in one.status_without_round.items()}
+        contract = contract_of(record.config.spec.scheme)
+        reported = Reported(0, [])
+        if contract.lists_reported:
+            reported = self._rounds.reported(record.round_id, first, most)
+        return contract.status(
+            record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"]
+        )
 
 
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
@@ -57,114 +175,8 @@ def _only_model(workers: WorkerRegistry) -> str:
     return models[0]
 
 
-def switch(services: Services, state: RoundState) -> None:
-    """Sets the current round's state. HTTPException 400: no round could take it."""
-    current = services.rounds.current()
-    if current is None:
-        raise HTTPException(400, "No round was initialised; send POST /init first.")
-    before = services.rounds.switch(current, state)
-    if before is None or before is RoundState.STOPPED:
-        raise HTTPException(400, "The round was stopped; send POST /init to begin another.")
-    if state is RoundState.GENERATING:
-        ids = [worker.id for worker in services.workers.ready(current.config.model)]
-        services.dispatcher.publish_steps(ids, current.round_id)
-
-
-def stop(services: Services) -> int:
-    """Stops the current round and cancels the jobs in the queue; returns their number.
-
-    Callbacks of jobs that nobody takes are given up.
-    """
-    current = services.rounds.current()
-    if current is not None:
-        services.rounds.switch(current, RoundState.STOPPED)
-    services.outbox.drop_failing()
-    return services.jobs.cancel_queued()
-
-
 def config_of(config: RoundConfig) -> dict[str, Any]:
     """The round's configuration in the words of the body that started it."""
     body = contract_of(config.spec.scheme).round_body
     assert body is not None  # else no request could have started it
     return body.of(config.model_copy(update={"url": redacted(config.url)}))
-
-
-def status_of(services: Services, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-    """What /status says of the round; before the first, of the node as if it had an idle one.
-
-    `first` and `most`: which of the reported nonces to list (RoundStore.reported).
-    """
-    record = seen.round.record if seen.round is not None else None
-    state, stats = record.state if record is not None else RoundState.IDLE, stats_of(services, seen)
-    return {
-        "status": state.activity.value,
-        "state": state.value,
-        "config": config_of(record.config) if record is not None else None,
-        "stats": stats,
-        **_scheme_status(services, record, stats, first, most),
-    }
-
-
-def stats_of(services: Services, seen: Overview) -> dict[str, Any]:
-    """The round's numbers, per worker and in sum; before the first round, those of all jobs."""
-    limit_bytes = services.settings.outbox_max_bytes
-    n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
-    record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
-    if (current := seen.round) is not None:
-        record, rates, outbox = current.record, current.rates, current.outbox
-        # Once a round is over its last seconds say nothing of a current rate.
-        if record.state is not RoundState.GENERATING:
-            rates = RoundRates(rates.totals, {})
-        n, rate, excluded = (
-            record.n_processed,
-            sum(rates.per_second.values(), 0.0),
-            [*current.excluded],
-        )
-        elapsed_s = services.rounds.elapsed_s(record)
-    return {
-        "total_processed": n,
-        "nonces_per_second": rate,
-        "nonces_per_second_of_round": n / elapsed_s if elapsed_s > 0 else 0.0,
-        "elapsed_seconds": elapsed_s,
-        "n_excluded": record.n_excluded if record is not None else 0,
-        "excluded_nonces": excluded,
-        "workers": {
-            worker: {
-                "total_processed": total,
-                "nonces_per_second": rates.per_second.get(worker, 0.0),
-            }
-            for worker, total in sorted(rates.totals.items())
-        },
-        "artifacts_delivered": outbox.delivered,
-        "artifacts_waiting": outbox.waiting,
-        "outbox": {
-            "bytes": outbox.waiting_bytes,
-            "limit_bytes": limit_bytes,
-            "full": outbox.waiting_bytes >= limit_bytes,
-            "dropped": outbox.dropped,
-            "failures": outbox.failures,
-            "next_try_at": outbox.next_at if outbox.waiting else None,
-            "last_error": outbox.last_error,
-        },
-        "exhausted": record is not None and record.is_exhausted,
-        "error": record.error if record is not None else None,
-    }
-
-
-def _scheme_status(
-    services: Services,
-    record: RoundRecord | None,
-    stats: dict[str, Any],
-    first: int | None,
-    most: int,
-) -> dict[str, Any]:
-    """A scheme's own part of /status; without a round, what a round of any scheme has."""
-    if record is None:
-        return {k: v for one in contracts() for k, v in one.status_without_round.items()}
-    contract = contract_of(record.config.spec.scheme)
-    reported = Reported(0, [])
-    if contract.lists_reported:
-        reported = services.rounds.reported(record.round_id, first, most)
-    return contract.status(
-        record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"]
-    )

@@ -1,5 +1,6 @@
 """A completed job's answer: sent as Redis holds it, or waited for inline (`wait: true`)."""
 
+import threading
 import time
 
 import anyio
@@ -9,9 +10,9 @@ from fastapi.responses import StreamingResponse
 
 from api.edge.body_limit import BODY_DONE
 from api.errors import unavailable
-from api.services import Services
 from poc_core.records import JobRecord, JobStatus
-from poc_core.state import JobStore
+from poc_core.settings import Settings
+from poc_core.state import JobStore, RoundStore
 
 # Seconds between two looks at the job: soon for a small one, seldom for many large ones.
 _FIRST_LOOK_S = 0.01
@@ -34,56 +35,80 @@ def result_response(jobs: JobStore, job_id: str) -> Response | None:
     )
 
 
-async def answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
-    """The result of a job whose request has a place among those that wait; holds no thread.
+class InlineJobs:
+    """Requests that wait for the end of their job: how many may, and what they are answered."""
 
-    HTTPException 503: nothing moved for generate_chunk_timeout_sec (the job is cancelled, so that a
-    repeated request does not compute it twice), or too few values for a verdict; 500: the job
-    failed otherwise; 409: it was cancelled.
-    """
-    request.scope[BODY_DONE]()
-    try:
-        return await _answer_when_ended(request, services, job_id)
-    finally:
-        services.waiting.leave()
+    def __init__(self, settings: Settings, jobs: JobStore, rounds: RoundStore) -> None:
+        self.limit = settings.max_waiting_requests
+        self.n_waiting = 0
+        self._timeout_s = settings.generate_chunk_timeout_sec
+        self._jobs = jobs
+        self._rounds = rounds
+        self._lock = threading.Lock()
 
+    def enter(self) -> None:
+        """For any thread; `leave` follows. HTTPException 429: as many wait as may."""
+        with self._lock:
+            if self.n_waiting >= self.limit:
+                raise unavailable(
+                    f"{self.limit} requests wait for their jobs already"
+                    " (POC_MAX_WAITING_REQUESTS); send it with wait=false and poll, or try again"
+                    " later.",
+                    429,
+                )
+            self.n_waiting += 1
 
-async def _answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
-    jobs, timeout_s = services.jobs, services.settings.generate_chunk_timeout_sec
-    pause_s, progress, moved_at = _FIRST_LOOK_S, None, time.monotonic()
-    while True:
-        record, seen = await to_thread.run_sync(_look, services, job_id)
+    def leave(self) -> None:
+        with self._lock:
+            self.n_waiting -= 1
+
+    async def answer_when_ended(self, request: Request, job_id: str) -> Response:
+        """The result of a job whose request has entered, and leaves here; holds no thread.
+
+        HTTPException 503: nothing moved for generate_chunk_timeout_sec (the job is cancelled, so
+        that a repeated request does not compute it twice), or too few values for a verdict; 500:
+        the job failed otherwise; 409: it was cancelled.
+        """
+        request.scope[BODY_DONE]()
+        try:
+            return await self._answer_when_ended(request, job_id)
+        finally:
+            self.leave()
+
+    async def _answer_when_ended(self, request: Request, job_id: str) -> Response:
+        pause_s, progress, moved_at = _FIRST_LOOK_S, None, time.monotonic()
+        while True:
+            record, seen = await to_thread.run_sync(self._look, job_id)
+            if record is None:
+                raise unavailable("The node's Redis lost the job; send the request again.")
+            if record.status.is_final:
+                return await to_thread.run_sync(_answer, self._jobs, record)
+            if seen != progress:
+                progress, moved_at = seen, time.monotonic()
+            elif time.monotonic() - moved_at > self._timeout_s:
+                await to_thread.run_sync(self._jobs.cancel, job_id)
+                raise unavailable(
+                    f"No batch was done within {self._timeout_s:g} s"
+                    f" (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the job {job_id} was cancelled. Send it"
+                    " again later, or with wait=false."
+                )
+            # the job goes on: its result can be fetched and may have a callback
+            if await request.is_disconnected():
+                return Response(status_code=499)
+            await anyio.sleep(max(pause_s, self.n_waiting / _LOOKS_PER_S))
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+    def _look(self, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
+        """The job and what changes while the node makes progress towards its end."""
+        record = self._jobs.read(job_id)
         if record is None:
-            raise unavailable("The node's Redis lost the job; send the request again.")
-        if record.status.is_final:
-            return await to_thread.run_sync(_answer, jobs, record)
-        if seen != progress:
-            progress, moved_at = seen, time.monotonic()
-        elif time.monotonic() - moved_at > timeout_s:
-            await to_thread.run_sync(jobs.cancel, job_id)
-            raise unavailable(
-                f"No batch was done within {timeout_s:g} s (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the"
-                f" job {job_id} was cancelled. Send it again later, or with wait=false."
-            )
-        # the job goes on: its result can be fetched and may have a callback
-        if await request.is_disconnected():
-            return Response(status_code=499)
-        await anyio.sleep(max(pause_s, services.waiting.taken / _LOOKS_PER_S))
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-
-
-def _look(services: Services, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
-    """The job and what changes while the node makes progress towards its end."""
-    jobs = services.jobs
-    record = jobs.read(job_id)
-    if record is None:
-        return None, ()
-    if record.waiting_for == "chat" or services.rounds.generating(record.model) is not None:
-        # The job waits for chat, which leaves proofs their share of time, or for the round's end.
-        return record, (time.monotonic(),)
-    # A job that queues behind others waits for their batches, not for its own.
-    ahead = jobs.total_processed() if record.status is JobStatus.QUEUED else None
-    return record, (record.status, record.n_done, ahead)
+            return None, ()
+        if record.waiting_for == "chat" or self._rounds.generating(record.model) is not None:
+            # The job waits for chat, which leaves proofs their share of time, or for a round's end.
+            return record, (time.monotonic(),)
+        # A job that queues behind others waits for their batches, not for its own.
+        ahead = self._jobs.total_processed() if record.status is JobStatus.QUEUED else None
+        return record, (record.status, record.n_done, ahead)
 
 
 def _answer(jobs: JobStore, record: JobRecord) -> Response:

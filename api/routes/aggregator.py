@@ -26,7 +26,7 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
 async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
     """Like /api/v1/pow/init/generate. The workers share the nonces."""
     body = parse_round(await whole_body(request), round_bodies())
-    workers = await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
+    workers = await to_thread.run_sync(services.round_control.start, body, RoundState.GENERATING)
     return {
         "status": "OK",
         "backends": len(workers),
@@ -56,7 +56,7 @@ def status(services: AppServices) -> dict[str, Any]:
     """
     seen = services.overviews.read()
     current = seen.round.record if seen.round is not None else None
-    stats = round_control.stats_of(services, seen)["workers"]
+    stats = services.round_control.stats_of(seen)["workers"]
     backends = [
         _backend(worker, current, stats.get(worker.id, {}))
         for worker in seen.workers
@@ -75,7 +75,7 @@ def status(services: AppServices) -> dict[str, Any]:
     responses=examples.REDIS_AWAY,
 )
 def stop(services: AppServices) -> dict[str, Any]:
-    round_control.stop(services)
+    services.round_control.stop()
     results = [
         {"port": backend_number(worker), "status": "stopped"} for worker in services.workers.ready()
     ]

@@ -6,7 +6,6 @@ from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from api.health.reading import told
-from api.models import deployments
 from api.schema import examples
 from api.schema.bodies import DeployBody
 from api.services import AppServices, Services
@@ -53,8 +52,8 @@ async def stop(services: AppServices) -> answers.Done:
 
     Engines that are loading are kept for 120 s; an identical /inference/up takes them over.
     """
-    generation = await to_thread.run_sync(deployments.withdraw, services, True)
-    return await deployments.until_gone(services, generation)
+    generation = await to_thread.run_sync(services.deploying.withdraw, True)
+    return await services.deploying.until_gone(generation)
 
 
 @router.post(
@@ -62,8 +61,8 @@ async def stop(services: AppServices) -> answers.Done:
 )
 async def down(services: AppServices) -> answers.Done:
     """Like /api/v1/stop, but engines that are loading end too."""
-    generation = await to_thread.run_sync(deployments.withdraw, services, False)
-    return await deployments.until_gone(services, generation)
+    generation = await to_thread.run_sync(services.deploying.withdraw, False)
+    return await services.deploying.until_gone(generation)
 
 
 @router.post(
@@ -75,8 +74,8 @@ async def down(services: AppServices) -> answers.Done:
 async def up(body: DeployBody, request: Request, services: AppServices) -> Response | answers.Done:
     """Answers when one host serves the model; the others follow. If the client disconnects, the
     deployment continues."""
-    generation = await to_thread.run_sync(deployments.deploy, body, services)
-    return await deployments.until_served(request, services, generation)
+    generation = await to_thread.run_sync(services.deploying.deploy, body)
+    return await services.deploying.until_served(request, generation)
 
 
 @router.post(
@@ -85,7 +84,7 @@ async def up(body: DeployBody, request: Request, services: AppServices) -> Respo
     responses=examples.DEPLOY_ERRORS,
 )
 def up_async(body: DeployBody, services: AppServices) -> answers.Done:
-    deployments.deploy(body, services)
+    services.deploying.deploy(body)
     return answers.Done()
 
 

@@ -9,9 +9,7 @@ from pydantic import BaseModel
 from api.edge.shares import client_of
 from api.health.reading import told, told_seat
 from api.health.roster import names_of
-from api.proofs import round_control
-from api.proofs.admission import submit
-from api.proofs.waiting import answer_when_ended, result_response
+from api.proofs.waiting import result_response
 from api.schema import examples
 from api.schema.bodies import job_bodies, whole_body
 from api.schema.openapi import json_body, json_examples
@@ -71,9 +69,11 @@ async def generate(request: Request, services: AppServices) -> Response | answer
     Everything is checked first. With `wait` the answer is the result. The job continues if the
     client disconnects.
     """
-    job_id, job = await submit(await whole_body(request), client_of(request.scope), services)
+    job_id, job = await services.admission.submit(
+        await whole_body(request), client_of(request.scope)
+    )
     if job.inline:
-        return await answer_when_ended(request, services, job_id)
+        return await services.inline.answer_when_ended(request, job_id)
     return answers.Queued(request_id=job_id, queued_count=len(job.nonces))
 
 
@@ -156,7 +156,7 @@ def _status(services: Services, valid_from: int | None, valid_limit: int) -> byt
     seen = services.overviews.read()
     health = services.health.of(seen)
     names = names_of(health.seats, seen.workers)
-    whole = round_control.status_of(services, seen, valid_from, valid_limit) | {
+    whole = services.round_control.status_of(seen, valid_from, valid_limit) | {
         "queued_nonces": seen.queued_nonces,
         "callbacks_waiting": seen.callbacks_waiting,
         "silent_receivers": [vars(receiver) for receiver in seen.silent],
@@ -181,4 +181,4 @@ def stop(services: AppServices) -> answers.Stopped:
     computed. DELETE /generate/{request_id} ends one of them. Callbacks of jobs that their receivers
     did not take in five tries in a row are given up.
     """
-    return answers.Stopped(cancelled_jobs=round_control.stop(services))
+    return answers.Stopped(cancelled_jobs=services.round_control.stop())

@@ -3,7 +3,6 @@
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.proofs import round_control
 from api.schema import examples
 from api.schema.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
 from api.schema.openapi import json_body
@@ -25,7 +24,7 @@ _PHASED_BODY = json_body(phased_round_bodies())
 async def init_generate(request: Request, services: AppServices) -> answers.RoundChanged:
     """All workers of the model compute until /stop; with `r_target` it is a distance round."""
     body = parse_round(await whole_body(request), round_bodies())
-    await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
+    await to_thread.run_sync(services.round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
@@ -38,7 +37,7 @@ async def init_generate(request: Request, services: AppServices) -> answers.Roun
 async def init(request: Request, services: AppServices) -> answers.RoundChanged:
     """Stores the round, which runs only after /phase/generate."""
     body = parse_round(await whole_body(request), phased_round_bodies())
-    await to_thread.run_sync(round_control.start, body, services, RoundState.IDLE)
+    await to_thread.run_sync(services.round_control.start, body, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
 
 
@@ -51,7 +50,7 @@ async def init(request: Request, services: AppServices) -> answers.RoundChanged:
 async def init_validate(request: Request, services: AppServices) -> answers.RoundChanged:
     """/validate judges batches by this round's r_target and seq_len."""
     body = parse_round(await whole_body(request), phased_round_bodies())
-    await to_thread.run_sync(round_control.start, body, services, RoundState.VALIDATING)
+    await to_thread.run_sync(services.round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)
 
 
@@ -62,7 +61,7 @@ async def init_validate(request: Request, services: AppServices) -> answers.Roun
 )
 def phase_generate(services: AppServices) -> answers.RoundChanged:
     """Continues where an earlier generation phase of the round ended."""
-    round_control.switch(services, RoundState.GENERATING)
+    services.round_control.switch(RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
@@ -73,5 +72,5 @@ def phase_generate(services: AppServices) -> answers.RoundChanged:
 )
 def phase_validate(services: AppServices) -> answers.RoundChanged:
     """Workers stop generating within one micro-batch, and serve /validate and jobs."""
-    round_control.switch(services, RoundState.VALIDATING)
+    services.round_control.switch(RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)

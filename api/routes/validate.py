@@ -7,8 +7,6 @@ from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from api.edge.shares import client_of
-from api.proofs.admission import queue
-from api.proofs.waiting import answer_when_ended
 from api.schema import examples
 from api.schema.bodies import batch_bodies, parse_body, whole_body
 from api.schema.openapi import json_body
@@ -42,8 +40,8 @@ async def validate(request: Request, services: AppServices) -> Response | dict[s
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])
     job = replace(job, client=client_of(request.scope))
-    job_id = await to_thread.run_sync(queue, job, services)
-    return await answer_when_ended(request, services, job_id)
+    job_id = await to_thread.run_sync(services.admission.queue, job)
+    return await services.inline.answer_when_ended(request, job_id)
 
 
 def _validating_round(services: Services, scheme: str) -> RoundConfig:

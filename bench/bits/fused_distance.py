@@ -28,11 +28,11 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.report import console, exit_with
 from cli.local_engine import local_engine, stdout_kept_clean
-from cli.measure import dimensions as dummies
-from cli.measure.artifact_distance import Distance, artifacts, distance
-from cli.measure.moe_backends import BATCH, SMALL_BATCH, cause, with_backend
-from cli.measure.speed import spec_of
 from cli.model_choice import with_chosen_model
+from lab.measure import dimensions as dummies
+from lab.measure.artifact_distance import Distance, artifacts, distance
+from lab.measure.moe_backends import BATCH, SMALL_BATCH, cause, with_backend
+from lab.measure.speed import spec_of
 from poc_core.errors import ProoflineError
 from poc_core.fused import SWITCH
 from poc_core.records import ProofSpec

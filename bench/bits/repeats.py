@@ -17,8 +17,8 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
 from bench.harness.report import console, exit_with, run
-from cli.measure.artifact_distance import distance
-from cli.measure.speed import spec_of
+from lab.measure.artifact_distance import distance
+from lab.measure.speed import spec_of
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all

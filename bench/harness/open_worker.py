@@ -22,8 +22,8 @@ from unittest.mock import patch
 from pydantic import JsonValue
 
 from bench import decode_speed as bench
-from cli.measure.time_parts import TimeParts, time_parts
 from cli.supervise.stack import Stack
+from lab.measure.time_parts import TimeParts, time_parts
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.contract import CONTRACT

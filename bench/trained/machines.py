@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.harness.report import console
-from cli.judge.compute import request_of
 from cli.machine import cpu_memory
-from cli.measure.artifact_distance import artifacts as values_of
+from lab.judge.compute import request_of
+from lab.measure.artifact_distance import artifacts as values_of
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 from poc_core.serving import chat_distance

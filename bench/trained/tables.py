@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.trained.machines import MACHINES, N_NONCES, N_PROOFS, VALIDATOR, path, read
-from cli.judge.comparisons import TAMPERED_TERMS, distances
-from cli.judge.power import Evidence, Sample, powers
-from cli.judge.proof_files import read_machines
-from cli.judge.report_findings import NETWORKS_SAMPLE, RATE_THRESHOLDS, percent
+from lab.judge.comparisons import TAMPERED_TERMS, distances
+from lab.judge.power import Evidence, Sample, powers
+from lab.judge.proof_files import read_machines
+from lab.judge.report_findings import NETWORKS_SAMPLE, RATE_THRESHOLDS, percent
 from poc_core.arithmetic.statistics import least_frauds
 from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, network_terms
 
@@ -159,7 +159,7 @@ def draw(samples: Samples, picture: Path) -> None:
     """A box for each machine's distances, half of them inside, and the network's threshold."""
     import matplotlib
 
-    from cli.judge.report_pictures import HONEST, MARK, TAMPERED
+    from lab.judge.report_pictures import HONEST, MARK, TAMPERED
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt

@@ -4,22 +4,33 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated, Any
 
+import httpx
 import typer
+from rich.table import Table
 
 from cli import options
+from cli.ask.chat_answer import (
+    BEST,
+    Answer,
+    ExecutedChat,
+    read_answer,
+    read_file,
+    validators_request,
+)
 from cli.engine_options import takes_engine_options
+from cli.local_engine import local_engine, stdout_kept_clean
+from cli.tables import result_console, result_table
 from cli.terminal import EXIT_FRAUD, UsageError, note
 from poc_core.errors import ProoflineError
 from poc_core.serving import chat_distance
 from poc_core.serving.chat_distance import Rules, Verdict
-
-if TYPE_CHECKING:  # they take a while to import
-    from rich.table import Table
-
-    from cli.ask.chat_answer import Answer, ExecutedChat
-    from workers.engines.options import EngineOptions
+from poc_core.settings import parse_chat_policy
+from proofline.client import UrlError
+from proofline.client.exchange import base_url, headers, no_answer
+from workers.chat_gate import ChatGate
+from workers.engines.options import EngineOptions
 
 PATH = "/v1/chat/completions"
 TIMEOUT_S = 600.0  # as long as the network waits
@@ -67,7 +78,7 @@ def chat_check(
             show_default=False,
         ),
     ],
-    engine_options: "EngineOptions",
+    engine_options: EngineOptions,
     against: Annotated[
         str | None,
         typer.Option(
@@ -97,8 +108,6 @@ def chat_check(
 
     **Example:** proofline chat-check answer.json --against http://other-node:8000
     """
-    from cli.ask.chat_answer import read_file
-    from cli.local_engine import stdout_kept_clean
 
     if against is not None and engine_options.model:
         raise UsageError("Give --against, the node that validates, or --model; not both.")
@@ -113,10 +122,9 @@ def chat_check(
 
 
 def check(
-    chat: "ExecutedChat", rules: Rules, engine_options: "EngineOptions", against: str | None
+    chat: ExecutedChat, rules: Rules, engine_options: EngineOptions, against: str | None
 ) -> Checked:
     """What the network would say. NoVerdictError: nothing."""
-    from cli.ask.chat_answer import BEST
 
     n_best = int(chat.request.get("top_logprobs") or BEST)
     if fault := chat_distance.malformed(chat.answer.positions, n_best):
@@ -142,11 +150,9 @@ def invalid(reason: str) -> Verdict:
 
 @contextmanager
 def validator(
-    engine_options: "EngineOptions", against: str | None
+    engine_options: EngineOptions, against: str | None
 ) -> Iterator[tuple[str, str | None]]:
     """(url, the model's name there; None: as the request has it) of what validates."""
-    from proofline.client import UrlError
-    from proofline.client.exchange import base_url
 
     if not engine_options.model:
         try:
@@ -154,9 +160,6 @@ def validator(
         except UrlError as error:
             raise UsageError(f"--against: {error}") from error
         return
-    from cli.local_engine import local_engine
-    from poc_core.settings import parse_chat_policy
-    from workers.chat_gate import ChatGate
 
     note(f"Starting an engine with {engine_options.name}.")
     with local_engine(engine_options) as engine:
@@ -167,13 +170,9 @@ def validator(
         yield f"http://127.0.0.1:{port}", engine.info.name
 
 
-def ask(url: str, model: str | None, chat: "ExecutedChat") -> "Answer":
+def ask(url: str, model: str | None, chat: ExecutedChat) -> Answer:
     """The validator's answer. `model`: of an engine of this process. TokensRefusedError,
     NoVerdictError."""
-    import httpx
-
-    from cli.ask.chat_answer import read_answer, validators_request
-    from proofline.client.exchange import headers, no_answer
 
     body = validators_request(chat) | ({"model": model} if model else {})
     note(f"Having {url} validate {len(chat.answer.content)} tokens.")
@@ -209,7 +208,7 @@ def _json(answer: Any) -> Any:
         return None
 
 
-def judge(chat: "ExecutedChat", answer: "Answer", rules: Rules) -> Verdict:
+def judge(chat: ExecutedChat, answer: Answer, rules: Rules) -> Verdict:
     """The network's verdict. NoVerdictError: who answered does not know the network's fields."""
     if not chat_distance.has_ids(answer.positions):
         raise NoVerdictError(
@@ -221,8 +220,7 @@ def judge(chat: "ExecutedChat", answer: "Answer", rules: Rules) -> Verdict:
     return chat_distance.compare(chat.answer.positions, answer.positions, rules)
 
 
-def show(chat: "ExecutedChat", checked: Checked, rules: Rules, stdout: IO[str]) -> None:
-    from cli.tables import result_console
+def show(chat: ExecutedChat, checked: Checked, rules: Rules, stdout: IO[str]) -> None:
 
     verdict = checked.verdict
     similarity, today = (
@@ -239,8 +237,7 @@ def show(chat: "ExecutedChat", checked: Checked, rules: Rules, stdout: IO[str]) 
     stdout.flush()
 
 
-def worst_positions(chat: "ExecutedChat", checked: Checked) -> "Table":
-    from cli.tables import result_table
+def worst_positions(chat: ExecutedChat, checked: Checked) -> Table:
 
     distances = checked.verdict.distances
     table = result_table(
@@ -260,7 +257,7 @@ def worst_positions(chat: "ExecutedChat", checked: Checked) -> "Table":
     return table
 
 
-def explanation(chat: "ExecutedChat", answer: "Answer", verdict: Verdict) -> str:
+def explanation(chat: ExecutedChat, answer: Answer, verdict: Verdict) -> str:
     """What the reason means, in a sentence."""
     n = len(chat.answer.content)
     match verdict.reason:
@@ -282,7 +279,7 @@ def explanation(chat: "ExecutedChat", answer: "Answer", verdict: Verdict) -> str
     )
 
 
-def truncation(chat: "ExecutedChat", answer: "Answer") -> str:
+def truncation(chat: ExecutedChat, answer: Answer) -> str:
     """By what an answer shows that its end was cut off; empty: it shows nothing of the kind."""
     one, n = chat.answer, len(chat.answer.content)
     asked = chat.request.get("max_completion_tokens") or chat.request.get("max_tokens") or 0
@@ -300,7 +297,7 @@ def truncation(chat: "ExecutedChat", answer: "Answer") -> str:
     )
 
 
-def _usage(answer: "Answer") -> str:
+def _usage(answer: Answer) -> str:
     return f"{answer.usage.prompt_tokens} and {answer.usage.completion_tokens} tokens"
 
 

@@ -2,17 +2,17 @@
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cli import options
+from cli.ask.connection import connect
+from cli.model_choice import check_can_be_found
 from cli.shipped import check_spelling
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
-
-if TYPE_CHECKING:
-    from proofline.client import Client, UpStatus
+from proofline.client import ApiError, Client, UpStatus, calls
 
 POLL_S = 0.5
 SAY_AGAIN_S = 30.0  # seconds between two messages while a model loads
@@ -53,8 +53,6 @@ def deploy(
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
-    from cli.ask.connection import connect
-    from proofline.client import ApiError
 
     if status is (model is not None):
         raise UsageError("Name a model to deploy, or give --status to see what is deployed.")
@@ -83,9 +81,8 @@ def deploy(
         wait_served(client)
 
 
-def check_before_the_end(client: "Client", model: str, vllm_args: list[str]) -> None:
+def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> None:
     """ProoflineError: nobody knows the model, or nobody can fetch it; what serves is left alone."""
-    from cli.model_choice import check_can_be_found
 
     try:
         check_can_be_found(model, vllm_args)
@@ -98,9 +95,8 @@ def check_before_the_end(client: "Client", model: str, vllm_args: list[str]) -> 
         ) from None
 
 
-def is_on_node(client: "Client", model: str) -> bool:
+def is_on_node(client: Client, model: str) -> bool:
     """Whether the model is served now, or lies in the cache of the API's machine."""
-    from proofline.client import ApiError, calls
 
     found = client.deployment()
     if found.is_running and found.model == model:
@@ -114,14 +110,13 @@ def is_on_node(client: "Client", model: str) -> bool:
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
     """End the round and all workers, loading ones too; hosts then wait for `proofline deploy`."""
-    from cli.ask.connection import connect
 
     with connect(url) as client:
         client.undeploy()
     note("Nothing is deployed.")
 
 
-def wait_served(client: "Client") -> None:
+def wait_served(client: Client) -> None:
     """Waits until the model serves. DeployError: why the model cannot."""
     said_at = time.monotonic()
     while True:
@@ -139,7 +134,7 @@ def wait_served(client: "Client") -> None:
         time.sleep(POLL_S)
 
 
-def show(found: "UpStatus") -> None:
+def show(found: UpStatus) -> None:
     what = f"{found.model}: " if found.model else ""
     how = in_words(found.status, found.elapsed_seconds)
     typer.echo(f"{what}{how}{': ' + found.error if found.error else ''}")

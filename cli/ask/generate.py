@@ -5,8 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from cli import options
+from cli.ask.connection import connect, only_model
+from cli.ask.jobs import await_job, job_body, place_of
 from cli.ask.scheme_params import OfScheme, flags_of_artifacts, job_of
 from cli.grouped import grouped
+from cli.nonce_list import parse_nonces
 from cli.terminal import UsageError, check_output, note, write_json
 
 FOR_A_NEW_JOB = "Needed unless --request-id is given."
@@ -59,9 +62,6 @@ def generate(
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o
     proof.json
     """
-    from cli.ask.connection import connect, only_model
-    from cli.ask.jobs import await_job, job_body, place_of
-    from cli.nonce_list import parse_nonces
 
     check_output(output)
     by_name = of_scheme.refuse_flags(

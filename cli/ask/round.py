@@ -3,30 +3,26 @@
 import json
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
 from cli import options
+from cli.ask.connection import connect, only_model
+from cli.ask.round_view import line, picture
 from cli.ask.scheme_params import OfScheme, flags_of_artifacts, round_of
 from cli.grouped import grouped
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from proofline.client import ApiError, Client, Document
+from proofline.client import ApiError, Client, Document, calls
+from proofline.client.exchange import POLL_PATIENCE_S
 
 RUNNING = ("GENERATING", "VALIDATING")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help=(
-        "Rounds: every worker of a model computes nonces, one after the other, until the round is"
-        " stopped."
-    ),
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 class NoRoundError(ProoflineError):
@@ -163,7 +159,6 @@ def start(
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
-    from cli.ask.connection import connect, only_model
 
     by_name = of_scheme.refuse_flags(
         flags_of_artifacts(vectors.k_dim, vectors.stronger_rng, vectors.max_tokens)
@@ -261,17 +256,12 @@ def status(
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
     """Show the running or last round: rates, workers, and what is delivered."""
-    from cli.ask.connection import connect
-    from proofline.client import Document, calls
 
     with connect(url) as client:
         answer = client.call(calls.status(Document))
     if as_json:
         typer.echo(json.dumps(answer, separators=(",", ":")))
         return
-    from rich.console import Console
-
-    from cli.ask.round_view import picture
 
     Console().print(picture(answer, time.time()))
 
@@ -283,7 +273,6 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
     Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC. Callbacks
     of jobs that their receivers did not take in five tries in a row are given up.
     """
-    from cli.ask.connection import connect
 
     with connect(url) as client:
         before = client.status()
@@ -305,9 +294,6 @@ def watch(
     On a terminal the picture is redrawn; in a log each look is one line. Ctrl-C ends the watching
     only.
     """
-    from rich.console import Console
-
-    from cli.ask.connection import connect
 
     console = Console()
     with connect(url) as client:
@@ -332,13 +318,11 @@ def watch(
     )
 
 
-def follow(client: "Client", interval_s: float) -> "Iterator[Document | ApiError]":
+def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
     """Yields the round's status every `interval_s` to its end, or an error while the API is away.
 
     Raises the ApiError when the API stays away for POLL_PATIENCE_S.
     """
-    from proofline.client import ApiError, Document, calls
-    from proofline.client.exchange import POLL_PATIENCE_S
 
     answered = time.monotonic()
     while True:
@@ -356,13 +340,8 @@ def follow(client: "Client", interval_s: float) -> "Iterator[Document | ApiError
         time.sleep(interval_s)
 
 
-def show(looks: "Iterator[Document | ApiError]", console: "Console") -> dict[str, Any]:
+def show(looks: Iterator[Document | ApiError], console: Console) -> dict[str, Any]:
     """Draws every status, on a terminal over the one before; returns the last one."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from cli.ask.round_view import line, picture
 
     last: dict[str, Any] = {}
     if not console.is_terminal or console.is_dumb_terminal:

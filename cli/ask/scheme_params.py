@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from pydantic import BaseModel, ValidationError
 
 from cli.options import DEFAULT_K_DIM
 from cli.terminal import UsageError
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from poc_core.schemes.contract import Contract
+from poc_core.schemes import contract_of, contracts, recognised
+from poc_core.schemes.contract import Contract
+from poc_core.schemes.requests import JobBody, Params, RoundBody, SequenceRoundBody
+from proofline.client.errors import describe_detail
 
 # A callback's url, as the schemes call it.
 _URLS = ("url", "callback_url")
@@ -79,15 +79,14 @@ def round_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict
     return _body(contract, contract.round_body, of_scheme.param or [], common, fields)
 
 
-def _contract(of_scheme: OfScheme) -> "Contract":
-    from poc_core.schemes import contract_of
+def _contract(of_scheme: OfScheme) -> Contract:
 
     assert of_scheme.scheme is not None
     return contract_of(of_scheme.scheme)
 
 
 def _body(
-    contract: "Contract",
+    contract: Contract,
     model: "type[BaseModel]",
     params: Sequence[str],
     common: dict[str, Any],
@@ -129,7 +128,6 @@ def _inner(model: "type[BaseModel]") -> set[str]:
 
 def _own(model: "type[BaseModel]", inner: set[str]) -> set[str]:
     """The parameters that only this scheme has, as far as an option can give them."""
-    from poc_core.schemes.requests import JobBody, Params, RoundBody, SequenceRoundBody
 
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (JobBody, RoundBody, SequenceRoundBody, Params):
@@ -149,9 +147,8 @@ def _pair(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _say_scheme(contract: "Contract", body: dict[str, Any]) -> None:
+def _say_scheme(contract: Contract, body: dict[str, Any]) -> None:
     """Names the scheme in the body, unless the API tells it from other fields."""
-    from poc_core.schemes import contracts, recognised
 
     if recognised(body, contracts()) is contract:
         return
@@ -159,10 +156,7 @@ def _say_scheme(contract: "Contract", body: dict[str, Any]) -> None:
         body["params"]["scheme"] = contract.name
 
 
-def _check(contract: "Contract", model: "type[BaseModel]", body: dict[str, Any]) -> None:
-    from pydantic import ValidationError
-
-    from proofline.client.errors import describe_detail
+def _check(contract: Contract, model: "type[BaseModel]", body: dict[str, Any]) -> None:
 
     try:
         model.model_validate(body)

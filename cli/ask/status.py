@@ -3,16 +3,18 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from cli import options
+from cli.ask.connection import connect
 from cli.ask.deploy import in_words
+from cli.ask.round_view import grid, troubles
 from cli.terminal import EXIT_FAILURE
-
-if TYPE_CHECKING:
-    from rich.text import Text
+from proofline.client import Document, calls
 
 _GOOD, _BAD = "bold green", "bold red"
 _COLOURS = {"ok": _GOOD, "degraded": "bold yellow", "down": _BAD}
@@ -34,8 +36,6 @@ def status(
 
     **Exit code:** 0 a worker is ready, 1 none is, or the node does not answer.
     """
-    from cli.ask.connection import connect
-    from proofline.client import Document, calls
 
     with connect(url) as client:
         node = client.call(calls.status(Document))
@@ -51,9 +51,6 @@ def status(
 
 def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
     """Draws the API's two answers on stdout. `now`: seconds since the epoch."""
-    from rich.console import Console
-
-    from cli.ask.round_view import grid
 
     table = grid()
     at_work = {worker["id"] for worker in node["workers"]}
@@ -72,7 +69,6 @@ def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
 
 
 def _health(node: Mapping[str, Any]) -> Rows:
-    from rich.text import Text
 
     health = node.get("health")
     if not health:
@@ -85,7 +81,6 @@ def _health(node: Mapping[str, Any]) -> Rows:
 
 
 def _deployment(found: Mapping[str, Any]) -> Rows:
-    from rich.text import Text
 
     served = ", ".join(found["models"])
     model = found["model"] or served or "none"
@@ -102,7 +97,6 @@ def _deployment(found: Mapping[str, Any]) -> Rows:
 
 def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: float) -> Rows:
     """`away`: the seats of those that are not in Redis, as they ended, or have only begun."""
-    from rich.text import Text
 
     n_ready = sum(worker["state"] == "ready" for worker in workers)
     n_all = len(workers) + len(away)
@@ -122,7 +116,6 @@ def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: flo
 
 
 def _work(node: Mapping[str, Any]) -> Rows:
-    from rich.text import Text
 
     stats = node["stats"]
     done = f"{stats['total_processed']:,} nonces, {stats['nonces_per_second']:.1f}/s now"
@@ -137,9 +130,6 @@ def _work(node: Mapping[str, Any]) -> Rows:
 
 
 def _deliveries(node: Mapping[str, Any], now: float) -> Rows:
-    from rich.text import Text
-
-    from cli.ask.round_view import troubles
 
     waiting = node["stats"].get("artifacts_waiting") or 0
     yield (
@@ -158,7 +148,6 @@ def _deliveries(node: Mapping[str, Any], now: float) -> Rows:
 
 
 def _chat(workers: list[dict[str, Any]]) -> Rows:
-    from rich.text import Text
 
     def total(name: str) -> int:
         return sum(int(worker.get("stats", {}).get(name) or 0) for worker in workers)

@@ -7,7 +7,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from cli import options
+from cli.ask.connection import connect, only_model
+from cli.ask.jobs import await_job, job_body
+from cli.ask.mistakes import fitting
 from cli.grouped import grouped
+from cli.nonce_list import parse_nonces
 from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, write_json
 from poc_core.schemes.decode.thresholds import MARGIN
 
@@ -151,10 +155,6 @@ def validate(
 
     **Example:** proofline validate proof.json
     """
-    from cli.ask.connection import connect, only_model
-    from cli.ask.jobs import await_job, job_body
-    from cli.ask.mistakes import fitting
-    from cli.nonce_list import parse_nonces
 
     check_output(output)
     claimed, noted, noted_k_dim = read_artifacts(the_one(file, artifacts))

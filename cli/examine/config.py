@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from cli import options
+from cli.examine.sources import others_in_effect, settings_in_effect, stranger_text, strangers
 from cli.terminal import note
+from poc_core.settings import load_settings
 
 
 def config(
@@ -31,8 +33,6 @@ def config(
 
     **Exit code:** 0, or 2 for a value that cannot be used.
     """
-    from cli.examine.sources import others_in_effect, settings_in_effect, stranger_text, strangers
-    from poc_core.settings import load_settings
 
     found = settings_in_effect(load_settings(), os.environ, Path(".env")) + others_in_effect(
         os.environ

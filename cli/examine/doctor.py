@@ -7,20 +7,25 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from api.models.cache import ModelCache
 from cli import options
+from cli.examine import hardware, joined, machine, model, packages, receiver, redis
+from cli.examine import model as models
+from cli.examine.findings import Check, Finding, findings_of, ok, problem, warning
+from cli.examine.sources import stranger_text, strangers
 from cli.grouped import grouped
 from cli.join.options import Join
+from cli.machine.cgroup import memory_left
+from cli.machine.gpus import vllm_runs_on_cpu
 from cli.terminal import EXIT_FAILURE, note
+from poc_core.errors import SettingsError
+from poc_core.gpus import Gpu, read
+from poc_core.settings import Settings, load_settings, parse_ports
 from workers.engines.kinds import Dtype
-
-if TYPE_CHECKING:
-    from cli.examine.findings import Check, Finding
-    from poc_core.gpus import Gpu
-    from poc_core.settings import Settings
 
 # In each of our images; those of API, courier and Flower have no engine.
 OUR_IMAGE = Path("/usr/share/proofline/sbom.cdx.json")
@@ -87,9 +92,6 @@ def doctor(
 
     **Example:** proofline doctor --model Qwen/Qwen3-8B --callback-url http://aggregator:9100
     """
-    from cli.examine import joined
-    from cli.examine.findings import findings_of, ok
-    from poc_core.settings import parse_ports
 
     of_joining = joined.checks(join)
     settings, wrong = _settings()
@@ -118,12 +120,8 @@ def doctor(
         raise typer.Exit(EXIT_FAILURE)
 
 
-def _settings() -> "tuple[Settings, Iterable[Finding]]":
+def _settings() -> tuple[Settings, Iterable[Finding]]:
     """The settings (defaults where they cannot be read) and the findings about them."""
-    from cli.examine.findings import Finding, ok, problem, warning
-    from cli.examine.sources import stranger_text, strangers
-    from poc_core.errors import SettingsError
-    from poc_core.settings import Settings, load_settings
 
     found: list[Finding] = []
     try:
@@ -145,17 +143,12 @@ def _settings() -> "tuple[Settings, Iterable[Finding]]":
 
 
 def _of_workers(
-    settings: "Settings",
+    settings: Settings,
     model: str | None,
     dtype: Dtype,
     tensor_parallel: int,
     pipeline_parallel: int,
-) -> "list[Check]":
-    from api.models.cache import ModelCache
-    from cli.examine import hardware, machine, packages
-    from cli.examine import model as models
-    from cli.machine.cgroup import memory_left
-    from poc_core.gpus import read
+) -> list[Check]:
 
     gpus = read(settings.host)
     checks: list[Check] = [
@@ -181,11 +174,9 @@ def _of_workers(
 
 
 def _of_the_model(
-    settings: "Settings", name: str, dtype: Dtype, gpus: "Sequence[Gpu]", size: int
-) -> "Iterator[Finding]":
+    settings: Settings, name: str, dtype: Dtype, gpus: Sequence[Gpu], size: int
+) -> Iterator[Finding]:
     """Findings about the model; `gpus`: those of one worker, which is to have `size`."""
-    from cli.examine import model
-    from cli.machine.gpus import vllm_runs_on_cpu
 
     found, findings = model.find(name)
     yield from findings
@@ -198,9 +189,8 @@ def _of_the_model(
 
 
 def _of_the_node(
-    settings: "Settings", host: str, port: int, data_dir: Path | None, callback_url: str | None
-) -> "list[Check]":
-    from cli.examine import machine, receiver, redis
+    settings: Settings, host: str, port: int, data_dir: Path | None, callback_url: str | None
+) -> list[Check]:
 
     # Without a named Redis, `up` starts its own.
     has_redis = any(name.upper() == "POC_REDIS_URL" for name in os.environ)
@@ -221,7 +211,7 @@ def _of_the_node(
     return checks
 
 
-def _show(finding: "Finding") -> None:
+def _show(finding: Finding) -> None:
     sign = typer.style(
         f"{_SIGNS[finding.level]:<6}", fg=_COLOURS[finding.level], bold=finding.level != "ok"
     )

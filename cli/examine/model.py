@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+
 from api.models.cache import CacheError, ModelCache
 from api.models.files import BrokenModelError, missing
 from cli.examine.findings import Finding, ok, problem, warning
@@ -125,7 +127,6 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
 
 
 def _snapshot(name: str, cache: ModelCache) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json", cache_dir=cache.path)
     return Path(found).parent if isinstance(found, str) else None

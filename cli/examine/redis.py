@@ -154,7 +154,7 @@ def _promises(info: dict[str, Any]) -> Iterator[Finding]:
         yield problem(ABOUT, says, "Raise maxmemory.")
 
 
-def _speed(client: "Redis") -> Iterator[Finding]:
+def _speed(client: Redis) -> Iterator[Finding]:
     latency_ms = statistics.median(_seconds(client.ping) for _ in range(_LOOKS)) * 1000
     text = f"answers in {latency_ms:.1f} ms"
     if latency_ms < _SLOW_MS:
@@ -174,7 +174,7 @@ def _seconds(do: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _clock(client: "Redis", settings: Settings, clock: Callable[[], float]) -> Finding:
+def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Finding:
     """Whether this host's clock agrees with Redis': hosts compare leases and due times."""
     before = clock()
     seconds, microseconds = client.time()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from api.models.cache import ModelCache
 from cli.machine.cgroup import container_memory
 from poc_core.gpus import nvml
 from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
@@ -171,7 +172,6 @@ def machine_sensors() -> dict[str, float]:
 
 
 def _model_cache() -> Path:
-    from api.models.cache import ModelCache
 
     path = ModelCache().path
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())

@@ -8,10 +8,18 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
+import uvicorn
 
+from api.app import create_app
+from api.edge.connections import MAX_CONNECTIONS, Limits, connections_for, limited, raise_file_limit
+from api.edge.doorkeeper import keys_wanted
 from cli import options
 from cli.addresses import receiver_settings
+from cli.supervise.ports import bound
 from cli.terminal import note
+from poc_core.serving.logs import log_to_stderr
+from poc_core.settings import load_settings
+from poc_core.state.client import refuse_wrong
 
 GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
 # Seconds that a thread which has read from Redis waits for a busy event loop, once a command.
@@ -36,25 +44,10 @@ def api(
     POC_.
     """
     _give_memory_back()
-    import uvicorn
-
-    from cli.supervise.ports import bound
 
     sockets = [bound(host, port) for port in ports or [options.DEFAULT_PORT]]
     listens_on = [one.getsockname()[1] for one in sockets]
     os.environ.update(receiver_settings(host, listens_on, os.environ))
-    from api.app import create_app
-    from api.edge.connections import (
-        MAX_CONNECTIONS,
-        Limits,
-        connections_for,
-        limited,
-        raise_file_limit,
-    )
-    from api.edge.doorkeeper import keys_wanted
-    from poc_core.serving.logs import log_to_stderr
-    from poc_core.settings import load_settings
-    from poc_core.state.client import refuse_wrong
 
     log_to_stderr()
     sys.setswitchinterval(_SWITCH_S)

@@ -1,6 +1,7 @@
 """`proofline courier`: the process that delivers callbacks."""
 
 from cli import options
+from workers.courier.main import run_courier
 
 
 def courier(redis_url: options.RedisUrl = None) -> None:
@@ -9,6 +10,5 @@ def courier(redis_url: options.RedisUrl = None) -> None:
     Needs no GPU. Several couriers may run. What cannot be delivered is kept and retried for
     POC_CALLBACK_RETENTION_SEC, over restarts of any process.
     """
-    from workers.courier.main import run_courier
 
     run_courier(redis_url)

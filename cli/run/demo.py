@@ -5,17 +5,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from cli.terminal import note
+from cli.ask.connection import connect
+from cli.ask.jobs import await_job, job_body
+from cli.options import Proof
+from cli.supervise.stack import Stack
+from cli.terminal import note, stderr_console
 from poc_core.errors import ProoflineError
+from proofline.client import Client
 from workers.engines.kinds import EngineKind
-
-if TYPE_CHECKING:
-    from cli.supervise.stack import Stack
-    from proofline.client import Client
+from workers.engines.options import EngineOptions
 
 MODEL = "tiny-qwen3"
 N_NONCES = 256
@@ -50,8 +54,6 @@ def demo(
 
     Takes about a minute on 2 cores. Needs no GPU, no network and no running Redis.
     """
-    from cli.supervise.stack import Stack
-    from workers.engines.options import EngineOptions
 
     if engine != "synthetic":
         check_installed(engine)
@@ -81,9 +83,8 @@ def demo(
     )
 
 
-def prove(stack: "Stack", figures: Figures) -> None:
+def prove(stack: Stack, figures: Figures) -> None:
     """Generates, validates, validates a forgery. Raises DemoError for an unexpected verdict."""
-    from cli.ask.connection import connect
 
     with connect(stack.base_url) as client:
         body = body_of_job(stack.model_name)
@@ -113,8 +114,6 @@ def prove(stack: "Stack", figures: Figures) -> None:
 
 
 def body_of_job(model: str) -> dict[str, Any]:
-    from cli.ask.jobs import job_body
-    from cli.options import Proof
 
     return job_body(
         model=model,
@@ -127,8 +126,7 @@ def body_of_job(model: str) -> dict[str, Any]:
     )
 
 
-def run_job(client: "Client", body: dict[str, Any], title: str) -> Any:
-    from cli.ask.jobs import await_job
+def run_job(client: Client, body: dict[str, Any], title: str) -> Any:
 
     request_id = client.submit(body)
     return await_job(
@@ -161,8 +159,6 @@ def check_verdict(verdict: dict[str, Any], *, n_mismatch: int, figures: Figures,
 
 
 def show(figures: Figures) -> None:
-    from rich.console import Console
-    from rich.table import Table
 
     table = Table(title="Proofline demo", show_header=False)
     table.add_column()
@@ -183,7 +179,6 @@ def check_installed(package: str) -> None:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    from cli.terminal import stderr_console
 
     with stderr_console().status(text):
         yield

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from redis.exceptions import RedisError
 
 from cli import options
+from cli.supervise.ports import reserve_port
 from cli.terminal import UsageError, note
+from poc_core.settings import load_settings
+from poc_core.state import scripts
+from poc_core.state.client import connect
 
 AUTH = "FLOWER_BASIC_AUTH"  # Flower's own: USER:PASSWORD, more of them after commas
 USER = "proofline"
@@ -46,7 +51,6 @@ def flower(
 
     Switches task events on in all workers: half a millisecond of CPU time a task.
     """
-    from cli.supervise.ports import reserve_port
 
     reserve_port(host, port)
     # In the environment: everybody on the machine can read a command line.
@@ -74,11 +78,6 @@ def flower(
 
 def _wait_for_scripts() -> None:
     """Waits for an API that starts too: without its scripts Flower logs errors."""
-    from redis.exceptions import RedisError
-
-    from poc_core.settings import load_settings
-    from poc_core.state import scripts
-    from poc_core.state.client import connect
 
     with contextlib.suppress(RedisError):
         scripts.wait_until_loaded(connect(load_settings()), SCRIPTS_WAIT_S)

@@ -5,23 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from redis.exceptions import RedisError
 
 from cli import options
+from cli.join.inviting import Inviting, address_for_hosts
 from cli.terminal import UsageError, note
+from poc_core.callbacks import redacted
+from poc_core.errors import ProoflineError
+from poc_core.settings import load_settings
+from poc_core.state.client import connect
 
-if TYPE_CHECKING:
-    from cli.join.inviting import Inviting
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help=(
-        "Further hosts of the node: each joins with one token (`proofline workers --join`) and has"
-        " a user of Redis of its own. POC_REDIS_URL must name the operator's user."
-    ),
-)
+app = typer.Typer(no_args_is_help=True)
 
 HostName = Annotated[
     str, typer.Argument(help="Name of the host, such as `gpu2`.", show_default=False)
@@ -60,9 +57,6 @@ def invite(
 
     **Example:** proofline hosts invite gpu2 --hosts-redis-url rediss://10.0.0.1:6379
     """
-    from cli.join.inviting import address_for_hosts
-    from poc_core.callbacks import redacted
-    from poc_core.settings import load_settings
 
     own = redacted(load_settings().redis_url) or ""
     address = address_for_hosts(hosts_redis_url or own.replace("***@", "").partition("?")[0])
@@ -123,14 +117,8 @@ def restore(redis_url: options.RedisUrl = None) -> None:
 
 
 @contextmanager
-def _as_operator() -> "Iterator[Inviting]":
+def _as_operator() -> Iterator[Inviting]:
     """The node's hosts; errors of Redis become sentences."""
-    from redis.exceptions import RedisError
-
-    from cli.join.inviting import Inviting
-    from poc_core.errors import ProoflineError
-    from poc_core.settings import load_settings
-    from poc_core.state.client import connect
 
     settings = load_settings()
     try:

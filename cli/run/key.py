@@ -8,14 +8,9 @@ import typer
 
 from api.edge.keys import OF_NETWORK_NODE, KeyFile, Role
 from cli.terminal import note
+from poc_core.settings import load_settings
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help=(
-        "Keys of the API. Their hashes are in the file POC_API_KEYS_FILE, which a running API reads"
-        " again when it changes."
-    ),
-)
+app = typer.Typer(no_args_is_help=True)
 
 _NODE = "node"
 RoleChoice = StrEnum("RoleChoice", [*(role.value for role in Role), _NODE])  # type: ignore[misc]
@@ -76,6 +71,5 @@ def revoke(name: KeyName) -> None:
 
 
 def _file() -> KeyFile:
-    from poc_core.settings import load_settings
 
     return KeyFile(load_settings().api_keys_file)

@@ -3,8 +3,16 @@
 import os
 import socket
 
+from redis.exceptions import RedisError
+
 from cli import options
+from cli.join.joining import use_kept
 from cli.terminal import note
+from poc_core.errors import ProoflineError
+from poc_core.settings import load_settings
+from poc_core.state.client import connect
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 
 
 def ready(redis_url: options.RedisUrl = None) -> None:
@@ -13,14 +21,6 @@ def ready(redis_url: options.RedisUrl = None) -> None:
     A host with a part of another one's engine is ready with that engine. The API has /readyz for
     all hosts.
     """
-    from redis.exceptions import RedisError
-
-    from cli.join.joining import use_kept
-    from poc_core.errors import ProoflineError
-    from poc_core.settings import load_settings
-    from poc_core.state.client import connect
-    from poc_core.state.deployments import DeploymentStore
-    from poc_core.state.registry import WorkerRegistry
 
     use_kept(os.environ)
     settings = load_settings()

@@ -5,17 +5,17 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cli import options
 from cli.engine_options import takes_engine_options
+from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
+from cli.supervise.stack import Stack, StackError
 from cli.terminal import note
-
-if TYPE_CHECKING:
-    from cli.supervise.stack import Stack
-    from workers.engines.options import EngineOptions
+from poc_core.settings import Settings
+from workers.engines.options import EngineOptions
 
 # An engine may have to download and compile; the stages say every so often what is waited for.
 READY_TIMEOUT_S = 3600.0
@@ -30,7 +30,7 @@ _BEGINNINGS = ("POC_", "WATCHER_", "MLNODE_", "GONKA_")
 
 @takes_engine_options(needs_model=False)
 def up(
-    engine_options: "EngineOptions",
+    engine_options: EngineOptions,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -87,8 +87,6 @@ def up(
 
     **Example:** proofline up --model tiny-qwen3
     """
-    from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
-    from cli.supervise.stack import Stack
 
     if (ignored := ignored_variables(os.environ)) is not None:
         note(f"up: {ignored}")
@@ -120,7 +118,6 @@ def up(
 
 def ignored_variables(names: Iterable[str]) -> str | None:
     """A sentence that names variables set for MLNode, or misspelt; None: there are none."""
-    from poc_core.settings import Settings
 
     ours = {f"POC_{field.upper()}" for field in Settings.model_fields} | {"GONKA_METRICS"}
     found = sorted(
@@ -136,7 +133,7 @@ def ignored_variables(names: Iterable[str]) -> str | None:
     return text
 
 
-def words_of_ready(stack: "Stack") -> str:
+def words_of_ready(stack: Stack) -> str:
     """What the stack serves, and where people look at it."""
     pages = "(/console to see it, /docs for its API)"
     if stack.waits_for_a_model:
@@ -147,9 +144,8 @@ def words_of_ready(stack: "Stack") -> str:
     return f"{pages}: {stack.serves}"
 
 
-def watch(stack: "Stack") -> None:
+def watch(stack: Stack) -> None:
     """Never returns; raises StackError when the stack cannot work any more."""
-    from cli.supervise.stack import StackError
 
     while True:
         failure = stack.failure()

@@ -3,21 +3,33 @@
 import os
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cli import options
+from cli.addresses import head_of
 from cli.engine_options import takes_engine_options
 from cli.grouped import grouped
+from cli.join.admission import Admission, ShutOutError
+from cli.join.joining import access_of, set_up
 from cli.join.options import Join
+from cli.machine import placement
+from cli.machine.gpus import chosen_gpus, groups_of_all, groups_of_most
+from cli.model_choice import check_is_there
+from cli.supervise.fleet import Fleet, WorkersError, slots, worker_command
+from cli.supervise.follower import Follower
+from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
+from cli.supervise.redis_server import RedisServerError, wait_for_redis
 from cli.terminal import UsageError, note
-
-if TYPE_CHECKING:
-    from cli.join.admission import Admission
-    from cli.supervise.fleet import Fleet
-    from cli.supervise.follower import Follower
-    from workers.engines.options import EngineOptions
+from poc_core.serving.places import HOST_ID_VARIABLE
+from poc_core.settings import load_settings
+from poc_core.state import scripts
+from poc_core.state.client import connect
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
+from workers.engines.options import EngineOptions, HostSpan
+from workers.vllm.start.log_patterns import HOPELESS
 
 # More than `up` allows: nobody watches, and a driver that hangs may take minutes to come back.
 MAX_FAST_CRASHES = 8
@@ -32,7 +44,7 @@ SCRIPTS_WAIT_S = 60.0
 @takes_engine_options(needs_model=False)
 @grouped
 def workers(
-    engine_options: "EngineOptions",
+    engine_options: EngineOptions,
     join: Join,
     gpus: Annotated[
         str,
@@ -88,21 +100,6 @@ def workers(
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
-    from cli.join.admission import Admission, ShutOutError
-    from cli.join.joining import access_of, set_up
-    from cli.machine import placement
-    from cli.machine.gpus import chosen_gpus
-    from cli.model_choice import check_is_there
-    from cli.supervise.fleet import Fleet, slots, worker_command
-    from cli.supervise.follower import Follower
-    from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
-    from cli.supervise.redis_server import RedisServerError, wait_for_redis
-    from poc_core.serving.places import HOST_ID_VARIABLE
-    from poc_core.settings import load_settings
-    from poc_core.state import scripts
-    from poc_core.state.client import connect
-    from poc_core.state.deployments import DeploymentStore
-    from poc_core.state.registry import WorkerRegistry
 
     access = access_of(join, os.environ)
     if access is not None:
@@ -115,7 +112,7 @@ def workers(
     def announce(message: str) -> None:
         note(f"workers: {message}")
 
-    def start_fleet(options: "EngineOptions", own: bool) -> "Fleet":
+    def start_fleet(options: EngineOptions, own: bool) -> Fleet:
         check_is_there(options)
         places = (
             own_places
@@ -179,14 +176,12 @@ def workers(
 
 
 def with_span(
-    engine_options: "EngineOptions", hosts: int, rank: int, head: str | None
-) -> "EngineOptions":
+    engine_options: EngineOptions, hosts: int, rank: int, head: str | None
+) -> EngineOptions:
     """The options with this host's part of an engine over several, if so many are said.
 
     UsageError, OptionsError: what is said does not go together.
     """
-    from cli.addresses import head_of
-    from workers.engines.options import EngineOptions, HostSpan
 
     if hosts == 1:
         if rank or head is not None:
@@ -200,14 +195,12 @@ def with_span(
 
 
 def places_of(
-    engine_options: "EngineOptions", found: list[str], n_workers: int | None
+    engine_options: EngineOptions, found: list[str], n_workers: int | None
 ) -> list[dict[str, str]]:
     """Environments of the workers that this command's own --model has; none without one.
 
     `found`: ids of the GPUs to use. UsageError: `n_workers` where it has no say.
     """
-    from cli.machine import placement
-    from cli.machine.gpus import groups_of_all, groups_of_most
 
     if found and n_workers is not None:
         raise UsageError(
@@ -226,13 +219,11 @@ def places_of(
     return placement.environments(engine_options, groups, len(groups) or n_workers or 1)
 
 
-def watch_workers(follower: "Follower", admission: "Admission | None") -> None:
+def watch_workers(follower: Follower, admission: Admission | None) -> None:
     """Never returns; WorkersError when none of the command's own --model is left.
 
     ShutOutError: this host is revoked.
     """
-    from cli.supervise.fleet import WorkersError
-    from workers.vllm.start.log_patterns import HOPELESS
 
     while (why := follower.failure()) is None:
         if admission is not None:

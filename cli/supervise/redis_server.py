@@ -12,7 +12,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import redis
+
 from poc_core.errors import ProoflineError
+from poc_core.redis_at import connections
+from poc_core.redis_at.url import RedisUrl
 
 # the oldest with all that poc_core.state's scripts and commands use
 MIN_VERSION = (6, 2)
@@ -173,10 +177,6 @@ class OwnRedis:
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
     """Waits for the Redis at `url`. RedisServerError: `timeout_s` is over, bad url or password."""
-    import redis
-
-    from poc_core.redis_at import connections
-    from poc_core.redis_at.url import RedisUrl
 
     deadline = time.monotonic() + timeout_s
     try:

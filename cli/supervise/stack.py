@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import httpx
 from redis import Redis
 
 from cli.addresses import receiver_settings
@@ -197,7 +198,6 @@ class Stack:
 
         StackError, with the log's end: a process was given up, or `timeout_s` is over.
         """
-        import httpx
 
         deadline = time.monotonic() + timeout_s
         missing = "the API does not answer"

@@ -2,7 +2,7 @@
 
 import logging
 
-_OURS = ("api", "cli", "poc_core", "workers")
+_OURS = ("api", "cli", "lab", "poc_core", "workers")
 # Supervisors read its word for a worker that consumes.
 _READ_BY_SUPERVISORS = ("celery",)
 

@@ -15,7 +15,7 @@ from api.models.cache import ModelCache
 from api.models.downloads import Downloads
 from api.proofs.admission import admit
 from api.proofs.dispatch import Dispatcher
-from api.services import Services, Waiting
+from api.services import Services
 from poc_core.records import Lease, NewJob, RoundState
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.serving.deployments import Deployment, HostReport, HostState
@@ -70,11 +70,8 @@ class Node:
         self._server = fakeredis.FakeServer()
         redis = fakeredis.FakeRedis(server=self._server)
         self._redis: Any = redis
-        services = Services.create(settings, redis, cast(Dispatcher, RecordingDispatcher()))
-        downloads = _NoDownloads(DownloadStore(redis), settings)
-        self._services = replace(
-            services, model_cache=ModelCache(folder / "hub"), downloads=downloads
-        )
+        self._folder = folder
+        self._services = self._services_for(settings)
         self._open = create_app(settings, self._services)
         strict = settings.model_copy(
             update={"require_keys": "always", "api_key": None, "max_body_bytes": 150}
@@ -144,7 +141,7 @@ class Node:
     def _full(self) -> dict[str, Any]:
         settings = self._services.settings.model_copy(update={"max_queued_nonces": 5})
         jobs = JobStore(self._redis, settings)
-        self._use(settings=settings, jobs=jobs, waiting=Waiting(0))
+        self._without_waiting(settings)
         for n in range(3):
             self._services.downloads.store.start(
                 f"acme/{n}", None, self._services.downloads.machine
@@ -162,7 +159,7 @@ class Node:
         return {"request_id": self._computed(self._new_job(validation={"artifacts": claimed}))}
 
     def _generating(self) -> dict[str, Any]:
-        self._use(waiting=Waiting(0))  # else a request would wait for the round's end
+        self._without_waiting()  # else a request would wait for the round's end
         rounds = self._services.rounds
         round_id = rounds.store(round_config(), RoundState.GENERATING)
         record = rounds.read(round_id)
@@ -174,7 +171,7 @@ class Node:
 
     def _distance(self, state: RoundState) -> dict[str, Any]:
         if state is RoundState.GENERATING:
-            self._use(waiting=Waiting(0))
+            self._without_waiting()
         terms = {"r_target": 1.4, "fraud_threshold": 0.01}
         self._services.rounds.store(round_config(spec=DISTANCE_SPEC, terms=terms), state)
         return {}
@@ -199,8 +196,15 @@ class Node:
         self._services.downloads.store.start(REPO, None, self._services.downloads.machine)
         return {"hf_commit": None}
 
-    def _use(self, **changed: Any) -> None:
-        self._open.state.services = replace(self._services, **changed)
+    def _services_for(self, settings: Settings) -> Services:
+        made = Services.create(settings, self._redis, cast(Dispatcher, RecordingDispatcher()))
+        downloads = _NoDownloads(DownloadStore(self._redis), settings)
+        return replace(made, model_cache=ModelCache(self._folder / "hub"), downloads=downloads)
+
+    def _without_waiting(self, settings: Settings | None = None) -> None:
+        services = self._services_for(settings or self._services.settings)
+        services.inline.limit = 0
+        self._open.state.services = services
 
     def _new_job(self, **changes: Any) -> NewJob:
         return admit(

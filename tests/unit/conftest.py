@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import fakeredis
 import pytest
@@ -20,6 +20,8 @@ from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from tests.harness.samples import Clock, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 
 
 def pytest_collection_finish() -> None:
@@ -135,3 +137,19 @@ def app_with_limit(max_body_bytes: int) -> FastAPI:
     its services.
     """
     return create_app(Settings(max_body_bytes=max_body_bytes))
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Takes the engine that a command is to load; the engine's `options` are those it got."""
+
+    def put(engine: Any) -> None:
+        def load(options: EngineOptions) -> Engine:
+            engine.options = options
+            loaded: Engine = engine
+            return loaded
+
+        monkeypatch.setattr("cli.local_engine.load_engine", load)
+
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    return put

@@ -15,7 +15,7 @@ from api.node_metrics.families import ALL, ENGINE
 pytestmark = pytest.mark.xdist_group("docs")
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("api", "bench", "cli", "poc_core", "tests", "workers")
+PACKAGES = ("api", "bench", "cli", "lab", "poc_core", "tests", "workers")
 FOLDERS = (*PACKAGES, "docker", "docs", "locks", "models", "proofline", "scripts")
 # Files that cite nothing of ours: others' work, and what each set-up makes anew.
 FOREIGN = {".venv", ".git", "build", "dist", "__pycache__"}

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.xdist_group("arrows")  # one process reads all modules
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Packages that what ships never imports.
-TEST_CODE = {"tests", "bench", "pytest", "fakeredis"}
+# Packages that the node never imports.
+TEST_CODE = {"tests", "bench", "lab", "pytest", "fakeredis"}
 # What each package must not import, also inside a function.
 FORBIDDEN = {
     "api": {"workers", "cli", "proofline", "torch", "vllm", "transformers"} | TEST_CODE,
@@ -49,6 +49,7 @@ FORBIDDEN = {
     | {"transformers", "numpy"}
     | TEST_CODE,
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
+    "lab": {"api", "vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE - {"lab"},
 }
 # The last starts vLLM; the others depend on its version.
 USE_VLLM = {

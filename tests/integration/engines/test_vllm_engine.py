@@ -13,7 +13,7 @@ import pytest
 import torch
 from pydantic import JsonValue
 
-from cli.measure import speed
+from lab.measure import speed
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits

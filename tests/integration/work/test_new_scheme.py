@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
 TOY = ROOT / "tests/toy_scheme"
-PRODUCT = ("api", "cli", "poc_core", "proofline", "workers")
+PRODUCT = ("api", "cli", "lab", "poc_core", "proofline", "workers")
 # A body may say in two forms that it means this scheme.
 FORMS: list[dict[str, Any]] = [{"scheme": "toy"}, {"toy": True}]
 

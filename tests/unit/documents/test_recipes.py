@@ -71,7 +71,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, int]]:
         calls.append((options, given["workers"]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cli.supervise.stack.Stack", stack)
+    monkeypatch.setattr("cli.run.up.Stack", stack)
     return calls
 
 

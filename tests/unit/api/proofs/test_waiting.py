@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.edge.connections import Limits, limited
-from api.services import Services, Waiting
+from api.services import Services
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until
 from tests.stacks.served import port_of, served
@@ -27,11 +27,7 @@ def services(client: TestClient, serve: Callable[..., Any]) -> Services:
 @pytest.fixture
 def port(client: TestClient, services: Services) -> Iterator[int]:
     """Of the API on a real server: an in-process one does not see clients leave."""
-    object.__setattr__(
-        services,
-        "settings",
-        services.settings.model_copy(update={"generate_chunk_timeout_sec": 60}),
-    )
+    services.inline._timeout_s = 60
     protocol = limited(Limits(100))
     with served(client.app, http=protocol, ws="none", lifespan="off") as server:
         yield port_of(server)
@@ -49,24 +45,24 @@ def test_clients_that_leave_are_waited_for_no_longer(
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
     for client in clients:
         client.sendall(head.encode() + sent)
-    wait_until(lambda: services.waiting.taken == 5)
+    wait_until(lambda: services.inline.n_waiting == 5)
     for client in clients:
         client.close()
-    wait_until(lambda: services.waiting.taken == 0)
+    wait_until(lambda: services.inline.n_waiting == 0)
     assert services.jobs.queued_nonces() == 5 * 3  # the jobs go on
 
 
 def test_beyond_the_limit_they_are_refused_and_nothing_is_queued(
     client: TestClient, services: Services
 ) -> None:
-    services.waiting.taken = services.waiting.limit
+    services.inline.n_waiting = services.inline.limit
     answer = client.post(GENERATE, json=body(wait=True))
     assert answer.status_code == 429
     assert "POC_MAX_WAITING_REQUESTS" in answer.json()["detail"]
     assert services.jobs.queued_nonces() == 0
     assert client.post(GENERATE, json=body(wait=False)).status_code == 200
-    assert services.waiting.taken == services.waiting.limit
-    services.waiting.taken = 0
+    assert services.inline.n_waiting == services.inline.limit
+    services.inline.n_waiting = 0
 
 
 def test_whoever_got_an_answer_has_left(client: TestClient, services: Services) -> None:
@@ -74,11 +70,4 @@ def test_whoever_got_an_answer_has_left(client: TestClient, services: Services) 
     assert client.post(GENERATE, json=body(wait=True)).status_code == 503
     # Too many nonces.
     assert client.post(GENERATE, json=body(wait=True, nonces=list(range(2000)))).status_code == 429
-    assert services.waiting.taken == 0
-
-
-def test_places_are_given_and_taken_back() -> None:
-    waiting = Waiting(2)
-    assert [waiting.take() for _ in range(3)] == [True, True, False]
-    waiting.leave()
-    assert waiting.take()
+    assert services.inline.n_waiting == 0

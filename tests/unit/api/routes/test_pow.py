@@ -12,6 +12,7 @@ from anyio import to_thread
 from fastapi.testclient import TestClient
 from redis import Connection, Redis
 
+from api.services import Services
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord, Lease
 from poc_core.schemes.decode.limits import ChainLimits
@@ -66,7 +67,7 @@ def test_413_for_an_answer_that_would_be_too_large_says_how_many_nonces_fit(
 ) -> None:
     small = settings.model_copy(update={"max_result_bytes": 1024 * 1024})
     state = client.app.state  # type: ignore[attr-defined]
-    state.services = replace(state.services, jobs=JobStore(redis, small))
+    state.services = Services.create(small, redis, state.services.dispatcher)
     serve("w1", hidden_size=4096)
     answer = client.post(GENERATE, json=body(nonces=list(range(100)), params={"k_dim": 4096}))
     assert answer.status_code == 413
@@ -82,9 +83,8 @@ def test_429_for_more_jobs_than_may_wait(
     client: TestClient, redis: Redis, settings: Settings
 ) -> None:
     state = client.app.state  # type: ignore[attr-defined]
-    state.services = replace(
-        state.services, jobs=JobStore(redis, settings.model_copy(update={"max_queued_nonces": 6}))
-    )
+    few = settings.model_copy(update={"max_queued_nonces": 6})
+    state.services = Services.create(few, redis, state.services.dispatcher)
     submit(client)
     answer = client.post(GENERATE, json=body())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")

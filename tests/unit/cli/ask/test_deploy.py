@@ -141,7 +141,7 @@ class Serving:
 @pytest.fixture
 def serving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Serving:
     node = Serving(request.param)
-    monkeypatch.setattr("cli.ask.connection.connect", node.connect)
+    monkeypatch.setattr("cli.ask.deploy.connect", node.connect)
     return node
 
 

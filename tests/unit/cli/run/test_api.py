@@ -26,7 +26,7 @@ def port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     def bound(_host: str, port: int) -> Any:
         return SimpleNamespace(getsockname=lambda: ("127.0.0.1", port))
 
-    monkeypatch.setattr("cli.supervise.ports.bound", bound)
+    monkeypatch.setattr("cli.run.api.bound", bound)
 
 
 def test_what_reads_redis_does_not_wait_long_for_the_event_loop(

@@ -15,7 +15,7 @@ from tests.harness.samples import worker_record
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, redis: Redis, workers: WorkerRegistry) -> None:
     """This machine, with a worker that is ready on another one."""
-    monkeypatch.setattr("poc_core.state.client.connect", lambda _settings: redis)
+    monkeypatch.setattr("cli.run.ready.connect", lambda _settings: redis)
     monkeypatch.setattr("poc_core.state.registry.socket.gethostname", lambda: "here")
     workers.heartbeat(replace(worker_record("w0"), machine="elsewhere"))
 

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 from cli.main import app
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, client
+from poc_core.state import DeploymentStore
 
 HERE = socket.gethostname()
 
 
 @pytest.fixture
 def store(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> DeploymentStore:
-    monkeypatch.setattr(client, "connect", lambda settings: redis)
+    monkeypatch.setattr("cli.run.ready.connect", lambda settings: redis)
     return DeploymentStore(redis, Settings())
 
 

@@ -1,0 +1,1 @@
+"""The command `proofline` and the supervisor behind `proofline up`."""

@@ -1,0 +1,224 @@
+"""`proofline calibrate`: the r_target that makes a wanted share of a model's nonces valid."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from cli import options
+from cli.engine_options import takes_engine_options
+from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
+from cli.nonce_list import parse_nonces
+from cli.picture import check_picture
+from cli.terminal import UsageError, note, progress_bar
+from lab.judge import calibration
+from lab.judge.calibration import CalibrationError, check_count
+from lab.judge.calibration_tables import print_tables
+from lab.judge.histogram import draw
+from poc_core.records import ProofSpec
+from poc_core.schemes.distance.options import distance_spec
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
+
+DEFAULT_BLOCK_HASHES = 8
+MAX_BLOCK_HASHES = 10_000
+
+
+class Randomizations(StrEnum):
+    SIGN_FLIPS = "sign_flips"
+    LAYER_HOOKS = "layer_hooks"
+    BOTH = "both"
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind.value for kind in options.Randomization if self.value in (kind.value, "both")]
+
+
+@takes_engine_options(for_proofs=True)
+def calibrate(
+    *,
+    nonces: options.Nonces = "0-999",
+    block_hashes: Annotated[
+        int | None,
+        typer.Option(
+            "--block-hashes",
+            min=1,
+            max=MAX_BLOCK_HASHES,
+            help="How many block hashes to make up, the same ones every time. Default: 8.",
+            show_default=False,
+        ),
+    ] = None,
+    block_hash: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--block-hash",
+            help="A block hash to take instead; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    public_key: Annotated[
+        str,
+        typer.Option(
+            "--public-key", help=f"{options.PUBLIC_KEY_HELP} Distances are spread alike for any."
+        ),
+    ] = "calibrate",
+    valid_rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--valid-rate",
+            help=(
+                "Share of the nonces, above 0 and below 1, that is to be valid; may be given"
+                " again. "
+                "Default: 0.1, or none with --r-target."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    r_target: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--r-target",
+            help="A distance, above 0 up to 2, to find the valid rate of; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    randomization: Annotated[
+        Randomizations,
+        typer.Option(help="What varies a distance from nonce to nonce; both: side by side."),
+    ] = Randomizations.SIGN_FLIPS,
+    seq_len: Annotated[
+        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
+    ] = options.DEFAULT_SEQ_LEN,
+    engine_options: EngineOptions,
+    histogram: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the distances to this .png or .svg file. Needs matplotlib.",
+            show_default=False,
+        ),
+    ] = None,
+    json_only: Annotated[
+        bool,
+        typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
+    ] = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Find the r_target of distance proofs that makes a wanted share of a model's nonces valid.
+
+    Computes the distances of all nonces for each block hash in this process, without a queue.
+    Tables on stdout: r_target, the valid rate (percent) and how far both differ between block
+    hashes (percentage points). Distances and r_targets have no unit and lie between 0 and 2.
+    Progress goes to stderr, the engine's log to a file, which is printed.
+
+    **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1
+    """
+
+    check_picture(histogram, "--histogram")
+    wanted = parse_nonces(nonces)
+    if not public_key:
+        raise UsageError("--public-key must not be empty.")
+    hashes = chosen_block_hashes(block_hashes, block_hash)
+    rates = valid_rate or ([] if r_target else [0.1])
+    check_targets(rates, r_target or [], len(wanted))
+    specs = {
+        kind: [distance_spec(one, public_key, seq_len, kind) for one in hashes]
+        for kind in randomization.kinds
+    }
+    with stdout_kept_clean(verbose) as stdout:
+        with local_engine(engine_options) as loaded:
+            dtype_used = loaded.info.dtype
+            distances = measure(loaded, specs, wanted)
+        found = {
+            kind: calibration.calibrate(blocks, rates, r_target or [])
+            for kind, blocks in distances.items()
+        }
+        title = (
+            f"Distances of {engine_options.name} ({engine_options.engine}, {dtype_used}), seq_len"
+            f" {seq_len}: {len(wanted):,} nonces for each of {len(hashes)} block"
+            f" hash{'es' if len(hashes) > 1 else ''}"
+        )
+        if json_only:
+            document = {
+                "model": engine_options.name,
+                "engine": engine_options.engine,
+                "dtype": dtype_used,
+                "seq_len": seq_len,
+                "public_key": public_key,
+                "nonces": len(wanted),
+                "block_hashes": hashes,
+                "randomizations": {kind: asdict(one) for kind, one in found.items()},
+            }
+            stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+            stdout.flush()
+        else:
+            print_tables(stdout, title, hashes, found)
+        if histogram is not None:  # last: a full disk must not cost the numbers
+            draw(histogram, title, distances, found)
+
+
+def chosen_block_hashes(count: int | None, given: Sequence[str] | None) -> list[str]:
+    """The block hashes given, or `count` made-up ones that are the same every time."""
+    if not given:
+        made_up = range(DEFAULT_BLOCK_HASHES if count is None else count)
+        return [
+            hashlib.sha256(f"proofline calibrate {index}".encode()).hexdigest() for index in made_up
+        ]
+    if count is not None:
+        raise UsageError(
+            "--block-hashes makes block hashes up, --block-hash names them; give one of the two."
+        )
+    if "" in given or len(set(given)) < len(given):
+        raise UsageError("A --block-hash must not be empty, and not be given twice.")
+    return list(given)
+
+
+def check_targets(rates: Sequence[float], r_targets: Sequence[float], n_nonces: int) -> None:
+
+    for rate in rates:
+        if not 0 < rate < 1:  # refuses NaN too
+            raise UsageError(
+                f"--valid-rate must be above 0 and below 1, not {rate:g}; 10 % are 0.1."
+            )
+        try:
+            check_count(n_nonces, rate)
+        except CalibrationError as error:
+            raise UsageError(f"{error} See --nonces.") from None
+    for r_target in r_targets:
+        if not 0 < r_target <= 2:
+            raise UsageError(f"--r-target must be above 0 and at most 2, not {r_target:g}.")
+
+
+def measure(
+    engine: Engine, specs: Mapping[str, Sequence[ProofSpec]], nonces: Sequence[int]
+) -> dict[str, list[np.ndarray]]:
+    """Distances, float64 (n,) for each spec; a note tells of nonces without a finite state."""
+
+    distances: dict[str, list[np.ndarray]] = {}
+    with progress_bar("nonces") as bar:
+        task = bar.add_task(
+            progress_title(engine), total=len(nonces) * sum(map(len, specs.values()))
+        )
+        for name, blocks in specs.items():
+            distances[name] = []
+            for spec in blocks:
+                values: list[Any] = []
+                for step in compute_in_steps(engine, spec, nonces):
+                    values += step
+                    bar.advance(task, len(step))
+                distances[name].append(
+                    np.array([value for value in values if value is not None], np.float64)
+                )
+    n_found = sum(len(block) for blocks in distances.values() for block in blocks)
+    n_excluded = len(nonces) * sum(map(len, specs.values())) - n_found
+    if n_excluded:
+        note(
+            f"{n_excluded} of the distances could not be computed, for want of a finite state, and"
+            " are left out."
+        )
+    return distances

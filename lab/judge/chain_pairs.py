@@ -1,0 +1,67 @@
+"""How often two machines' chains of points part."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from cli.terminal import UsageError
+from lab.judge.comparisons import check_count, difference
+from lab.judge.proof_files import CHAIN_TERMS, Machine
+
+PAIR_COLUMNS: Sequence[str] = ("machines", "nonces", "chains that part", "on average from step")
+
+
+@dataclass(frozen=True)
+class ChainPair:
+    """Two machines' chains of the same nonces."""
+
+    name: str
+    n: int
+    n_parted: int
+    mean_step: float | None  # at which those part; None: none does
+
+    @property
+    def cells(self) -> list[str]:
+        share = f"{self.n_parted:,} ({self.n_parted / self.n:.1%})"
+        return [self.name, f"{self.n:,}", share, _or_dash(self.mean_step)]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return asdict(self) | {"share_parted": self.n_parted / self.n}
+
+
+def compare_chains(machines: Iterable[Machine]) -> list[ChainPair]:
+    """Every pair of machines with chains. UsageError: unlike files, too few common nonces."""
+    return [_pair(one, other) for one, other in combinations(machines, 2)]
+
+
+def _pair(one: Machine, other: Machine) -> ChainPair:
+    assert one.chains is not None
+    assert other.chains is not None
+    if (apart := difference(one.chains, other.chains, CHAIN_TERMS)) is not None:
+        name, mine, theirs = apart
+        raise UsageError(
+            f"{one.path} and {other.path} do not belong together: {name} is {mine!r} in one,"
+            f" {theirs!r} in the other."
+        )
+    common = sorted(one.chains.points.keys() & other.chains.points.keys())
+    check_count(len(common), f"{one.path} and {other.path} have in common")
+    steps = [_parts_at(one.chains.points[nonce], other.chains.points[nonce]) for nonce in common]
+    parted = [step for step in steps if step is not None]
+    mean = float(np.mean(parted)) if parted else None
+    return ChainPair(f"{one.name}, {other.name}", len(common), len(parted), mean)
+
+
+def _parts_at(one: Sequence[int], other: Sequence[int]) -> int | None:
+    if list(one) == list(other):
+        return None
+    pairs = zip(one, other, strict=False)
+    shorter = min(len(one), len(other))
+    return next((step for step, (a, b) in enumerate(pairs) if a != b), shorter)
+
+
+def _or_dash(number: float | None) -> str:
+    return "-" if number is None else f"{number:.0f}"

@@ -1,0 +1,202 @@
+"""Which files of `report` belong together, and how far apart their machines are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cli.terminal import UsageError
+from lab.judge.power import Sample
+from lab.judge.proof_files import TERMS, FiledChains, FiledProof, Machine
+from poc_core.schemes.decode.codebook_file import DIM, POINTS, read_codebook_file
+
+# Nonces two machines must share: among fewer, a seventh beyond any threshold may go unseen.
+LEAST_NONCES = 20
+# Terms in which a cheat may deviate from the request.
+TAMPERED_TERMS = ("block_hash", "public_key", "k_dim")
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """How far machines differ; `means`: float64 (n, n), NaN without common nonces, or empty."""
+
+    names: Sequence[str]  # of the machines, the honest ones first
+    honest: Sequence[Sample]
+    tampered: Sequence[Sample]
+    means: npt.NDArray[np.float64]
+    notes: list[str] = field(default_factory=list)
+    unit: str = "L2 distance"
+
+
+def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
+    """Compares all pairs. UsageError: unlike files, too few of them, too few common nonces."""
+    machines = [*honest, *tampered]
+    if chained := next((machine for machine in machines if machine.chains is not None), None):
+        raise UsageError(
+            f"{chained.path} holds chains of points. How often they part is told of two or more"
+            " honest files; how far a cheat's lie off is known to who recomputed them: give the"
+            " answer to a validation of them, which has `per_nonce`."
+        )
+    of_margins = [machine for machine in machines if machine.margins is not None]
+    if len(of_margins) not in (0, len(machines)):
+        other = next(machine for machine in machines if machine.margins is None)
+        raise UsageError(
+            f"{of_margins[0].path} holds margins of chains, {other.path} artifacts; compare one or"
+            " the other."
+        )
+    return _of_margins(honest, tampered) if of_margins else _of_artifacts(honest, tampered)
+
+
+def _of_artifacts(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
+    if len(honest) < 2:
+        raise UsageError(
+            "Give at least two files of honest machines: what is compared is how far they lie"
+            " apart."
+        )
+    machines = [*honest, *tampered]
+    means = np.full((len(machines), len(machines)), np.nan)
+    np.fill_diagonal(means, 0.0)
+    samples: dict[bool, list[Sample]] = {True: [], False: []}  # by whether both are honest
+    for column, one in enumerate(machines):
+        for row, other in enumerate(machines[column + 1 :], column + 1):
+            both_tampered = column >= len(honest)
+            try:
+                offsets = distances(one, other, TERMS if row < len(honest) else TAMPERED_TERMS)
+            except UsageError:
+                if both_tampered:  # two cheats have nothing to agree on
+                    continue
+                raise
+            means[row, column] = means[column, row] = offsets.mean()
+            if not both_tampered:
+                samples[row < len(honest)].append(
+                    Sample(f"{one.name}, {other.name}", np.sort(offsets))
+                )
+    notes = []
+    if not tampered:
+        samples[False] = [invented(honest[0], honest[1])]
+        notes.append(
+            "No --tampered file: the cheat here sends vectors that it made up, which any threshold"
+            " finds. What a cheat does with a smaller or a quantized model is not told by these"
+            " files."
+        )
+    if all(sample.offsets[-1] == 0 for sample in samples[True]):
+        notes.append(
+            "All honest artifacts are equal: compare machines or number formats that compute"
+            " differently."
+        )
+    return Comparisons(
+        [machine.name for machine in machines], samples[True], samples[False], means, notes
+    )
+
+
+def _of_margins(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
+    if not honest:
+        raise UsageError(
+            "Give answers to validations of honest chains, and with --tampered those of others."
+        )
+    for machine in (*honest, *tampered):
+        check_count(machine.n, f"{machine.path} judges")
+    samples = {
+        machine.name: Sample(machine.name, np.sort(machine.margins))
+        for machine in (*honest, *tampered)
+        if machine.margins is not None
+    }
+    cheats = [samples[machine.name] for machine in tampered]
+    notes = []
+    if not cheats:
+        n, n_steps = max((machine.n, machine.n_steps) for machine in honest)
+        cheats = [Sample("made up", np.sort(invented_margins(n, n_steps)))]
+        notes.append(
+            "No --tampered file: the cheat here sends chains of points that it made up. What a"
+            " cheat does with a smaller or a quantized model is not told by these files."
+        )
+    return Comparisons(
+        list(samples),
+        [samples[machine.name] for machine in honest],
+        cheats,
+        means=np.empty((0, 0)),
+        notes=notes,
+        unit="margin",
+    )
+
+
+def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
+    """Largest margins (n,) of chains of so many random points, of states without preference."""
+    chance = np.random.default_rng(0)
+    codebook = np.frombuffer(read_codebook_file()[0], "<f4").reshape(POINTS, DIM)
+    largest = np.zeros(n)
+    for _ in range(n_steps):
+        q = chance.normal(size=(n, DIM))
+        scores = q / np.linalg.norm(q, axis=1, keepdims=True) @ codebook.T
+        claimed = scores[np.arange(n), chance.integers(POINTS, size=n)]
+        largest = np.maximum(largest, scores.max(axis=1) - claimed)
+    return largest
+
+
+def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray[np.float64]:
+    """L2 distances (n,) of the nonces that both have under the same terms."""
+    found = []
+    for proof in one.proofs:
+        match = _match(proof, other, terms)
+        if match is not None:
+            _, own, others = np.intersect1d(
+                proof.nonces, match.nonces, assume_unique=True, return_indices=True
+            )
+            found.append(
+                np.linalg.norm(proof.vectors[own] - match.vectors[others], axis=1).astype(
+                    np.float64
+                )
+            )
+    if not found:
+        apart = difference(one.proofs[0], other.proofs[0], terms)
+        assert apart is not None, "else they match"
+        name, mine, theirs = apart
+        raise UsageError(
+            f"{one.path} and {other.path} do not belong together: {name} is {mine!r} in one,"
+            f" {theirs!r} in the other."
+        )
+    offsets: npt.NDArray[np.float64] = np.concatenate(found)
+    check_count(len(offsets), f"{one.path} and {other.path} have in common")
+    return offsets
+
+
+def invented(one: Machine, other: Machine) -> Sample:
+    """Each vector's distance to that of another nonce: as good as any that a cheat could invent."""
+    moved = [
+        FiledProof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
+        for proof in other.proofs
+    ]
+    return Sample(
+        "made up", np.sort(distances(one, Machine("made up", other.path, moved, None), TERMS))
+    )
+
+
+def check_count(n: int, beginning: str) -> None:
+    if n < LEAST_NONCES:
+        raise UsageError(
+            f"{beginning} {n} nonces; a report takes {LEAST_NONCES} or more, better some hundred."
+        )
+
+
+def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProof | None:
+    """The other machine's proof with the same terms, preferably all of TERMS; None: no such."""
+    same = [theirs for theirs in other.proofs if difference(proof, theirs, terms) is None]
+    if len(same) > 1:
+        same = [theirs for theirs in same if difference(proof, theirs, TERMS) is None]
+    if len(same) > 1:
+        raise UsageError(
+            f"{other.path} holds several proofs, and the file it is compared with does not say for"
+            " which block hash it was made; compute it anew, or note it under `request`."
+        )
+    return same[0] if same else None
+
+
+def difference(
+    one: FiledProof | FiledChains, other: FiledProof | FiledChains, terms: Sequence[str]
+) -> tuple[str, object, object] | None:
+    """The first term that both files tell and that differs."""
+    for name in terms:
+        if name in one.terms and name in other.terms and one.terms[name] != other.terms[name]:
+            return name, one.terms[name], other.terms[name]
+    return None

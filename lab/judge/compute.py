@@ -1,0 +1,194 @@
+"""`proofline compute`: a proof in this process, without API, Redis or queue."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from cli import options
+from cli.engine_options import takes_engine_options
+from cli.grouped import grouped
+from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
+from cli.nonce_list import parse_nonces
+from cli.terminal import UsageError, check_output, note, progress_bar, write_json
+from poc_core.records import ProofSpec
+from poc_core.schemes import contract_of, scheme_names
+
+if TYPE_CHECKING:
+    from poc_core.records import ProofSpec
+    from poc_core.schemes.contract import Pair
+    from workers.engines.base import Engine
+    from workers.engines.options import EngineOptions
+
+    SchemeName = str
+else:
+    SchemeName = Literal[tuple(scheme_names())]
+
+
+class OfScheme(NamedTuple):
+    """How a scheme makes its proofs."""
+
+    k_dim: Annotated[int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")] = (
+        options.DEFAULT_K_DIM
+    )
+    stronger_rng: Annotated[
+        bool, typer.Option("--stronger-rng", help=f"{options.STRONGER_RNG_HELP} artifact only.")
+    ] = False
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            help="Steps after the prefill. decode only, which needs it.",
+            show_default=False,
+        ),
+    ] = None
+    randomization: Annotated[
+        options.Randomization,
+        typer.Option(help="What varies a distance from nonce to nonce. distance only."),
+    ] = options.Randomization.SIGN_FLIPS
+    scheme_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="An option of a scheme that has no flag here; may be given again.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@takes_engine_options(for_proofs=True)
+@grouped
+def compute(
+    *,
+    block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
+    public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
+    nonces: options.Nonces,
+    engine_options: "EngineOptions",
+    seq_len: Annotated[
+        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
+    ] = options.DEFAULT_SEQ_LEN,
+    of_scheme: OfScheme,
+    scheme: Annotated[
+        SchemeName,
+        typer.Option(
+            help=(
+                "artifact: vectors of k_dim numbers; distance: the earlier scheme, a distance per"
+                " nonce; decode: the "
+                "coming one, a chain of points per nonce."
+            )
+        ),
+    ] = "artifact",
+    json_only: Annotated[
+        bool,
+        typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
+    ] = False,
+    output: options.Output = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Compute proofs in this process, without a queue, and print them.
+
+    With --json stdout holds only {"artifacts": [...], "encoding": {...}} or, for distances,
+    {"nonces": [...], "dist": [...]}, with the inputs under "request" as `proofline validate` and
+    `proofline report` read them. Nonces without
+    a finite state are left out. The engine's log goes to a file, which is printed.
+
+    **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9
+    """
+
+    check_output(output)
+    wanted = parse_nonces(nonces)
+    if not block_hash or not public_key:
+        raise UsageError("--block-hash and --public-key must not be empty.")
+    known = contract_of(scheme).options.model_fields
+    flags = {
+        "k_dim": of_scheme.k_dim,
+        "stronger_rng": of_scheme.stronger_rng,
+        "randomization": of_scheme.randomization.value,
+    }
+    flags |= {} if of_scheme.max_tokens is None else {"max_tokens": of_scheme.max_tokens}
+    given = {name: value for name, value in flags.items() if name in known} | named_values(
+        of_scheme.scheme_option or []
+    )
+    if "max_tokens" in known and "max_tokens" not in given:
+        raise UsageError(f"--scheme {scheme} needs --max-tokens, the steps after the prefill.")
+    spec = ProofSpec(
+        scheme=scheme, block_hash=block_hash, public_key=public_key, seq_len=seq_len, options=given
+    )
+    with stdout_kept_clean(verbose) as stdout:
+        with local_engine(engine_options) as loaded:
+            values = compute_with_progress(loaded, spec, wanted)
+        write_result(spec, computed(wanted, values), stdout, json_only, output)
+
+
+def named_values(texts: Sequence[str]) -> dict[str, Any]:
+    """NAME -> value of each "NAME=VALUE"; a VALUE that is no JSON is a text."""
+
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, is_there, value = text.partition("=")
+        if not name or not is_there:
+            raise UsageError(f"--option takes NAME=VALUE, not {text!r}.")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+def compute_with_progress(engine: "Engine", spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
+    """One value per nonce, in order."""
+    values: list[Any] = []
+    with progress_bar("nonces") as bar:
+        task = bar.add_task(progress_title(engine), total=len(nonces))
+        for step in compute_in_steps(engine, spec, nonces):
+            values += step
+            bar.update(task, completed=len(values))
+    return values
+
+
+def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
+    """Pairs of nonces and values; nonces without a value are left out, with a note on stderr."""
+    pairs = [
+        (nonce, value) for nonce, value in zip(nonces, values, strict=True) if value is not None
+    ]
+    if len(pairs) < len(nonces):
+        note(f"{len(nonces) - len(pairs)} nonces gave no finite state and are left out.")
+    return pairs
+
+
+def request_of(spec: ProofSpec) -> dict[str, Any]:
+    """The inputs as `generate` notes them, without the model, whose name differs between nodes."""
+    options = dict(spec.options)
+    stronger_rng = options.pop("stronger_rng", False)
+    params = {"scheme": spec.scheme, "seq_len": spec.seq_len, **options}
+    named = {"block_hash": spec.block_hash, "public_key": spec.public_key}
+    return named | {"params": params, "poc_stronger_rng": stronger_rng}
+
+
+def write_result(
+    spec: ProofSpec,
+    pairs: Sequence["Pair"],
+    stdout: IO[str],
+    json_only: bool,
+    output: Path | None,
+) -> None:
+    """Writes JSON to a file or stdout, or prints a table for people."""
+
+    contract = contract_of(spec.scheme)
+    document = contract.values(pairs) | contract.about(spec, {}) | {"request": request_of(spec)}
+    if output is not None:
+        write_json(document, output)
+        return
+    if json_only:
+        stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+    else:
+        rows = [
+            ("nonce", contract.column),
+            *((str(nonce), contract.cell(value)) for nonce, value in pairs),
+        ]
+        stdout.writelines(f"{nonce:>19}  {value}\n" for nonce, value in rows)
+    stdout.flush()

@@ -1,0 +1,198 @@
+"""`proofline report`: how far machines' proofs lie apart, and by which rule to judge them."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.picture import check_matplotlib
+from cli.tables import result_console, result_table
+from cli.terminal import UsageError, note
+from lab.judge.chain_pairs import PAIR_COLUMNS, ChainPair, compare_chains
+from lab.judge.comparisons import compare
+from lab.judge.proof_files import read_machines
+from lab.judge.report_findings import (
+    COMPARISON_COLUMNS,
+    RATE_COLUMNS,
+    RULE_COLUMNS,
+    Findings,
+    comparison_cells,
+    find,
+    rate_cells,
+    rule_cells,
+)
+from lab.judge.report_page import page
+from lab.judge.report_pictures import draw_machines, draw_offsets, draw_power
+from poc_core.schemes.artifact import thresholds
+
+PAGE = "report.html"
+
+
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help=(
+                "Two or more JSON files of `proofline generate` or `compute --json`, each of an"
+                " honest machine or "
+                "run, for the same block hash, key and nonces. Of decode: chains, which are told"
+                " how often they part, or answers to validations of honest chains."
+            ),
+            show_default=False,
+        ),
+    ],
+    tampered: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help=(
+                "A file of a cheat: the same nonces with a smaller or quantized model, say. May be"
+                " given again. "
+                "Default: generated vectors or chains."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    tampered_share: Annotated[
+        float,
+        typer.Option(min=0.001, max=1, help="The share of its nonces that a cheat tampers with."),
+    ] = 1.0,
+    fraud_threshold: Annotated[
+        float,
+        typer.Option(
+            min=1e-9,
+            max=0.5,
+            help="p-value below which artifacts are a fraud: so many false alarms at most.",
+        ),
+    ] = thresholds.FRAUD_THRESHOLD,
+    miss: Annotated[
+        float, typer.Option(min=1e-9, max=0.5, help="How often a cheat may be missed at most.")
+    ] = 0.01,
+    sample_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Nonces that a validation checks. Default: as few as will do.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The folder for report.html and its pictures; made if need be."
+        ),
+    ] = Path("proofline-report"),
+    json_only: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print nothing but the numbers to stdout, as JSON on one line."
+        ),
+    ] = False,
+) -> None:
+    """Compare machines' proofs: pictures, a rule to judge by, and how often the rule errs.
+
+    Draws how far honest and tampered nonces lie off, how false alarms and misses depend on the
+    rule, and how far the machines lie apart, as PNG files and one HTML page. Recommends
+    dist_threshold, p_mismatch and a number of nonces, with exact risks (docs/report.md).
+
+    **Example:** proofline report h200.json a100.json cpu.json --tampered int4.json
+    """
+
+    check_matplotlib("report")
+    machines = read_machines([*files, *(tampered or [])])
+    if len(files) > 1 and all(machine.chains is not None for machine in machines) and not tampered:
+        print_pairs(compare_chains(machines), json_only)
+        return
+    comparisons = compare(machines[: len(files)], machines[len(files) :])
+    findings = find(comparisons, tampered_share, fraud_threshold, miss, sample_size)
+    write_files(output, findings)
+    if json_only:
+        sys.stdout.write(json.dumps(findings.document(), separators=(",", ":")) + "\n")
+    else:
+        print_findings(findings)
+    note(f"{output / PAGE} shows the pictures.")
+
+
+def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
+    """Prints how often chains part: there is no rule to find, as they do not say how far."""
+
+    if json_only:
+        document = {"unit": "chains", "pairs": [pair.document for pair in pairs]}
+        sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+        return
+    shown = result_table("Chains", *PAIR_COLUMNS)
+    for pair in pairs:
+        shown.add_row(*pair.cells)
+    console = result_console(sys.stdout)
+    console.print(shown)
+    console.print(
+        "How far they lie off is known to who recomputes them: `proofline validate` one machine's"
+        " file on another, and give `proofline report` the answers."
+    )
+
+
+def write_files(folder: Path, findings: Findings) -> None:
+    """Writes JSON, pictures and page. UsageError: the folder cannot be written."""
+
+    unit = findings.comparisons.unit
+    drawn = [
+        (
+            "distances.png",
+            draw_offsets,
+            "Honest and tampered nonces",
+            f"Histograms of each comparison's {unit}s.",
+        ),
+        (
+            "power.png",
+            draw_power,
+            "Risks by the rule",
+            "False alarms and misses by threshold, p_mismatch and nonces.",
+        ),
+        (
+            "machines.png",
+            draw_machines,
+            "Machines",
+            "Heat map of the mean distance between each two machines.",
+        ),
+    ]
+    if not findings.comparisons.means.size:  # a verdict does not name its machines
+        drawn.pop()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, draw, _, _ in drawn:
+            draw(folder / name, findings)
+        pictures = [(folder / name, heading, words) for name, _, heading, words in drawn]
+        (folder / PAGE).write_text(page(findings, pictures), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write into {folder} ({error.strerror}); choose another --output."
+        ) from error
+
+
+def print_findings(findings: Findings) -> None:
+
+    console = result_console(sys.stdout)
+    threshold = findings.recommended.rule.dist_threshold
+    rules = result_table("Rules and their risks", *RULE_COLUMNS)
+    for judged in (findings.recommended, findings.usual):
+        rules.add_row(*rule_cells(judged))
+    comparisons = result_table(f"Comparisons ({findings.comparisons.unit})", *COMPARISON_COLUMNS)
+    for kind, sample, _ in findings.rows():
+        comparisons.add_row(*comparison_cells(kind, sample, threshold))
+    console.print(comparisons)
+    if rates := findings.rates():
+        by_threshold = result_table("Mismatches by dist_threshold", *RATE_COLUMNS)
+        for row in rates:
+            by_threshold.add_row(*rate_cells(*row))
+        console.print(by_threshold)
+    console.print(rules)
+    title, columns, rows = findings.tests()
+    tests = result_table(title, *columns)
+    for row in rows:
+        tests.add_row(*row)
+    console.print(tests)
+    for sentence in findings.sentences():
+        console.print(sentence)

@@ -1,0 +1,217 @@
+"""What `report` finds: a rule, its risks, and the risks of the network's usual rule."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lab.judge.comparisons import Comparisons
+from lab.judge.power import Evidence, Power, Risks, Rule, Sample, powers, recommend
+from poc_core.arithmetic.statistics import CONFIDENCE
+from poc_core.schemes.artifact import thresholds
+from poc_core.schemes.decode.requests import MARGIN
+
+
+@dataclass(frozen=True)
+class JudgedRule:
+    """A rule and how often it errs: as counted, and at worst."""
+
+    label: str
+    rule: Rule
+    counted: Risks
+    at_worst: Risks
+
+
+@dataclass(frozen=True)
+class Findings:
+    comparisons: Comparisons
+    evidence: Evidence
+    recommended: JudgedRule
+    usual: JudgedRule  # the network's defaults, with as many nonces
+    kept: bool
+    most_miss: float
+    sample_size: int | None  # as asked for
+    powers: Sequence[Power]  # of other tests than the network's, of as many nonces or 200
+
+    def sentences(self) -> list[str]:
+        """Sentences on what to set, and with which risks."""
+        judged, rule = self.recommended, self.recommended.rule
+        shares = self.evidence.shares(rule.dist_threshold)
+        more = " or more" if self.sample_size is None and self.kept else ""
+        told = [
+            (
+                f"Set dist_threshold {rule.dist_threshold:g}, p_mismatch {rule.p_mismatch:g},"
+                f" fraud_threshold {rule.fraud_threshold:g} and check {rule.n:,} nonces{more}: of"
+                f" {rule.n:,}, {rule.least_frauds:,} mismatches are then a fraud."
+            ),
+            (
+                f"An honest machine is called a fraud in {percent(judged.counted.false_alarm)} of"
+                f" validations, at worst in {percent(judged.at_worst.false_alarm)}; a cheat that"
+                f" tampers with {percent(self.evidence.tampered_share)} of its nonces is missed in"
+                f" {percent(judged.counted.miss)}, at worst in {percent(judged.at_worst.miss)}."
+            ),
+            (
+                f"Of honest nonces {percent(shares.honest)} lie beyond the threshold"
+                f" ({shares.honest_name}), of a cheat's {percent(shares.cheat)}"
+                f" ({shares.cheat_name}). At worst: what so few nonces do not exclude,"
+                f" {percent(CONFIDENCE)} sure."
+            ),
+        ]
+        if not self.kept:
+            told.append(
+                f"It does not keep misses below {percent(self.most_miss)}: honest and tampered"
+                " nonces lie too close together, or too few are known. Compute more, or check"
+                " more."
+            )
+        return told + self.comparisons.notes
+
+    def rows(self) -> list[tuple[str, Sample, bool]]:
+        """Each comparison: its name, its offsets, and whether all its machines are honest."""
+        honest = [("honest", sample, True) for sample in self.comparisons.honest]
+        return honest + [("tampered", sample, False) for sample in self.comparisons.tampered]
+
+    def rates(self) -> list[tuple[str, str, list[float]]]:
+        """Of chains: each comparison's name, its kind, and its shares beyond RATE_THRESHOLDS."""
+        if self.comparisons.unit != "margin":
+            return []
+        return [
+            (
+                sample.name,
+                kind,
+                [sample.n_beyond(limit) / len(sample.offsets) for limit in RATE_THRESHOLDS],
+            )
+            for kind, sample, _ in self.rows()
+        ]
+
+    def tests(self) -> tuple[str, list[str], list[list[str]]]:
+        """A title, columns and rows: how often each test finds each cheat."""
+        first = self.powers[0]
+        title = f"Cheats found by {first.n:,} nonces, at {percent(first.risk)} false alarms"
+        rows = [[name, *(percent(one.found[name]) for one in self.powers)] for name in first.found]
+        return title, ["machines", *(one.test for one in self.powers)], rows
+
+    def document(self) -> dict[str, Any]:
+        """All numbers as a JSON document, shares and risks from 0 to 1."""
+        threshold = self.recommended.rule.dist_threshold
+        return {
+            "unit": self.comparisons.unit,
+            "comparisons": [
+                {
+                    "name": sample.name,
+                    "honest": honest,
+                    "n": len(sample.offsets),
+                    "mean": float(sample.offsets.mean()),
+                    "largest": float(sample.offsets[-1]),
+                    "share_beyond": sample.n_beyond(threshold) / len(sample.offsets),
+                }
+                for _, sample, honest in self.rows()
+            ],
+            "mismatch_rates": [
+                {"name": name, "kind": kind, **dict(zip(RATE_NAMES, shares, strict=True))}
+                for name, kind, shares in self.rates()
+            ],
+            "tampered_share": self.evidence.tampered_share,
+            "recommended": _judged(self.recommended) | {"kept": self.kept},
+            "usual": _judged(self.usual),
+            "tests": [asdict(one) for one in self.powers],
+            "notes": self.comparisons.notes,
+        }
+
+
+def find(
+    comparisons: Comparisons,
+    tampered_share: float,
+    fraud_threshold: float,
+    most_miss: float,
+    sample_size: int | None,
+) -> Findings:
+    evidence = Evidence(comparisons.honest, comparisons.tampered, tampered_share)
+    found = recommend(evidence, fraud_threshold, most_miss, sample_size)
+    network = thresholds.network_terms("")
+    threshold = network.dist_threshold if comparisons.unit == "L2 distance" else MARGIN
+    usual = Rule(threshold, network.p_mismatch, network.fraud_threshold, found.rule.n)
+    tried = sorted({found.rule.dist_threshold, threshold})
+    n = sample_size or min(found.rule.n, NETWORKS_SAMPLE)
+    return Findings(
+        comparisons,
+        evidence,
+        _judge("recommended", found.rule, evidence),
+        _judge("the network's", usual, evidence),
+        found.kept,
+        most_miss,
+        sample_size,
+        powers(evidence, tried, n, fraud_threshold),
+    )
+
+
+def percent(share: float) -> str:
+    """A share in percent, with two significant digits."""
+    if 0 < share < 1e-6:
+        return "less than 0.0001 %"
+    return f"{100 * share:.3g} %" if share > 0.1 else f"{100 * share:.2g} %"
+
+
+def _judge(label: str, rule: Rule, evidence: Evidence) -> JudgedRule:
+    return JudgedRule(label, rule, evidence.risks(rule), evidence.risks(rule, at_worst=True))
+
+
+def _judged(judged: JudgedRule) -> dict[str, Any]:
+    at_worst = {f"{name}_at_worst": risk for name, risk in asdict(judged.at_worst).items()}
+    rule = asdict(judged.rule) | {"least_frauds": judged.rule.least_frauds}
+    return rule | asdict(judged.counted) | at_worst
+
+
+# Nonces that the network's validators check.
+NETWORKS_SAMPLE = 200
+RULE_COLUMNS: Sequence[str] = (
+    "rule",
+    "dist_threshold",
+    "p_mismatch",
+    "fraud_threshold",
+    "nonces",
+    "a fraud from",
+    "false alarm",
+    "at worst",
+    "miss",
+    "at worst",
+)
+# Those that the network's authors name for its models' chains (docs/decode.md).
+RATE_THRESHOLDS = (0.025, 0.03, 0.04, 0.05)
+RATE_NAMES = [f"{threshold:g}" for threshold in RATE_THRESHOLDS]
+RATE_COLUMNS: Sequence[str] = ("judged chains", "", *RATE_NAMES)
+COMPARISON_COLUMNS: Sequence[str] = (
+    "machines",
+    "",
+    "nonces",
+    "mean",
+    "largest",
+    "beyond the threshold",
+)
+
+
+def rule_cells(judged: JudgedRule) -> list[str]:
+    rule = judged.rule
+    risks = [
+        judged.counted.false_alarm,
+        judged.at_worst.false_alarm,
+        judged.counted.miss,
+        judged.at_worst.miss,
+    ]
+    numbers = [f"{rule.dist_threshold:g}", f"{rule.p_mismatch:g}", f"{rule.fraud_threshold:g}"]
+    return [judged.label, *numbers, f"{rule.n:,}", f"{rule.least_frauds:,}", *map(percent, risks)]
+
+
+def rate_cells(name: str, kind: str, shares: Sequence[float]) -> list[str]:
+    return [name, kind, *map(percent, shares)]
+
+
+def comparison_cells(kind: str, sample: Sample, threshold: float) -> list[str]:
+    offsets = sample.offsets
+    share = sample.n_beyond(threshold) / len(offsets)
+    return [
+        sample.name,
+        kind,
+        f"{len(offsets):,}",
+        f"{offsets.mean():.4f}",
+        f"{offsets[-1]:.4f}",
+        percent(share),
+    ]

@@ -1,0 +1,226 @@
+"""`proofline bench`: how fast a model's proofs are here, where their time goes, and what to set."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import options
+from cli.engine_options import takes_engine_options
+from cli.local_engine import local_engine, progress_title, stdout_kept_clean
+from cli.picture import check_picture
+from cli.terminal import UsageError, note, progress_bar, write_json
+from lab.measure import moe_backends, speed_picture
+from lab.measure.dimensions import takes_dimensions
+from lab.measure.published import beside_published
+from lab.measure.speed import SeqLenSpeeds, Speeds, measure, n_steps, sizes, spec_of
+from lab.measure.speed_advice import Division, advise, division_from
+from lab.measure.speed_tables import document, print_backends, print_speeds
+from poc_core.settings import load_settings
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
+
+# What the network's rounds use.
+ROUND_SEQ_LEN = 1024
+LIMITS_MS = (25.0, 50.0, 100.0)
+
+
+@takes_dimensions
+@takes_engine_options(for_proofs=True)
+def bench(
+    *,
+    seq_len: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help=f"{options.SEQ_LEN_HELP} May be given again. Default: {ROUND_SEQ_LEN}.",
+            show_default=False,
+        ),
+    ] = None,
+    engine_options: EngineOptions,
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help=(
+                "Nonces of a micro-batch; may be given again. Default: as many as"
+                " --max-batch-tokens allow, a half, a "
+                "quarter, and so on."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    max_step_ms: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=1,
+            help="A POC_MAX_STEP_MS to try; may be given again. Default: 25, 50 and 100.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="How long each measurement computes at least.")
+    ] = 2.0,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The JSON of an earlier run with the model divided otherwise; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    try_moe_backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=(
+                "Then start the engine with this backend of the experts' products too, a value of"
+                " vLLM's --moe-backend such as deep_gemm, and say whether it is faster and how far"
+                " its artifacts lie from the default's; may be given again."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the time by part to this .png or .svg file. Needs matplotlib.",
+            show_default=False,
+        ),
+    ] = None,
+    json_only: Annotated[
+        bool,
+        typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
+    ] = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Measure how fast a model's proofs are on this machine, and recommend settings for a round.
+
+    Loads the model in this process, which must have the GPUs for itself, and computes artifacts
+    without a queue. Reports nonces/s by the size of a micro-batch, whole and in the slices that let
+    chat in; where the time of a micro-batch goes; the share of the device's measured matrix peak;
+    and what to set, and why. For models of the network, nonces a minute of eight such GPUs beside
+    what operators publish. The engine's log goes to a file, which is printed.
+
+    **Example:** proofline bench --dimensions qwen3-8b --seq-len 1024 --picture time.png
+
+    **Example:** proofline bench --dimensions minimax-m2.7 --layers 16 -- --max-model-len 2048
+
+    **Example:** proofline bench --model Qwen/Qwen3-30B-A3B-FP8 --try-moe-backend deep_gemm
+    """
+
+    check_picture(picture, speed_picture.OPTION)
+    backends = list(dict.fromkeys(try_moe_backend or ()))
+    moe_backends.check_backends(engine_options, backends)
+    others = [earlier(path, engine_options.name) for path in compare or ()]
+    limits_ms = sorted(set(max_step_ms or LIMITS_MS))
+    usual_ms = load_settings().max_step_ms
+    with stdout_kept_clean(verbose) as stdout, local_engine(engine_options) as loaded:
+        found = measure_all(
+            loaded,
+            sorted(set(seq_len or [ROUND_SEQ_LEN])),
+            batch_size,
+            usual_ms,
+            limits_ms,
+            seconds,
+        )
+        speeds = Speeds(
+            model=engine_options.name,
+            engine=engine_options.engine,
+            dtype=loaded.info.dtype,
+            dummy_weights="--load-format=dummy" in engine_options.vllm_args,
+            tensor_parallel=engine_options.tensor_parallel,
+            pipeline_parallel=engine_options.pipeline_parallel,
+            max_batch_tokens=loaded.info.max_batch_tokens,
+            max_step_ms=usual_ms,
+            seconds=seconds,
+            seq_lens=found,
+        )
+        advice = advise(speeds, others)
+        beside = beside_published(speeds, loaded.stages[-1].stop)
+        parts = next((one.parts for one in found if one.parts), None)
+        title = (
+            f"Proofs of {speeds.model} ({speeds.engine},"
+            f" {speeds.dtype}{', dummy weights' if speeds.dummy_weights else ''}), tensor parallel"
+            f" {speeds.tensor_parallel}, pipeline parallel"
+            f" {speeds.pipeline_parallel}{f', on {parts.device}' if parts else ''}"
+        )
+        if not json_only:
+            print_speeds(stdout, title, speeds, advice, beside)
+        elif not backends:
+            stdout.write(json.dumps(document(speeds, advice, beside), separators=(",", ":")) + "\n")
+            stdout.flush()
+        if parts is None:
+            note(
+                f"The {speeds.engine} engine cannot tell where the time goes: no parts, no share of"
+                " the peak."
+            )
+        default = moe_backends.default_of(loaded, found[-1]) if backends else None
+    if default is not None:  # its engine has ended, and another has room
+        experts = moe_backends.compare(
+            engine_options, backends, default, speeds.dummy_weights, seconds, verbose
+        )
+        if json_only:
+            write_json(document(speeds, advice, beside, experts), None)
+        else:
+            print_backends(sys.stdout, experts)
+    if parts is not None and picture is not None:  # last: a full disk must not cost the numbers
+        speed_picture.draw(picture, title, found)
+
+
+def measure_all(
+    engine: Engine,
+    seq_lens: Sequence[int],
+    counts: Sequence[int] | None,
+    usual_ms: float,
+    limits_ms: Sequence[float],
+    seconds: float,
+) -> list[SeqLenSpeeds]:
+    """Measures every seq_len, with a progress bar. SpecError: the model takes no such seq_len."""
+
+    specs = [spec_of(seq_len) for seq_len in seq_lens]
+    for spec in specs:
+        engine.check_spec(spec)
+    chosen = {}
+    for seq_len in seq_lens:
+        most = engine.info.max_batch(seq_len)
+        chosen[seq_len] = sorted({min(count, most) for count in counts or sizes(most)})
+    with progress_bar("measurements") as bar:
+        total = sum(n_steps(len(one), len(limits_ms)) for one in chosen.values())
+        task = bar.add_task(progress_title(engine), total=total)
+        return [
+            measure(
+                engine,
+                spec,
+                chosen[spec.seq_len],
+                usual_ms,
+                limits_ms,
+                seconds,
+                lambda: bar.advance(task),
+            )
+            for spec in specs
+        ]
+
+
+def earlier(path: Path, model: str) -> Division:
+    """An earlier result of this command for the model. UsageError: the file is none."""
+
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        division = division_from(document)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read {path} ({error.strerror}); give --compare a file that --json wrote."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{path} holds no result of `proofline bench --json`; give --compare one."
+        ) from None
+    if document["model"] != model:
+        raise UsageError(
+            f"{path} is about {document['model']}, not {model}; give --compare a result of this"
+            " model."
+        )
+    return division

@@ -1,0 +1,208 @@
+"""Models of real dimensions, whose weights vLLM makes up.
+
+They are as large as a trained model's (workers/vllm/start/random_weights.py), so they compute as
+fast as real weights.
+"""
+
+import functools
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from cli.shipped import shipped_models
+from cli.terminal import UsageError
+from lab.measure.network_models import NETWORK_MODELS, network_model
+
+# What differs from the shipped model named first, which lends the rest and its tokenizer.
+DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-0.6b": (
+        "tiny-qwen3",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "intermediate_size": 3072,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-8b": (
+        "tiny-qwen3",
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 12288,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-30b-a3b": (
+        "tiny-qwen3-moe",
+        {
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-235b-a22b-fp8": (
+        "tiny-qwen3-moe",
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 94,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": False,
+            "quantization_config": {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+            },
+        },
+    ),
+}
+# Arguments of `vllm serve` that go with such a model.
+ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
+
+
+NAMES = (*DIMENSIONS, *NETWORK_MODELS)
+
+
+def configuration(name: str) -> tuple[str, dict[str, Any]]:
+    """The shipped model that lends its tokenizer, and the configuration. UsageError: no such."""
+    if name in NETWORK_MODELS:
+        return "tiny-qwen3", dict(NETWORK_MODELS[name].config)
+    if name not in DIMENSIONS:
+        raise UsageError(f"No dimensions are called {name!r}; there are: {', '.join(NAMES)}.")
+    base, differences = DIMENSIONS[name]
+    config = json.loads((shipped_models()[base] / "config.json").read_text())
+    config |= {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096} | differences
+    if "layer_types" in config:
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    return base, config
+
+
+@contextmanager
+def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
+    """A directory with the model's configuration and a tokenizer, and no weights.
+
+    `layers`: only the first so many; None: all of them.
+    """
+    base, config = configuration(name)
+    shipped = shipped_models()[base]
+    config |= first_layers(config, layers) if layers else {}
+    with TemporaryDirectory(prefix="proofline-bench-") as folder:
+        directory = Path(folder) / name
+        shutil.copytree(
+            shipped, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json")
+        )
+        (directory / "config.json").write_text(json.dumps(config))
+        yield str(directory)
+
+
+def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """What differs in the configuration where a model ends early. UsageError: it has fewer."""
+    if "text_config" in config:
+        return {"text_config": config["text_config"] | first_layers(config["text_config"], layers)}
+    whole = config["num_hidden_layers"]
+    if layers > whole:
+        raise UsageError(f"These dimensions have {whole} layers; give --layers at most that.")
+    by_layer = {
+        key: value[:layers]
+        for key, value in config.items()
+        if isinstance(value, list) and len(value) == whole
+    }
+    return by_layer | {"num_hidden_layers": layers}
+
+
+def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that lets a command with engine options take --dimensions in place of --model."""
+
+    @functools.wraps(command)
+    def with_dimensions(
+        *,
+        model: str | None,
+        dimensions: str | None,
+        layers: int | None,
+        engine: str,
+        vllm_args: list[str] | None,
+        **given: Any,
+    ) -> None:
+        if (model is None) == (dimensions is None):
+            raise UsageError("Give one of --model and --dimensions.")
+        if dimensions is None:
+            if layers is not None:
+                raise UsageError("--layers needs --dimensions, a model of which it takes a part.")
+            command(model=model, engine=engine, vllm_args=vllm_args, **given)
+            return
+        if engine != "vllm":
+            raise UsageError("--dimensions needs --engine vllm, which makes up weights.")
+        of_network = network_model(dimensions)
+        official = of_network.arguments_here() if of_network else []
+        with model_directory(dimensions, layers) as directory:
+            command(
+                model=directory,
+                engine=engine,
+                vllm_args=[*official, *(vllm_args or ()), *ENGINE_ARGS],  # the last of two counts
+                **given,
+            )
+
+    shared = inspect.signature(command).parameters
+    text, options = shared["model"].annotation.__origin__, shared["model"].annotation.__metadata__
+    optional = shared["model"].replace(annotation=Annotated[(text | None, *options)], default=None)
+    named = inspect.Parameter(
+        "dimensions",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                help=(
+                    "Instead of a model dummy weights of the dimensions of one:"
+                    f" {', '.join(NAMES)}."
+                ),
+                show_default=False,
+            ),
+        ],
+    )
+    part = named.replace(
+        name="layers",
+        annotation=Annotated[
+            int | None,
+            typer.Option(
+                min=1,
+                help="Of --dimensions only the first so many layers: what fits on this machine.",
+                show_default=False,
+            ),
+        ],
+    )
+    parameters = [
+        optional,
+        named,
+        part,
+        *(parameter for name, parameter in shared.items() if name != "model"),
+    ]
+    vars(with_dimensions)["__signature__"] = inspect.Signature(parameters)
+    with_dimensions.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    }
+    return with_dimensions

@@ -1,0 +1,206 @@
+"""An engine's speed in nonces a second, micro-batch after micro-batch, whole and in slices."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cli.terminal import note
+from lab.measure.time_parts import TimeParts, time_parts
+from poc_core.errors import ProoflineError
+from poc_core.records import ProofSpec
+from workers.engines.base import Engine
+from workers.engines.ticks import MicroBatch
+from workers.pipeline import Pipeline
+from workers.slice_plan import SlicePlan
+
+# Micro-batches before the clock starts: they compile, fill caches and settle slice sizes.
+_WARM_UP = 3
+# Fewest micro-batches that are measured.
+_FEWEST = 2
+# Turns in which whole micro-batches and slices are compared: a device's clock drifts.
+_TURNS = 2
+
+
+@dataclass(frozen=True)
+class Speed:
+    n: int  # nonces of a micro-batch
+    nonces_per_s: float
+    n_slices: int  # of a micro-batch on each pipeline stage
+    chat_waits_ms: float  # at most: for the longest slices that may be on the device together
+
+
+@dataclass(frozen=True)
+class Trade:
+    """The cost of one limit on how long chat waits."""
+
+    max_step_ms: float
+    sliced: Speed
+    lost: float  # share of the rate of whole micro-batches measured in the same turn
+
+
+@dataclass(frozen=True)
+class SeqLenSpeeds:
+    seq_len: int
+    # whole and in slices, by nonces of a micro-batch, the fewest first
+    sizes: Sequence[tuple[Speed, Speed]]
+    trades: Sequence[Trade]  # by max_step_ms
+    parts: TimeParts | None  # of the largest micro-batch
+
+    @property
+    def best(self) -> float:
+        """Highest rate of whole micro-batches, in nonces a second."""
+        return max(whole.nonces_per_s for whole, _ in self.sizes)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    model: str
+    engine: str
+    dtype: str
+    dummy_weights: bool
+    tensor_parallel: int
+    pipeline_parallel: int
+    max_batch_tokens: int
+    max_step_ms: float  # of the slices in `sizes`
+    seconds: float  # that each measurement took at least
+    seq_lens: Sequence[SeqLenSpeeds]
+
+    @property
+    def n_devices(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+class _WatchedPlan(SlicePlan):
+    """A slice plan that remembers the slices that ran."""
+
+    def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
+        super().__init__(max_step_ms, slices_in_flight)
+        self.ran_s: list[float] = []
+
+    def ran(
+        self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
+    ) -> None:
+        super().ran(spec, n, layers, seconds, steps)
+        self.ran_s.append(seconds)
+
+
+def spec_of(seq_len: int) -> ProofSpec:
+    """The proofs that are measured: artifacts, of a hash and a key that no network has."""
+    return ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
+
+
+def sizes(most: int) -> list[int]:
+    """Nonces of the micro-batches to measure: what fits, its half, its quarter, then by fours."""
+    found = {most, max(1, most // 2)}
+    size = most // 4
+    while size >= 1:
+        found.add(size)
+        size //= 4
+    return sorted(found)
+
+
+def speed(
+    engine: Engine, spec: ProofSpec, n: int | None, max_step_ms: float | None, seconds: float
+) -> Speed:
+    """Speed of micro-batches of `n` nonces (None: as many as a worker takes), cut as a worker's.
+
+    `max_step_ms` None: whole. Takes at least `seconds`, and some more to settle. Raises the
+    engine's errors.
+    """
+    plan = _WatchedPlan(max_step_ms, engine.slices_in_flight)
+    _run(engine, spec, plan, n, lambda begun: begun < (_WARM_UP if max_step_ms else 1))
+    plan.ran_s.clear()
+    began = time.perf_counter()
+    ends_at = began + seconds
+    ended = _run(
+        engine, spec, plan, n, lambda begun: begun < _FEWEST or time.perf_counter() < ends_at
+    )
+    # Leaves out the first one's way through the earlier stages, which steady work has just once.
+    steady_s = (time.perf_counter() - began) * len(ended) / (len(ended) + len(engine.stages) - 1)
+    return Speed(
+        n=ended[-1],
+        nonces_per_s=sum(ended) / steady_s,
+        n_slices=max(1, round(len(plan.ran_s) / len(ended) / len(engine.stages))),
+        chat_waits_ms=1000 * engine.slices_in_flight * max(plan.ran_s, default=0.0),
+    )
+
+
+def _run(
+    engine: Engine, spec: ProofSpec, plan: SlicePlan, n: int | None, goes_on: Callable[[int], bool]
+) -> Sequence[int]:
+    """Keeps all stages busy while `goes_on(number begun)`; returns nonces of each that ended."""
+    pipeline = Pipeline(engine, plan)
+    most = engine.info.max_batch(spec.seq_len)
+    going: deque[MicroBatch] = deque()
+    ended: list[int] = []
+    while True:
+        while len(going) <= len(engine.stages) and goes_on(begun := len(ended) + len(going)):
+            size = min(most, n) if n else plan.batch_size(spec, most)
+            going.append(MicroBatch(spec, range(begun * most, begun * most + size)))
+            pipeline.add(going[-1])
+        if pipeline.is_empty:
+            return ended
+        if pipeline.is_launched:
+            pipeline.fetch()
+        else:
+            pipeline.run(wait=False)
+        while going and going[0].future.done():
+            ended.append(len(going.popleft().future.result()))
+
+
+def n_steps(n_sizes: int, n_limits: int) -> int:
+    """Number of steps that `measure` reports for one seq_len."""
+    return 2 * n_sizes + _TURNS * (1 + n_limits) + 1
+
+
+def measure(
+    engine: Engine,
+    spec: ProofSpec,
+    counts: Sequence[int],
+    max_step_ms: float,
+    limits_ms: Sequence[float],
+    seconds: float,
+    on_step: Callable[[], None],
+) -> SeqLenSpeeds:
+    """All measurements at one seq_len.
+
+    `max_step_ms`: of the slices for each of `counts`; `limits_ms`: limits to measure the trade of.
+    """
+
+    def told(n: int | None, limit_ms: float | None) -> Speed:
+        found = speed(engine, spec, n, limit_ms, seconds)
+        on_step()
+        return found
+
+    by_size = [(told(n, None), told(n, max_step_ms)) for n in counts]
+    turns = [[told(None, limit_ms) for limit_ms in (None, *limits_ms)] for _ in range(_TURNS)]
+    most = engine.info.max_batch(spec.seq_len)
+    try:
+        parts = time_parts(engine.profile(spec, range(most)), most)
+    # profiling needs memory for the peak's matrices, and tools that may be missing
+    except ProoflineError as error:
+        note(f"Where the time goes at seq_len {spec.seq_len} cannot be told: {error}")
+        parts = None
+    on_step()
+    return SeqLenSpeeds(spec.seq_len, by_size, list(_trades(turns, limits_ms)), parts)
+
+
+def _trades(turns: Sequence[Sequence[Speed]], limits_ms: Sequence[float]) -> Iterator[Trade]:
+    """Trades from turns; each turn holds whole micro-batches, then those of each limit."""
+    for index, limit_ms in enumerate(limits_ms, start=1):
+        kept = statistics.mean(turn[index].nonces_per_s / turn[0].nonces_per_s for turn in turns)
+        last = turns[-1][index]
+        yield Trade(
+            limit_ms,
+            Speed(
+                n=last.n,
+                nonces_per_s=statistics.mean(turn[index].nonces_per_s for turn in turns),
+                n_slices=last.n_slices,
+                chat_waits_ms=max(turn[index].chat_waits_ms for turn in turns),
+            ),
+            1 - kept,
+        )

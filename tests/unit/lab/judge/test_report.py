@@ -1,0 +1,517 @@
+"""`report` on files as the commands and the API write them, and on the golden ones."""
+
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poc_core.arithmetic.encoding import encode_vectors
+from tests.harness.commands import run_here
+from tests.harness.documents import blocks
+
+pytest.importorskip("matplotlib")
+
+pytestmark = pytest.mark.xdist_group("pictures")  # one process loads what draws them
+
+ROOT = Path(__file__).resolve().parents[4]
+GOLDEN, MADE = ROOT / "tests/data/golden", ROOT / "tests/data/report"
+HONEST = [
+    str(MADE / f"{name}.json")
+    for name in ("transformers-float32", "transformers-bfloat16", "vllm-bfloat16")
+]
+CHEATS = ["--tampered", str(MADE / "int8.json"), "--tampered", str(MADE / "int4.json")]
+PICTURES = ["distances.png", "machines.png", "power.png"]
+Capture = pytest.CaptureFixture[str]
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a document and returns its path."""
+
+    def to(name: str, document: Any) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+        return str(path)
+
+    return to
+
+
+def generated(
+    n: int = 30, seed: int = 1, k_dim: int = 12, offset: float = 0.0, **request: Any
+) -> dict[str, Any]:
+    """What `generate` writes. The same seed gives the same vectors, moved by about `offset`."""
+    vectors = np.random.default_rng(seed).normal(size=(n, k_dim)) / np.sqrt(k_dim)
+    moved = vectors + offset * np.random.default_rng(int(1e6 * offset) + 99).normal(
+        size=(n, k_dim)
+    ) / np.sqrt(k_dim)
+    texts = encode_vectors(moved)
+    params = {"model": "m", "seq_len": 64, "k_dim": k_dim} | request.pop("params", {})
+    return {
+        "status": "completed",
+        "artifacts": [{"nonce": nonce, "vector_b64": text} for nonce, text in enumerate(texts)],
+        "encoding": {"dtype": "f16", "k_dim": k_dim, "endian": "le"},
+        "request": {
+            "block_hash": "0xabc",
+            "public_key": "key",
+            "params": params,
+            "poc_stronger_rng": False,
+        }
+        | request,
+    }
+
+
+def verdict(margins: Sequence[float]) -> dict[str, Any]:
+    """What the API answers to a validation of chains, as far as it matters here."""
+    per_nonce = [
+        {
+            "nonce": nonce,
+            "n_sphere_mismatches": int(margin > 0),
+            "n_steps": 9,
+            "mismatch_margin_max": margin,
+        }
+        for nonce, margin in enumerate(margins)
+    ]
+    return {"status": "completed", "n_total": len(per_nonce), "per_nonce": per_nonce}
+
+
+def examples(document: str, section: str) -> list[str]:
+    """Its shell blocks."""
+    return [
+        block.text
+        for block in blocks(ROOT / document)
+        if (block.section, block.kind) == (section, "sh")
+    ]
+
+
+def run(tmp_path: Path, *arguments: str) -> int:
+    return run_here("report", *arguments, "--output", str(tmp_path / "out"))
+
+
+def numbers(tmp_path: Path, capfd: Capture, *arguments: str) -> dict[str, Any]:
+    # Rendering takes longer than all else, and other tests look at pictures.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "lab.judge.report_pictures.save", lambda _figure, picture, _option: picture.touch()
+        )
+        assert run(tmp_path, *arguments, "--json") == 0
+    stdout, _ = capfd.readouterr()
+    assert stdout.count("\n") == 1
+    found: dict[str, Any] = json.loads(stdout)
+    return found
+
+
+def error(tmp_path: Path, capfd: Capture, *arguments: str) -> str:
+    assert run(tmp_path, *arguments) == 2
+    _, stderr = capfd.readouterr()
+    assert not (tmp_path / "out").exists()
+    return " ".join(stderr.split())
+
+
+class Page(HTMLParser):
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_report_is_three_pictures_and_a_page_that_needs_nothing_else(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    from matplotlib.image import imread
+
+    assert run(tmp_path, *HONEST, *CHEATS) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*PICTURES, "report.html"]
+    for name in PICTURES:
+        pixels = imread(tmp_path / "out" / name)
+        assert min(pixels.shape[:2]) >= 400
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 20
+    page = Page(tmp_path / "out" / "report.html")
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert len(images) == 3
+    assert all(
+        image["alt"] and str(image["src"]).startswith("data:image/png;base64,") for image in images
+    )
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "a"}
+    assert ("html", {"lang": "en"}) in page.tags
+    stdout, stderr = capfd.readouterr()
+    assert f"{tmp_path}/out/report.html shows the pictures." in stderr
+    assert "Set dist_threshold 0.02" in page.text
+    assert "Set dist_threshold 0.02" in stdout
+
+
+def test_the_document_shows_what_its_command_gives(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.image import imread
+
+    document = (ROOT / "docs/report.md").read_text()
+    (block,) = examples("docs/report.md", "Make files and compare them")
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(block.replace("\\\n", " "))
+    assert words[:2] == ["proofline", "report"]
+    assert run(tmp_path, *words[2:]) == 0
+    stdout = " ".join(capfd.readouterr().out.split())
+    for line in re.findall(r"^    ((?:Set|An honest) .*)$", document, flags=re.MULTILINE):
+        assert line in stdout
+    # docs/pictures/report-distances.png; another matplotlib may set its letters elsewhere.
+    shown, drawn = (
+        imread(ROOT / "docs/pictures/report-distances.png"),
+        imread(tmp_path / "out/distances.png"),
+    )
+    assert shown.shape == drawn.shape
+    assert np.mean(np.abs(shown - drawn)) < 0.03
+
+
+def test_what_is_recommended_tells_honest_machines_from_an_eight_bit_model(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    found = numbers(tmp_path, capfd, *HONEST, *CHEATS)
+    rule = found["recommended"]
+    assert rule["kept"] is True
+    assert rule["false_alarm"] <= rule["false_alarm_at_worst"] < rule["fraud_threshold"] == 0.01
+    assert rule["miss"] <= rule["miss_at_worst"] <= 0.01
+    assert rule["miss"] > 0
+    assert found["usual"]["dist_threshold"] == 0.4
+    assert found["usual"]["false_alarm"] < 0.05
+    assert {(one["name"], one["honest"]) for one in found["comparisons"]} == {
+        ("transformers-float32, transformers-bfloat16", True),
+        ("transformers-float32, vllm-bfloat16", True),
+        ("transformers-bfloat16, vllm-bfloat16", True),
+        *((f"{Path(path).stem}, {cheat}", False) for path in HONEST for cheat in ("int8", "int4")),
+    }
+    assert {one["n"] for one in found["comparisons"]} == {200}
+
+
+def test_the_golden_files_are_read_as_they_are(tmp_path: Path, capfd: Capture) -> None:
+    files = [
+        str(GOLDEN / f"{name}.json")
+        for name in (
+            "h200-tiny-qwen3-bfloat16",
+            "cpu-tiny-qwen3-bfloat16",
+            "cpu-tiny-qwen3-float32",
+        )
+    ]
+    found = numbers(
+        tmp_path, capfd, *files, "--tampered", str(GOLDEN / "cpu-tiny-llama-float32.json")
+    )
+    assert {one["n"] for one in found["comparisons"]} == {32}
+    far = next(
+        one
+        for one in found["comparisons"]
+        if one["name"] == "h200-tiny-qwen3-bfloat16, cpu-tiny-qwen3-float32"
+    )
+    # docs/proofs.md: 0.011 to 0.013, 0.030 at most.
+    assert far["mean"] == pytest.approx(0.0114, abs=0.0002)
+    assert 0.02 < found["recommended"]["dist_threshold"] <= 0.03
+    assert found["recommended"]["kept"]
+
+
+def test_files_of_generate_compute_and_callbacks_go_together(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    answer = generated()
+    of_compute = generated(offset=0.01) | {"status": None}
+    payload = generated(offset=0.02)
+    payload |= {"block_hash": "0xabc", "public_key": "key", "node_id": 0, "payload_id": "r-0"}
+    del payload["request"]
+    bare = generated(offset=0.03)["artifacts"]
+    files = [
+        write(f"{i}.json", document)
+        for i, document in enumerate([answer, of_compute, payload, bare])
+    ]
+    found = numbers(tmp_path, capfd, *files)
+    means = {one["name"]: one["mean"] for one in found["comparisons"] if one["honest"]}
+    assert len(means) == 6
+    assert means["0, 1"] == pytest.approx(0.01, rel=0.2)
+    assert means["0, 3"] == pytest.approx(0.03, rel=0.2)
+
+
+def test_without_tampered_files_the_cheat_makes_vectors_up(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    files = [write("a.json", generated()), write("b.json", generated(offset=0.01))]
+    found = numbers(tmp_path, capfd, *files)
+    (invented,) = [one for one in found["comparisons"] if not one["honest"]]
+    assert invented["mean"] == pytest.approx(np.sqrt(2), rel=0.15)
+    assert any("made up" in note for note in found["notes"])
+
+
+def test_equal_artifacts_are_told_to_say_little(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    found = numbers(tmp_path, capfd, write("a.json", generated()), write("b.json", generated()))
+    assert found["recommended"]["dist_threshold"] == 0
+    assert any("All honest artifacts are equal" in note for note in found["notes"])
+
+
+def test_files_of_the_same_name_are_told_apart(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    files = [write("one/proof.json", generated()), write("two/proof.json", generated(offset=0.01))]
+    found = numbers(tmp_path, capfd, *files)
+    assert found["comparisons"][0]["name"] == f"{files[0]}, {files[1]}"
+
+
+def test_a_cheat_may_have_computed_with_another_seq_len(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    files = [write("a.json", generated()), write("b.json", generated(offset=0.01))]
+    short = write("short.json", generated(seed=2, params={"seq_len": 8}))
+    assert numbers(tmp_path, capfd, *files, "--tampered", short)["recommended"]["kept"]
+    assert "seq_len is 64 in one, 8 in the other" in error(tmp_path / "again", capfd, *files, short)
+
+
+def test_verdicts_on_chains_are_judged_by_their_margins(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    honest = write("h200.json", verdict([0.0] * 190 + [0.004] * 10))
+    random = write("random.json", verdict([0.2, 0.25] * 50))
+    found = numbers(tmp_path, capfd, honest, "--tampered", random)
+    assert found["unit"] == "margin"
+    assert found["recommended"]["dist_threshold"] <= 0.004
+    assert found["usual"]["dist_threshold"] == 0.025
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "distances.png",
+        "power.png",
+        "report.html",
+    ]
+
+
+def test_the_references_verdicts_on_chains_are_read(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    """Of its honest and its random chains, on all four machines: as many nonces as a report
+    takes.
+    """
+    per_nonce: dict[str, list[Any]] = {"honest": [], "all_random": []}
+    for file in sorted(GOLDEN.glob("decode-cpu-*.json")):
+        for case in json.loads(file.read_text())["validation"]:
+            per_nonce.setdefault(case["name"], []).extend(case["expect"]["per_nonce"])
+    honest, random = (
+        write(f"{name}.json", {"per_nonce": per_nonce[name]}) for name in ("honest", "all_random")
+    )
+    found = numbers(tmp_path, capfd, honest, "--tampered", random)
+    assert [one["n"] for one in found["comparisons"]] == [32, 32]
+    assert found["recommended"]["kept"]
+    assert found["comparisons"][1]["mean"] == pytest.approx(0.24, abs=0.02)
+
+
+def test_compute_with_enforced_chains_has_margins_too(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    def enforced(margin: float) -> dict[str, Any]:
+        points = [1 if margin else 0, margin]
+        return {
+            "artifacts": [
+                {"nonce": i, "vector_b64": "", "k_points_steps": points} for i in range(25)
+            ]
+        }
+
+    found = numbers(
+        tmp_path,
+        capfd,
+        write("a.json", enforced(0.0)),
+        "--tampered",
+        write("b.json", enforced(0.3)),
+    )
+    assert [one["mean"] for one in found["comparisons"]] == [0.0, pytest.approx(0.3)]
+
+
+def test_a_number_of_nonces_too_small_is_said_so(tmp_path: Path, capfd: Capture) -> None:
+    assert run(tmp_path, *HONEST, *CHEATS, "--sample-size", "3", "--tampered-share", "0.1") == 0
+    stdout, _ = capfd.readouterr()
+    assert "check 3 nonces: of 3, " in stdout
+    assert "It does not keep misses below 1 %" in stdout
+    assert "a cheat that tampers with 10 % of its nonces" in stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            generated(block_hash="0xdef"),
+            "do not belong together: block_hash is '0xabc' in one, '0xdef' in the other",
+        ),
+        (generated(public_key="other"), "public_key is 'key' in one, 'other' in the other"),
+        (generated(k_dim=8), "k_dim is 12 in one, 8 in the other"),
+        (generated(poc_stronger_rng=True), "poc_stronger_rng is False in one, True in the other"),
+        (generated(n=7), "have in common 7 nonces; a report takes 20 or more"),
+        (generated()["artifacts"] * 2, "holds a nonce twice"),
+        ([], "holds no nonce"),
+        ({"nonces": [1], "dist": [1.4]}, "judged by r_target; see `proofline calibrate`"),
+        (verdict([0.0] * 30), "holds margins of chains"),
+        (
+            {"artifacts": [{"nonce": 0, "vector_b64": "", "k_points_steps": [1, 2, 3]}]},
+            "holds chains of points",
+        ),
+        ({"status": "failed", "error": "no"}, "holds no artifacts"),
+        ([1, 2], "holds no artifacts"),
+        (7, "holds no artifacts"),
+        ({"artifact": []}, "holds no artifacts"),
+        ({"per_nonce": [{"nonce": 1}]}, "holds no artifacts"),
+        ({"per_nonce": [{"nonce": 1, "mismatch_margin_max": float("nan")}]}, "holds no artifacts"),
+        ([{"nonce": "one", "vector_b64": "AAAAAAAA"}], "holds no artifacts"),
+        ([{"nonce": 2**64, "vector_b64": "AAAAAAAA"}], "holds no artifacts"),
+        ("{", "is not JSON"),
+        (
+            generated()
+            | {"artifacts": [{"nonce": 4, "vector_b64": "AAAA"}], "encoding": {"k_dim": 12}},
+            "nonce 4: vector_b64 holds 3 bytes",
+        ),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(
+    tmp_path: Path, write: Write, capfd: Capture, changed: Any, said: str
+) -> None:
+    assert said in error(tmp_path, capfd, write("a.json", generated()), write("b.json", changed))
+
+
+@pytest.mark.parametrize("field", ["block_hash", "k_dim"])
+def test_a_cheats_file_must_be_of_the_same_proof_too(
+    tmp_path: Path, write: Write, capfd: Capture, field: str
+) -> None:
+    other = generated(block_hash="0xdef") if field == "block_hash" else generated(k_dim=8)
+    files = [write("a.json", generated()), write("b.json", generated(offset=0.01))]
+    assert f"{field} is" in error(tmp_path, capfd, *files, "--tampered", write("c.json", other))
+
+
+def test_one_file_cannot_be_compared(tmp_path: Path, write: Write, capfd: Capture) -> None:
+    one = write("a.json", generated())
+    assert "Give at least two files of honest machines" in error(tmp_path, capfd, one)
+    assert "given twice" in error(tmp_path, capfd, one, one)
+    assert "Cannot read" in error(tmp_path, capfd, one, str(tmp_path / "none.json"))
+
+
+def chained(chains: dict[int, list[int]], **params: Any) -> dict[str, Any]:
+    """What `generate` writes of chains."""
+    artifacts = [
+        {"nonce": nonce, "vector_b64": "", "k_points_steps": points}
+        for nonce, points in chains.items()
+    ]
+    request = {
+        "block_hash": "0xabc",
+        "public_key": "key",
+        "params": {"seq_len": 64, "decode": True, "max_tokens": 8} | params,
+    }
+    return {"status": "completed", "artifacts": artifacts, "request": request}
+
+
+def test_chains_of_several_machines_are_told_how_often_they_part(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    one = {nonce: [nonce % 16] * 9 for nonce in range(25)}
+    parted = one | {3: [3] * 4 + [5] * 5, 4: [4] * 8 + [0], 100: [1] * 9}
+    other = one | {3: [9] * 9}
+    files = [
+        write(f"{name}.json", chained(chains))
+        for name, chains in (("h200", one), ("cpu", parted), ("h100", other))
+    ]
+    assert run(tmp_path, *files, "--json") == 0
+    pairs = {pair["name"]: pair for pair in json.loads(capfd.readouterr().out)["pairs"]}
+    assert pairs["h200, cpu"] == {
+        "name": "h200, cpu",
+        "n": 25,
+        "n_parted": 2,
+        "mean_step": 6.0,
+        "share_parted": 2 / 25,
+    }
+    assert (pairs["h200, h100"]["n_parted"], pairs["h200, h100"]["mean_step"]) == (1, 0.0)
+    assert not (tmp_path / "out").exists()
+    assert run(tmp_path, *files) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "2 (8.0%)" in shown
+    assert "proofline validate" in shown
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (chained({n: [1] * 5 for n in range(25)}, max_tokens=4), "max_tokens is 8 in one, 4"),
+        (chained({n: [1] * 9 for n in range(7)}), "have in common 7 nonces"),
+        (generated(), "holds chains of points"),
+    ],
+)
+def test_chains_that_do_not_belong_together_are_refused(
+    tmp_path: Path, write: Write, capfd: Capture, other: Any, said: str
+) -> None:
+    mine = write("mine.json", chained({n: [1] * 9 for n in range(25)}))
+    assert said in error(tmp_path, capfd, mine, write("other.json", other))
+
+
+def test_a_cheats_chains_need_a_validation_of_them(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    files = [write(f"{i}.json", chained({n: [1] * 9 for n in range(25)})) for i in range(3)]
+    said = error(tmp_path, capfd, *files[:2], "--tampered", files[2])
+    assert "the answer to a validation of them" in said
+
+
+def test_mismatch_rates_are_told_at_the_thresholds_named_for_chains(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    """Of another release, say, and of larger batches, each judged by this machine."""
+    release = write("release.json", verdict([0.0] * 90 + [0.026] * 5 + [0.035] * 3 + [0.045] * 2))
+    batches = write("batches.json", verdict([0.0] * 99 + [0.03]))
+    found = numbers(tmp_path, capfd, release, batches)
+    rates = {one["name"]: one for one in found["mismatch_rates"]}
+    limits = ("0.025", "0.03", "0.04", "0.05")
+    assert [rates["release"][limit] for limit in limits] == [0.1, 0.05, 0.02, 0.0]
+    # Only what lies beyond a threshold mismatches.
+    assert [rates["batches"][limit] for limit in limits] == [0.01, 0.0, 0.0, 0.0]
+    assert rates["made up"]["kind"] == "tampered"
+    assert rates["made up"]["0.05"] == 1.0
+    assert any("made up" in note for note in found["notes"])
+    page = Page(tmp_path / "out" / "report.html")
+    assert "Mismatches by dist_threshold" in page.text
+
+
+def test_chains_that_are_made_up_lie_as_far_off_as_is_known(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    """0.11 on average of one claim; 0.32 of the largest of 257."""
+    from lab.judge.comparisons import invented_margins
+
+    assert invented_margins(2000, 1).mean() == pytest.approx(0.11, abs=0.01)
+    assert invented_margins(200, 257).mean() == pytest.approx(0.32, abs=0.02)
+
+
+def test_a_file_that_does_not_say_for_which_of_several_proofs_it_is_is_refused(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    golden = json.loads((GOLDEN / "cpu-tiny-qwen3-float32.json").read_text())
+    bare = write("bare.json", golden["artifact"][0]["artifacts"])
+    whole = write("golden.json", golden)
+    assert "does not say for which block hash" in error(tmp_path, capfd, bare, whole)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capfd: Capture) -> None:
+    (tmp_path / "out").write_text("a file")
+    assert run(tmp_path, *HONEST) == 2
+    assert "choose another --output" in capfd.readouterr().err
+
+
+def test_without_matplotlib_the_error_says_how_to_install_it(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    assert run(tmp_path, *HONEST) == 1
+    assert "report needs matplotlib" in capfd.readouterr().err
