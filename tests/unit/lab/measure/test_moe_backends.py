@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-import workers.engines
 from bench.bits import fused_distance
 from cli.model_choice import with_chosen_model
 from lab.measure.artifact_distance import Distance, distance
@@ -81,7 +80,7 @@ class MovedEngine(SyntheticEngine):
 
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers.engines, "load_engine", MovedEngine)
+    monkeypatch.setattr("cli.local_engine.load_engine", MovedEngine)
     monkeypatch.setattr(MovedEngine, "running", 0)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
