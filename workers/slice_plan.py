@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 
-# Weight of the newest layer time in the running means: all but a kind's first are steady.
-_NEWEST = 0.3
+# Least weight of the newest layer time in the running mean of a size.
+_NEWEST = 0.05
+# A larger micro-batch is tried although its layers would be longer than the limit by this factor
+# if all costs grew with the nonces: some do not. After so many measurements it counts as too long,
+# and is not tried again for so many seconds.
+_TRY, _SURE, _RETRY_S = 1.15, 8, 600.0
 # Kinds of micro-batches remembered: a round and the jobs beside it.
 _KINDS_KEPT = 32
 # Steps of one slice at most: keeps a call into the engine short where no chat limits it.
@@ -27,6 +31,7 @@ _MOST_STEPS = 16
 # Sizes of shrunk micro-batches from one power of two to the next. Each size that an engine meets
 # costs it memory for good: libraries keep code for it, and on CPUs what it leaves fits no other.
 _SIZES = 4
+_SIZES_KEPT = 32
 # Largest growth at a time of a shrunk micro-batch: a short one says little about a long one.
 _GROWTH = 2
 
@@ -41,10 +46,33 @@ class _LayerTimes:
 
     n: int  # nonces of the last one measured
     layer_s: float  # seconds of one of its layers
+    measured: int = 1  # so often
+    too_long: TTLCache[int, bool] = field(default_factory=lambda: TTLCache(_SIZES_KEPT, _RETRY_S))
 
     @property
     def per_nonce_s(self) -> float:
         return self.layer_s / self.n
+
+    def note(self, n: int, layer_s: float) -> None:
+        if n != self.n or layer_s < self.layer_s / 2:  # the first ones compile and fill caches
+            self.n, self.layer_s, self.measured = n, layer_s, 1
+            return
+        self.measured += 1
+        self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
+
+    def most_within(self, limit_s: float, most: int) -> int:
+        """The largest size whose layers last `limit_s` at most, or may do so."""
+        if self.layer_s > limit_s and self.measured >= _SURE:
+            self.too_long[self.n] = True
+        if self.per_nonce_s * most <= limit_s:
+            return most
+        at_once = int(min(limit_s / self.per_nonce_s, _GROWTH * self.n))
+        fits = most if at_once >= most else _step_below(at_once)
+        if fits != self.n or fits == most:
+            return fits
+        larger = min(fits + _step(fits), most)
+        may_fit = self.per_nonce_s * larger <= _TRY * limit_s and larger not in self.too_long
+        return larger if may_fit else fits
 
 
 class SlicePlan:
@@ -73,12 +101,9 @@ class SlicePlan:
         kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
             times = self._times.get(kind)
-        if times is None:  # too rough for chat's limit
-            times, limit_s = self._expected(kind, most), self._longest_call_s
-        if times.per_nonce_s * most <= limit_s:
-            return most
-        fits = min(int(limit_s / times.per_nonce_s), _GROWTH * times.n)
-        return most if fits >= most else _step_below(fits)
+            if times is None:  # too rough for chat's limit
+                times, limit_s = self._expected(kind, most), self._longest_call_s
+            return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
         """Slices of one stage for `n` nonces, each as short as the limit wants, about equally long.
@@ -107,12 +132,10 @@ class SlicePlan:
         kind, layer_s = _kind(spec, steps), seconds / layers
         with self._lock:
             times = self._times.get(kind)
-            if times is None or times.n != n:
+            if times is None:
                 self._times[kind] = _LayerTimes(n, layer_s)
-            elif layer_s < times.layer_s / 2:  # the first ones compile and fill caches
-                times.layer_s = layer_s
             else:
-                times.layer_s += _NEWEST * (layer_s - times.layer_s)
+                times.note(n, layer_s)
 
     def _layers_within_limit(self, kind: _Kind, n: int, unknown: int) -> float:
         with self._lock:
@@ -140,10 +163,14 @@ def _cut(stage: range, most: float) -> list[range]:
 
 
 def _step_below(n: int) -> int:
-    """The largest of the sizes of shrunk micro-batches that is at most `n`; at least 1."""
+    """Rounds `n` down to an allowed size of a shrunk micro-batch; at least 1."""
     whole = max(1, n)
-    step = max(1, (1 << whole.bit_length() - 1) // _SIZES)
+    step = _step(whole)
     return whole // step * step
+
+
+def _step(n: int) -> int:
+    return max(1, (1 << n.bit_length() - 1) // _SIZES)
 
 
 def _kind(spec: ProofSpec, steps: bool = False) -> _Kind:

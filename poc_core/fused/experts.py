@@ -185,7 +185,10 @@ def _by_expert_kernel(
             at = out + by_expert.to(tl.int64)[:, None] * out_stride + column[None, :]
             tl.store(at, opened.to(out.dtype.element_ty))
         else:
-            found = found * tl.load(share + row)[:, None]
+            part_of = tl.load(share + row)[:, None]
+            if share.dtype.element_ty != tl.float32:
+                found = found.to(out.dtype.element_ty).to(tl.float32)
+            found = found * part_of.to(tl.float32)
             column = column_block * COLUMNS + tl.arange(0, COLUMNS)
             at = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
             tl.store(at, found.to(out.dtype.element_ty), inside)
@@ -202,7 +205,8 @@ def product_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
     """out (n, m) of x (rows_by_expert(rows, tile), k), in the order of `rows.ids`, and weights
-    (experts, m, k), each row's sums times its `share` (n,). See `can_multiply_by_expert`."""
+    (experts, m, k), each row's sums times its `share` (n,). Sums are rounded to 16 bits before a
+    `share` of 16 bits multiplies them, as Marlin does it. See `can_multiply_by_expert`."""
     _by_expert(out, x, weights, share, rows, tile)
 
 

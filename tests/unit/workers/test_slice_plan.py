@@ -1,5 +1,7 @@
 """How large micro-batches and slices become, from times that a test makes up."""
 
+from collections.abc import Callable
+
 import pytest
 
 from poc_core.records import ProofSpec
@@ -108,6 +110,28 @@ def test_micro_batches_are_as_large_as_memory_allows() -> None:
 
 def test_where_one_layer_is_longer_than_the_limit_the_micro_batch_shrinks_to_what_fits() -> None:
     assert measured(32, 0.2).batch_size(SPEC, 32) == 8
+
+
+def sizes_with(layer_ms: Callable[[int], float], n: int, first: int = 32) -> list[int]:
+    """Sizes of the next `n` micro-batches of ten layers each."""
+    plan, sizes = SlicePlan(50, 2), [first]
+    for _ in range(n):
+        for _ in range(10):
+            plan.ran(SPEC, sizes[-1], 1, layer_ms(sizes[-1]) / 1000)
+        sizes.append(plan.batch_size(SPEC, 32))
+    return sizes
+
+
+def test_a_larger_one_is_tried_as_not_all_costs_grow_with_the_nonces() -> None:
+    # DeepSeek-V4-Flash on two H200s: 24 nonces take 21.8 ms, 28 take 24.5 of 25.
+    assert sizes_with(lambda n: 5.6 + 0.675 * n, 6) == [32, 28, 28, 28, 28, 28, 28]
+    assert sizes_with(lambda n: 5.6 + 0.675 * n, 6, first=20) == [20, 24, 28, 32, 28, 28, 28]
+
+
+def test_what_was_tried_and_is_too_long_is_not_tried_again_at_once() -> None:
+    assert sizes_with(lambda n: 1.0 + 0.98 * n, 6, first=20) == [20, 24, 28, 24, 24, 24, 24]
+    assert sizes_with(lambda n: 1.04 * n, 6, first=20) == [20, 24, 24, 24, 24, 24, 24]
+    assert sizes_with(lambda n: 1.06 * n, 6, first=20) == [20, 24, 20, 20, 20, 20, 20]
 
 
 def test_the_smallest_micro_batch_is_one_nonce() -> None:

@@ -43,8 +43,10 @@ def handed_on(
             )
         if layers.stop != own.stop and (names := NAMES.get(type(last).__name__)):
 
-            def keep(_module: Any, _args: Any, output: tuple[Tensor, ...]) -> None:
+            def keep(_module: Any, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 kept.update(zip((_PREFIX + name for name in names), output, strict=True))
+                # DeepSeek-V4's model closes the connections of what it gets, for nobody.
+                return tuple(x[:1] for x in output)
 
             handles.append(last.register_forward_hook(keep))
         yield kept

@@ -165,6 +165,8 @@ class DeviceBatch:
     batch: Batch
     # What one slice hands to the next, each (rows of the pass, hidden).
     state: dict[str, torch.Tensor] | None = None
+    # The pass that its slices compute, and its token ids where the model asks for some.
+    token_ids: tuple[int, torch.Tensor] | None = None
     # Of a micro-batch with steps, from its first slice here on: where all is kept.
     place: Place | None = None
     tables: BlockTables | None = None

@@ -293,7 +293,9 @@ class ProofRunner:
             metadata = layout.metadata()
         given: dict[str, Any] = {}
         if self._vocab_size is not None:
-            given["input_ids"] = self._token_ids(batch, step, self._vocab_size)
+            if held.token_ids is None or held.token_ids[0] != step:
+                held.token_ids = step, self._token_ids(batch, step, self._vocab_size)
+            given["input_ids"] = held.token_ids[1]
         if layers.start == 0:
             given["inputs_embeds"] = batch.inputs(step)
         if held.state is not None:

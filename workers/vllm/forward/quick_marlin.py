@@ -175,7 +175,8 @@ def compute(call: Call, unpacked: Tensor) -> None:
     open_by_expert_(opened, call.x, first, rows, tile, Opening(a_token, call.limit))
     products = memory(call.spaces[1], call.x.dtype, tokens * a_token, second.shape[1])
     unpack_(second, call.weights[1], call.scales[1])
-    product_by_expert_(products, opened, second, call.share.flatten(), rows, tile)
+    share = call.share.flatten().to(call.x.dtype)
+    product_by_expert_(products, opened, second, share, rows, tile)
     call.add(products.view(tokens, a_token, -1))
 
 

@@ -67,6 +67,7 @@ class Model(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layer(index) for index in range(N_LAYERS))
         self.start_layer, self.end_layer = 0, N_LAYERS
+        self.closed_rows: list[int] = []
         self.is_glm = layer is Glm5NextDecoderLayer
         if self.is_glm:
             self._active_layers = self.layers[:]
@@ -92,6 +93,7 @@ class Model(nn.Module):
         for layer in self.layers[self.start_layer : self.end_layer]:
             x, residual, post, comb = layer(x, None, None, post, comb, residual)
         x = closed(x, residual, post, comb)
+        self.closed_rows.append(len(x))
         return x if stage.is_last_rank else IntermediateTensors({"hidden_states": x})
 
 
@@ -134,6 +136,11 @@ def test_cut_layers_give_the_bits_of_whole_ones(model: Model, cuts: tuple[int, .
     assert torch.equal(parts(model, cuts), whole)
     assert torch.equal(parts(model, ()), whole)
     assert [layer.n_runs for layer in model.layers] == [3] * N_LAYERS, "no part runs another's"
+
+
+def test_where_layers_are_cut_the_connections_of_one_row_are_closed(model: Model) -> None:
+    parts(model, (1, 3))
+    assert model.closed_rows == ([] if model.is_glm else [1, 1, TOKENS])
 
 
 def test_what_a_stage_sends_to_another_rank_is_vllms_own(model: Model) -> None:
