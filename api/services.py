@@ -1,4 +1,4 @@
-"""What the routes work with, made once per app."""
+"""The services of the routes, made once per app."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""What --model may be: a shipped model's name, the demo model's, a directory, or a name on the
-Hugging Face hub."""
+"""Reads --model: a shipped model's name, the demo model's, a directory, or a name on the Hugging
+Face hub.
+"""
 
 import itertools
 import os
@@ -24,7 +25,7 @@ _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
 
 
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
-    """What the engine loads, and the name clients use.
+    """Returns the path or name that the engine loads, and the name for clients.
 
     Without `served_model_name`, clients use the directory's last part or the hub's name.
     ModelChoiceError: the directory holds no model, or a shipped model's name is mistyped.
@@ -108,7 +109,8 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
 
 
 def _here(name: str, revision: str | None) -> str | None:
-    """What of the model the Hugging Face cache has, in words; None: what is wanted of it.
+    """Describes the model's files in the Hugging Face cache; None if the wanted revision is
+    complete.
 
     Any file will do: what lacks is fetched later. Without a revision any will do, too, where the
     hub may be asked; else vLLM takes `main` alone.

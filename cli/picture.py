@@ -1,4 +1,4 @@
-"""What every picture of results needs before and after it is drawn."""
+"""Set-up and saving of all pictures."""
 
 import importlib.util
 from pathlib import Path

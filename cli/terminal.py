@@ -1,4 +1,4 @@
-"""Where commands talk to people: stderr. What commands compute goes to stdout."""
+"""Messages to people on stderr; results go to stdout."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What API, workers and command share: proof arithmetic, records, settings and the state in Redis.
+"""Shared by API, workers and commands: proof arithmetic, records, settings and state in Redis.
 
 Importing this package imports nothing else: the API must stay free of torch.
 """

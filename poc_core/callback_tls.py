@@ -140,7 +140,7 @@ def made(names: TlsNames) -> ssl.SSLContext:
 
 
 def handshake_problem(error: BaseException) -> str | None:
-    """What went wrong with TLS, for the operator; None: the error is of another kind."""
+    """Explains a TLS error for the operator; None for another kind of error."""
     text, seen = "", error
     while True:
         if isinstance(seen, ssl.SSLCertVerificationError):
@@ -158,7 +158,7 @@ def handshake_problem(error: BaseException) -> str | None:
 
 
 def try_handshake(context: ssl.SSLContext, address: str, port: int, host: str) -> str | None:
-    """What is wrong with TLS at an address; None: nothing, or nobody answers.
+    """Tries TLS with an address and explains a failure; None if it works or nobody answers.
 
     Sends nothing after the handshake, so a refusal, which TLS 1.3 brings later, is not lost.
     """

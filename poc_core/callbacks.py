@@ -115,7 +115,7 @@ def literal_address(host: str) -> Address | None:
 
 
 def is_of_this_machine(address: Address) -> bool:
-    """Whether a connection to it ends on this machine: only its own addresses can be bound."""
+    """True if a connection to it ends on this machine: only its own addresses can be bound."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""What a machine of the node tells of its GPUs and of itself, for monitoring."""
+"""Figures of a machine's GPUs and of itself, for monitoring."""
 
 from pydantic import BaseModel
 
@@ -33,7 +33,7 @@ class MachineFigures(BaseModel, frozen=True):
 
 
 def is_short_of_memory(left: float, limit: float) -> bool:
-    """Whether so few bytes are left that the kernel may end an engine before anybody looks.
+    """True if so few bytes are left that the kernel may end an engine before anybody looks.
 
     Below 1 GiB (of a small machine a quarter), or below 5 % (of a large one 16 GiB).
     """

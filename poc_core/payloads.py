@@ -1,4 +1,4 @@
-"""What a round's receiver is sent (protocol.md, section 6)."""
+"""Payloads for a round's receiver (protocol.md, section 6)."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from poc_core.schemes.contract import Pair
 
 
 def callback_url(url: str | None, what: str) -> str:
-    """Where "generated" or "validated" results of a request with this url go; empty without one."""
+    """Returns the url for "generated" or "validated" results; empty without a url."""
     return f"{url.rstrip('/')}/{what}" if url else ""
 
 
 def payload_head(config: RoundConfig) -> dict[str, Any]:
-    """What `payload` needs of a round: its scheme, and the fields that all its payloads share."""
+    """Returns the fields that all payloads of a round share, and its scheme."""
     spec = config.spec
     shared = {
         "public_key": spec.public_key,

@@ -1,4 +1,4 @@
-"""What a process does every so often beside its other work."""
+"""Threads that repeat a task of a process."""
 
 import logging
 import threading

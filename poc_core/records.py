@@ -66,14 +66,14 @@ class PassOrder(NamedTuple):
         return len(self.members(step)) * len(self.positions(step))
 
     def is_step(self, step: int) -> bool:
-        """Whether a pass is one position of every nonce."""
+        """True if a pass is one position of every nonce."""
         return step >= self.n_parts
 
     def is_last(self, step: int) -> bool:
         return step == self.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
-        """Whether a step, which needs this pass's points, follows."""
+        """True if a step, which needs this pass's points, follows."""
         return self.n_parts - 1 <= step < self.n_passes - 1
 
 
@@ -95,7 +95,7 @@ class JobKind(StrEnum):
 
 
 class JobRequest(BaseModel, frozen=True):
-    """What a job's answer and callback need of its request beside spec and nonces."""
+    """A job's request, as far as its answer and callback need it besides spec and nonces."""
 
     block_height: int
     node_id: int
@@ -151,7 +151,7 @@ class JobRecord:
 
 
 class RoundState(StrEnum):
-    """What a round does (protocol.md, section 5, States). IDLE: stored by /init only."""
+    """The states of a round (protocol.md, section 5, States). IDLE: stored by /init only."""
 
     IDLE = "IDLE"
     GENERATING = "GENERATING"
@@ -160,12 +160,12 @@ class RoundState(StrEnum):
 
     @property
     def activity(self) -> "RoundState":
-        """What the node does in this state; in the network's words a round that ended is none."""
+        """Returns the node's activity in this state; for the network an ended round is none."""
         return RoundState.IDLE if self is RoundState.STOPPED else self
 
 
 class RoundConfig(BaseModel, frozen=True):
-    """What a round was started with; checked before it is stored."""
+    """A round's configuration, checked before it is stored."""
 
     model: str
     spec: ProofSpec
@@ -300,10 +300,10 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """What people call the worker, over its restarts: host1/gpu0-1."""
+        """Returns the worker's name for people, equal over restarts: host1/gpu0-1."""
         return name_of(self.id)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker takes new work: not while it loads, drains or its engine hangs."""
+        """True if the worker takes new work: not while it loads, drains or its engine hangs."""
         return self.state == "ready"

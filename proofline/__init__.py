@@ -1,1 +1,1 @@
-"""What other programs import: `proofline.client`."""
+"""For other programs: `proofline.client`."""

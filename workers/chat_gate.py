@@ -123,7 +123,7 @@ class ChatGate:
             self.on_exclusive()
 
     def chat_waits(self) -> bool:
-        """Whether a slice would run beside chat now."""
+        """True if a slice would run beside chat now."""
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:

@@ -233,7 +233,7 @@ class Housekeeper:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether anything answers there, as a client that nobody knows is."""
+    """True if anything answers there, as a client that nobody knows is."""
     try:
         with socket.create_connection((host, port), _ANSWER_S) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

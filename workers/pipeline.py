@@ -38,12 +38,12 @@ class Pipeline:
 
     @property
     def is_launched(self) -> bool:
-        """Whether nothing is to be launched, and only values are awaited."""
+        """True if nothing is to be launched, and only values are awaited."""
         return not self._waiting and all(one.launched for one in self._going.values())
 
     @property
     def is_urgent(self) -> bool:
-        """Whether something urgent is to be launched, at once or behind what has its stage."""
+        """True if something urgent is to be launched, at once or behind what has its stage."""
         going = (one for one in self._going.values() if not one.launched)
         return any(one.urgent for one in (*self._waiting, *going))
 
@@ -161,7 +161,7 @@ class Pipeline:
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Whether another micro-batch may begin: with steps, each stage has caches for one."""
+        """True if another micro-batch may begin: with steps, each stage has caches for one."""
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]

@@ -91,7 +91,7 @@ class Proofs:
             self._changed.notify_all()
 
     def chat_allows(self, wait_s: float, urgent: bool = False) -> bool:
-        """Whether a slice may run, after waiting for chat for at most `wait_s`."""
+        """True if a slice may run, after waiting for chat for at most `wait_s`."""
         return self.gate is None or self.gate.wait(wait_s, urgent)
 
     def set_computes_round(self, computes: bool) -> None:
@@ -109,7 +109,7 @@ class Proofs:
 
     @property
     def is_lost(self) -> bool:
-        """Whether this process ends for another engine: it takes no more work."""
+        """True if this process ends for another engine: it takes no more work."""
         if not self._is_lost:
             try:
                 self.engine.check()
@@ -130,7 +130,7 @@ class Proofs:
                 self._is_lost = True
 
     def judge(self, error: ProoflineError) -> bool:
-        """Whether work that ended with `error` gets another try; False: it fails on any engine.
+        """True if work that ended with `error` gets another try; False: it fails on any engine.
 
         To be called when the work was given back: does not return when this process needs another
         engine.

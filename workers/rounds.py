@@ -87,7 +87,7 @@ class RoundSteps:
             self._publish_step(round_id)
 
     def _step(self, round_id: str) -> bool:
-        """Whether another step is to follow; else nothing of a round is left in hand."""
+        """True if another step is to follow; else nothing of a round is left in hand."""
         goes_on = False
         try:
             goes_on = self._compute(round_id)
@@ -99,7 +99,7 @@ class RoundSteps:
                 self._runner.give_back()
 
     def _compute(self, round_id: str) -> bool:
-        """Whether another step is to follow."""
+        """True if another step is to follow."""
         if any(lease.owner_id != round_id for lease in self._runner.held):
             self._runner.give_back()
         record = until_redis_answers(lambda: self._rounds.read(round_id))

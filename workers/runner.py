@@ -28,7 +28,7 @@ class Source(Protocol):
         """Leases of one spec to compute beside the held ones. Empty: none now; None: no more."""
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
-        """Whether the leases are still to be computed; asked every `look_s`."""
+        """True if the leases are still to be computed; asked every `look_s`."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         """Stores one value per nonce, at the latest with the next question."""

@@ -35,7 +35,7 @@ class Watchdog:
         return self._still_s
 
     def is_hung(self, pulse: Pulse) -> bool:
-        """Whether the engine has stood still for `hung_after_s` while somebody waited for it."""
+        """True if the engine has stood still for `hung_after_s` while somebody waited for it."""
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:
             self._still_s = 0.0

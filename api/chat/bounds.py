@@ -152,7 +152,7 @@ _NUMBER = TypeAdapter(int)
 
 @dataclass(frozen=True)
 class Excess:
-    """What a request asks too much of: a sentence, and the field that says it."""
+    """A limit that a request exceeds: a sentence, and the field."""
 
     message: str
     field: str | None
@@ -166,7 +166,7 @@ class _Size:
 
 
 def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
-    """What no engine holds of known tokens, before a body of so many objects is parsed."""
+    """Returns how known tokens exceed every engine, before a body of so many objects is parsed."""
     context = max((info.max_seq_len for info in infos), default=0)
     if context and b'"enforced_tokens"' in body and body.count(b'"token"') > context:
         return _unfit("enforced_tokens", context)
@@ -309,7 +309,7 @@ def _long(sizes: Mapping[str, _Size], total: int, tokens: int) -> Excess:
 
 
 def _is_long(said: Any, context: int, each: int) -> bool:
-    """Whether known tokens are more than an answer holds."""
+    """True if known tokens are more than an answer holds."""
     tokens = said.get("tokens") if isinstance(said, dict) else said
     if isinstance(tokens, str):
         return _length(tokens) > each * context
@@ -326,7 +326,7 @@ def _row(name: str, path: str) -> Row:
 
 
 def _fault(name: str, said: Any, row: Row) -> str | None:
-    """Where an object or a list is due and something else stands."""
+    """Returns the field that must be an object or a list and is not."""
     if row.kind is not None and not _is_a(said, row.kind):
         return f"{name} must be {row.kind}"
     entries = said if isinstance(said, list) else [said]
@@ -395,7 +395,7 @@ def _length(text: str) -> int:
 
 
 def _number(asked: Mapping[str, Any], name: str) -> int:
-    """As vLLM reads it; 0: it is none. All of a vocabulary (-1) is more than any limit."""
+    """Reads a number as vLLM does; 0: none. -1, the complete vocabulary, exceeds any limit."""
     try:
         number = _NUMBER.validate_python(asked.get(name))
     except ValidationError:

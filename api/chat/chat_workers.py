@@ -60,7 +60,7 @@ class ChatWorkers:
             return self._left()
 
     async def is_ready(self, worker_id: str) -> bool:
-        """Whether Redis named the worker at most `cache_s` ago, or last where it is away."""
+        """True if Redis named the worker at most `cache_s` ago, or last where it is away."""
         try:
             await self.remembered()
         except (TimeoutError, *TRANSIENT):

@@ -22,7 +22,7 @@ MOST = 32
 
 
 class Clients:
-    """As many clients as it takes; for the event loop alone, without locks."""
+    """An LRU table of any number of clients; for the event loop only, without locks."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most

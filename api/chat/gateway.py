@@ -101,7 +101,7 @@ class _Way:
         self.is_answered = False
 
     async def note(self, event: str, _: object) -> None:
-        """What httpcore tells of a request (its extension `trace`)."""
+        """Records events of a request that httpcore reports (its extension `trace`)."""
         self.is_new |= event.startswith("connection.connect_")
         self.was_sent |= event == "http11.send_request_body.complete"
         self.is_answered |= event == "http11.receive_response_headers.complete"
@@ -351,7 +351,7 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def _is_stream(response: httpx.Response) -> bool:
-    """Whether the answer comes token by token."""
+    """True if the answer comes token by token."""
     return bool(response.headers.get("content-type", "").startswith("text/event-stream"))
 
 

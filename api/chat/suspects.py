@@ -34,7 +34,7 @@ class LostError(Exception):
 
 
 def fingerprint(path: bytes, body: bytes) -> str:
-    """What two requests have in common that ask an engine for the same."""
+    """Returns a value that is equal for two requests with the same work for an engine."""
     try:
         asked = from_json(body)
         told = {name: one for name, one in asked.items() if name not in _IGNORED}
@@ -72,7 +72,7 @@ class Engine:
             self._next(request)
 
     def was_ended_by_another(self, request: object) -> bool:
-        """Whether another request is known to have ended the engine, or to have just begun."""
+        """True if another request is known to have ended the engine, or to have just begun."""
         known = self._culprit or self._suspect
         return known is not None and known is not request
 

@@ -46,7 +46,7 @@ def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str
 
 
 def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
-    """What the GPUs of each worker do, by its name.
+    """Returns the GPUs' figures by worker name.
 
     Of several: their mean use, all of their memory, the hottest one's temperature.
     """

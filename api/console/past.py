@@ -25,7 +25,7 @@ def shown(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str
 
 
 def columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
-    """Of each step: nonces a second by worker, chats, and seconds until the first token."""
+    """Returns for each step nonces a second by worker, chats, and seconds to the first token."""
     names = sorted({name for step in steps for name in step if not name.startswith(":")})
     return {
         "workers": {

@@ -1,4 +1,4 @@
-"""What the console shows of the node, read from Redis."""
+"""The console's view of the node, read from Redis."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ class View:
         }
 
     def _round(self, seen: Overview) -> JsonValue:
-        """What the page shows of the last round beside its own page."""
+        """Returns the last round's figures for the overview."""
         assert seen.round is not None
         outbox = self._services.round_control.stats_of(seen)["outbox"]
         return {"id": seen.round.record.round_id, "outbox": outbox}
@@ -134,7 +134,9 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 
 def _health(health: Health) -> dict[str, Any]:
-    """As other answers tell it, without sentences that change each second: the page counts."""
+    """Returns the health without sentences that change each second, because the page counts
+    seconds.
+    """
     whole = told(health, 0.0)
     for reason in whole["reasons"]:
         del reason["text"]

@@ -1,1 +1,1 @@
-"""What a request meets before any route: connections, strangers' pages, keys, sizes."""
+"""The checks of a request before any route: connections, foreign pages, keys, sizes."""

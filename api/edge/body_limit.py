@@ -30,7 +30,7 @@ BODY_DONE = "proofline.body_done"
 
 @dataclass(eq=False)
 class _Body:
-    """What the node holds of one request's body."""
+    """The bytes of one request's body that the node holds."""
 
     client: str
     begun_at: float  # by BodyLimit's clock, in seconds
@@ -61,7 +61,7 @@ class Room:
         return _Body(client, now, now)
 
     def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
-        """Whether there is room for so many bytes more, which the body then holds."""
+        """True if there is room for so many bytes more, which the body then holds."""
         while (
             n_bytes
             and body.n_bytes + n_bytes > _SMALL_BYTES

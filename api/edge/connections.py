@@ -293,7 +293,7 @@ class _Limited(HttpToolsProtocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a request has begun of which more is to come."""
+        """True if a request has begun of which more is to come."""
         return self._headers_done and self._starts is None
 
     def make_room(self) -> None:
@@ -342,7 +342,7 @@ class _Limited(HttpToolsProtocol):
         self.places.put(self, self.places.fresh if is_probe else self.places.answers)
 
     def _takes_too_long(self, now: float) -> bool:
-        """Whether the client has taken too little of its answer for too long."""
+        """True if the client has taken too little of its answer for too long."""
         left = self.transport.get_write_buffer_size()
         if self._left is None:
             # A closed connection with bytes left stays open until they are taken.

@@ -57,14 +57,14 @@ def role_of(path: str | None, method: str) -> Role:
 
 
 def keys_wanted(settings: Settings, listens_on: str) -> bool:
-    """Whether an API that listens on that address wants keys."""
+    """True if an API that listens on that address wants keys."""
     if settings.require_keys == "auto":
         return listens_on not in _LOOPBACK and not listens_on.startswith("127.")
     return settings.require_keys == "always"
 
 
 def salts_wanted(settings: Settings, listens_on: str) -> bool:
-    """Whether each client's chats have a prefix cache of their own."""
+    """True if each client's chats have a prefix cache of their own."""
     if settings.cache_salt == "auto":
         return keys_wanted(settings, listens_on)
     return settings.cache_salt == "always"
@@ -155,7 +155,7 @@ class Doorkeeper:
         return any(address in network for network in self._trusted)
 
     def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
-        """Whose key these headers hold; of two that differ, nobody's."""
+        """Returns the caller whose key is in these headers; None if two headers differ."""
         keys = {_key(name, value.decode("latin-1")) for name, value in given}
         return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 

@@ -56,7 +56,7 @@ class _Decoder(Protocol):
     is_whole: bool  # nothing is missing
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What more bytes give. ValueError: they are no such data."""
+        """Decodes more bytes. ValueError: they are not in this encoding."""
 
 
 class _Body:
@@ -158,7 +158,7 @@ class _Zstd:
 
 @cache
 def decoders() -> dict[str, Callable[[], _Decoder]]:
-    """What makes a decoder, by the encoding's name."""
+    """Returns decoder factories by the encoding's name."""
     known: dict[str, Callable[[], _Decoder]] = {
         "gzip": lambda: _Zlib(16 + zlib.MAX_WBITS),
         "deflate": lambda: _Zlib(zlib.MAX_WBITS),

@@ -79,7 +79,7 @@ class KeyFile:
         self._callers: Mapping[str, Caller] = self._beside
 
     def caller(self, key: str) -> Caller | None:
-        """Whose key that is; None: nobody's. Compares hashes: timing tells nothing of keys."""
+        """Returns the caller with this key, or None. Compares hashes, so timing reveals nothing."""
         self._reload()
         return self._callers.get(_hash(key))
 

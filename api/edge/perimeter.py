@@ -80,7 +80,7 @@ class Perimeter:
         return None
 
     def knows(self, authority: str) -> bool:
-        """Whether a Host header names this node: HOST or HOST:PORT."""
+        """True if a Host header names this node: HOST or HOST:PORT."""
         match = _AUTHORITY.fullmatch(authority)
         if match is None:
             return False
@@ -99,7 +99,7 @@ def _is_address(host: str) -> bool:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Whether a page of that origin came from the very host that it asks now."""
+    """True if a page of that origin came from the very host that it asks now."""
     scheme, separator, authority = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
 

@@ -44,7 +44,7 @@ _GATEWAYS = Gateways()
 
 
 def is_private(address: Address) -> bool:
-    """Whether it is of a private network, or loopback, and no gateway."""
+    """True if it is of a private network, or loopback, and no gateway."""
     return any(address in network for network in _PRIVATE) and address not in _GATEWAYS
 
 

@@ -1,4 +1,4 @@
-"""Who counts as one client, and which client holds most of something that all share."""
+"""Identifies clients, and finds the client that holds most of a shared resource."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -37,7 +37,7 @@ def of_address(host: str) -> str:
 
 
 class Holdings(Generic[T]):
-    """What each client holds, the oldest first. Each call takes the same time, however many."""
+    """Counts each client's holdings, the oldest first. Every call takes constant time."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[T, None]] = {}

@@ -113,7 +113,7 @@ def judge(snapshot: Snapshot) -> Health:
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """What became of the workers of a round that generates, while none is ready and one comes back.
+    """Explains why a generating round has no ready worker while one is being replaced; else None.
 
     The round is in Redis and goes on then, so the node has not failed. None: no such round, or
     nobody comes, or not within REPLACED_S.
@@ -129,7 +129,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """Whether a supervisor starts the worker again, or has, within REPLACED_S of its end."""
+    """True if a supervisor starts the worker again, or has, within REPLACED_S of its end."""
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")

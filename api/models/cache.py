@@ -72,7 +72,7 @@ class ModelCache:
         return "PARTIAL" if revisions or self.begun_bytes(hf_repo) else "NOT_FOUND"
 
     def trouble(self, hf_repo: str, hf_commit: str | None) -> str | None:
-        """What of a model cannot be read, and why; None: everything that is there can be."""
+        """Returns why the model cannot be read; None if it can."""
         try:
             for revision in self.revisions(hf_repo, hf_commit):
                 missing(revision.folder)

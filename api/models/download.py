@@ -75,7 +75,9 @@ def _fetch(download: Download, cache: ModelCache) -> None:
         return Path(path)
 
     def get_right(name: str) -> Path:
-        """What a copy or another program left in its place may be of another size."""
+        """Downloads files again whose size differs, because a copy or another program may have left
+        them.
+        """
         path = get(name)
         return path if path.stat().st_size == tree[name].size else get(name, again=True)
 

@@ -50,7 +50,7 @@ def chosen(names: Collection[str]) -> tuple[set[str], str]:
 
 
 def small(names: Collection[str]) -> set[str]:
-    """What vLLM reads besides weights: configuration, tokenizer, templates, a model's code."""
+    """Returns what vLLM reads besides weights: configuration, tokenizer, templates, code."""
     others = {index for _, index in _FORMS} - {chosen(names)[1]}
     return {
         name
@@ -61,7 +61,7 @@ def small(names: Collection[str]) -> set[str]:
 
 
 def missing(folder: Path) -> list[str]:
-    """What a model's folder lacks: names of files, "weights", "a tokenizer". BrokenModelError."""
+    """Returns the files that a model lacks, or "weights", "a tokenizer". BrokenModelError."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -112,7 +112,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def _has(path: Path) -> bool:
-    """Whether a file is there and holds something. BrokenModelError: a link, but not its file."""
+    """True if a file is there and holds something. BrokenModelError: a link, but not its file."""
     return (path.is_symlink() or path.exists()) and _size(path) > 0
 
 

@@ -102,7 +102,9 @@ def as_replica(model: str, replica: int) -> str:
 
 
 def shown_name(model: str) -> str:
-    """What clients call the model; the last part of a path, which only the node's hosts know."""
+    """Returns the model's name for clients; of a path only the last part, because the path is
+    private.
+    """
     if _SERVED.fullmatch(model) and not model.startswith((".", "~")):
         return model
     return re.sub(r"[^\w.-]", "_", PurePath(model).name, flags=re.ASCII)

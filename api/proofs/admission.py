@@ -104,7 +104,8 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
 
 
 def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False) -> ModelInfo:
-    """What every worker of the model can do. 409: other models are served; 503: no worker is.
+    """Returns the limits that every worker of the model meets. 409: other models are served; 503:
+    no worker is.
 
     `for_round`: others count only while one is ready: the network node takes 409 for a wrong name.
     """

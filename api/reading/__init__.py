@@ -1,1 +1,1 @@
-"""What many clients ask at once, read once."""
+"""Shared reads: requests of many clients at the same moment read Redis once."""

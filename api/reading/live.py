@@ -1,4 +1,4 @@
-"""What the console's pages see: one reader of Redis, however many pages are open."""
+"""The live state of the console's pages: one reader of Redis for any number of pages."""
 
 import asyncio
 import contextlib

@@ -33,7 +33,9 @@ class Together:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
 
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """What `read` returns or raises; a thread calls it once for all who ask for `key`."""
+        """Returns or raises the result of `read`; one thread calls it once for all that ask for
+        `key`.
+        """
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(loop, _Turn())
         if key not in turn.asked:

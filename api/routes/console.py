@@ -78,7 +78,7 @@ async def history(services: AppServices, step: int = min(STEPS)) -> JSONResponse
 
 @router.get("/api/v1/console/log")
 async def log(services: AppServices, after: float = 0.0) -> JSONResponse:
-    """What happened after that second, the newest first; of the rest 1,000 events are kept."""
+    """Returns events after that second, the newest first; 1,000 are kept."""
     events = await services.together.get("events", services.events.read)
     return JSONResponse([event.model_dump() for event in events if event.at > after])
 

@@ -78,7 +78,7 @@ def ready(services: AppServices) -> answers.Ready | JSONResponse:
 
 
 def _waits_for_its_first_deployment(seen: Overview) -> bool:
-    """Whether a host is here, nothing was ever deployed, and nobody has started a worker."""
+    """True if a host is here, nothing was ever deployed, and nobody has started a worker."""
     status = seen.deployment
     nothing = not seen.workers and status.record is None
     return nothing and bool(status.hosts) and status.is_gone

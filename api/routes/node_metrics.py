@@ -16,7 +16,7 @@ VARIABLE = "GONKA_METRICS"
 
 
 def is_on(environment: Mapping[str, str]) -> bool:
-    """Whether GONKA_METRICS is full (or unset) and not off. SettingsError: it is neither."""
+    """True if GONKA_METRICS is full (or unset) and not off. SettingsError: it is neither."""
     chosen = environment.get(VARIABLE, "").strip().lower() or "full"
     if chosen not in ("full", "off"):
         raise SettingsError(f"{VARIABLE}: must be full or off, not {chosen!r}.")

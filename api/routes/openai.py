@@ -230,7 +230,7 @@ def _nobody(model: str | None, models: list[str], services: Services) -> Respons
 
 
 def _loads(services: Services) -> bool:
-    """Whether a model is being loaded, whatever it is called."""
+    """True if a model is being loaded, whatever it is called."""
     return services.deployments.status().state is DeploymentState.STARTING or any(
         worker.state == "starting" for worker in services.workers.live()
     )

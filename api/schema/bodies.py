@@ -83,23 +83,23 @@ async def _read_more(request: Request, body: BytesIO) -> bool:
 
 
 def job_bodies() -> dict[str, type[JobBody]]:
-    """What POST /generate takes, by scheme."""
+    """Bodies of POST /generate, by scheme."""
     return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
 
 
 def round_bodies() -> dict[str, type[RoundBody]]:
-    """What starts a round, by scheme."""
+    """Bodies that start a round, by scheme."""
     return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
 
 
 def phased_round_bodies() -> dict[str, type[RoundBody]]:
-    """What stores a round that has phases, by scheme."""
+    """Bodies that store a round with phases, by scheme."""
     bodies = batch_bodies()
     return {name: body for name, body in round_bodies().items() if name in bodies}
 
 
 def batch_bodies() -> dict[str, type[BatchBody]]:
-    """What POST /validate takes, by scheme."""
+    """Bodies of POST /validate, by scheme."""
     return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
 
 

@@ -1,1 +1,1 @@
-"""What this process alone sees of the node, told to Redis for its history and its events."""
+"""Events that only this API process sees, written to Redis for history and events."""

@@ -37,7 +37,7 @@ class Chat:
 
 
 class Chats:
-    """What was counted since it was told last, and all times; for any thread."""
+    """Counts and times of chats since the last report; for any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

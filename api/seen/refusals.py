@@ -36,7 +36,7 @@ class _Told:
 
 
 class Refusals:
-    """What there is to tell of requests; for any thread."""
+    """Refused requests and used keys since the last report; for any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -59,7 +59,7 @@ class _Chunk(BaseModel):
 
 
 class Answer(BaseModel):
-    """What counts of an answer, the executor's or the validator's."""
+    """The parts of a chat answer that are compared, of executor or validator."""
 
     content: list[Position]
     usage: Usage
@@ -128,7 +128,7 @@ def read_answer(document: Any) -> Answer:
 
 
 def validators_request(chat: ExecutedChat) -> dict[str, Any]:
-    """What a validator sends: the body with the executor's tokens (protocol.md, section 9)."""
+    """Returns a validator's request: the body with known tokens (protocol.md, section 9)."""
     asked = {name: value for name, value in chat.request.items() if name not in _NOT_FOR_VALIDATORS}
     if asked.get("max_completion_tokens") is not None:
         asked["max_tokens"] = asked["max_completion_tokens"]

@@ -1,4 +1,4 @@
-"""What `generate`, `validate` and `demo` share: the body of a job and the wait for its end."""
+"""Shared by `generate`, `validate` and `demo`: a job's body, and waiting for its end."""
 
 from typing import Any
 

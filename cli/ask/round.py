@@ -68,7 +68,7 @@ class Vectors(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """What asks for distances instead."""
+    """Options of a distance round."""
 
     r_target: Annotated[
         float | None,
@@ -210,7 +210,7 @@ def start(
 
 
 def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) -> dict[str, Any]:
-    """What a round of artifacts, chains or distances has beside a round of any scheme."""
+    """Returns the scheme's own fields of a round's body."""
     if distances.r_target is None:
         params = {
             "model": model,

@@ -40,7 +40,7 @@ class OfScheme(NamedTuple):
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
-        """Whether a scheme is named. UsageError: --param alone, or flags that say another one."""
+        """True if a scheme is named. UsageError: --param alone, or flags that say another one."""
         if self.scheme is None:
             if self.param:
                 raise UsageError("--param is for --scheme; name the scheme too.")

@@ -21,7 +21,7 @@ MOST_NAMED = 10  # of the nonces that mismatch
 
 
 class OfFile(NamedTuple):
-    """What the file may say too."""
+    """Values that the file may also contain."""
 
     block_hash: Annotated[
         str | None,

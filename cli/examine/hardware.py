@@ -103,7 +103,7 @@ def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Findin
 
 
 def _is_virtual(cpuinfo: Path) -> bool:
-    """Whether the processor says that a hypervisor runs this machine."""
+    """True if the processor says that a hypervisor runs this machine."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

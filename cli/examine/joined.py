@@ -20,7 +20,7 @@ _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts inv
 
 
 def checks(options: Join) -> list[Check]:
-    """What there is to look at; nothing where this host belongs to no node.
+    """Returns the checks of a joined host; none if this host belongs to no node.
 
     Spends no token. Sets this process up as the host's workers would be.
     """

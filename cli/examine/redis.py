@@ -183,7 +183,7 @@ def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Fin
 
 
 def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
-    """What a difference of clocks means; beyond `most_s` a live worker may look dead."""
+    """Judges a difference of clocks; beyond `most_s` a live worker may count as dead."""
     text = f"this host's clock and {whose} differ by {abs(skew_s):.2f} s"
     remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."
     if abs(skew_s) > most_s:

@@ -47,7 +47,7 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """What the Sentinels that answered say of the master; a state of each."""
+    """Checks what the Sentinels that answered report about the master."""
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:
         yield problem(

@@ -1,4 +1,4 @@
-"""What a host keeps of its joining, in a private file, so that a restart needs no token."""
+"""A joined host's access, kept in a private file so that a restart needs no token."""
 
 import os
 from pathlib import Path

@@ -98,11 +98,13 @@ class Api:
         )
 
     def join(self, token_id: str) -> SealedOffer:
-        """What the token is for; the API gives it once. Errors as of `standing`; RefusedError."""
+        """Fetches the token's offer, which the API gives once. Errors as of `standing`;
+        RefusedError.
+        """
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
     def standing(self, token_id: str) -> HostStanding:
-        """What the token is good for. ApiAwayError, CertificateError; RefusedError: unknown."""
+        """Asks for the token's state. ApiAwayError, CertificateError; RefusedError: unknown."""
         return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
 
     def skew_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What an operator does with hosts: invites, lists, revokes, and makes forgotten users again."""
+"""The operator's side of joining: invites, lists, revokes and restores hosts."""
 
 import ipaddress
 import re

@@ -1,1 +1,1 @@
-"""What this machine has: GPUs, memory, cores."""
+"""This machine's GPUs, memory and cores."""

@@ -78,7 +78,7 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
 
 
 def vllm_runs_on_cpu() -> bool:
-    """Whether the installed vLLM is a CPU build, which uses no GPUs."""
+    """True if the installed vLLM is a CPU build, which uses no GPUs."""
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -91,7 +91,7 @@ def vllm_runs_on_cpu() -> bool:
 
 
 def vllm_needs_cuda() -> bool:
-    """Whether the installed vLLM is built for CUDA: no local version, or one such as +cu130."""
+    """True if the installed vLLM is built for CUDA: no local version, or one such as +cu130."""
     try:
         local = importlib.metadata.version("vllm").partition("+")[2]
     except importlib.metadata.PackageNotFoundError:
@@ -124,7 +124,9 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """As many groups of `group_size` neighbours as fit; other GPUs stay idle. GpuError: none."""
+    """Divides the GPUs into as many groups of `group_size` neighbours as possible. GpuError: none
+    fits.
+    """
     count = len(gpus) // group_size
     if not count:
         raise GpuError(

@@ -1,4 +1,4 @@
-"""Where this machine's workers run: environments that name each one's GPUs, or cores and memory."""
+"""Places workers on this machine: environments that name each one's GPUs, or cores and memory."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -148,7 +148,7 @@ def _device(nv: Any, index: int, host: str) -> _Device:
 
 
 def cpu_times() -> CpuTimes | None:
-    """What the cores did so far; None: this machine does not say. Raises nothing."""
+    """Returns the cores' times since boot; None if this machine does not report them."""
     try:
         times = psutil.cpu_times()
         whole = sum(times) - times.guest - times.guest_nice  # user and nice include these

@@ -92,7 +92,7 @@ class Receipts:
         return [sender.summary() for sender in self.senders.values()]
 
     def is_whole(self) -> bool:
-        """Whether nothing is missing and nothing came wrong."""
+        """True if nothing is missing and nothing came wrong."""
         return not self.n_faults and not any(sender.missing() for sender in self.senders.values())
 
     def _judged(self, receipt: Receipt) -> Receipt:
@@ -134,7 +134,7 @@ def _described(body: dict[str, Any], nonces: list[int]) -> str:
 
 
 def _why(body: dict[str, Any]) -> str:
-    """What a verdict on artifacts rests on, where the payload says so."""
+    """Describes the terms of a verdict, if the payload has them."""
     said = ""
     try:
         low, median, high = (body["distances"][name] for name in ("min", "median", "max"))

@@ -152,7 +152,7 @@ class Fleet:
 
     @property
     def is_serving(self) -> bool:
-        """Whether all workers that are not given up have got ready."""
+        """True if all workers that are not given up have got ready."""
         kept = [child for child in self.children if child.gave_up is None]
         return bool(kept) and all(child.was_ready for child in kept)
 

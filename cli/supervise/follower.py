@@ -125,12 +125,12 @@ class Follower:
 
     @property
     def runs_own(self) -> bool:
-        """Whether this host runs the command's own --model."""
+        """True if this host runs the command's own --model."""
         return self._plan is not None and self._plan.own
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is to be started: nothing is deployed, or the deployment has failed."""
+        """True if nothing is to be started: nothing is deployed, or the deployment has failed."""
         plan = self._plan
         return plan is not None and (
             plan.options is None or (self._error is not None and not plan.own)
@@ -243,7 +243,7 @@ class Follower:
             return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
 
     def _fails(self, generation: int) -> bool:
-        """Whether the plan has failed, and an order newer than it begins again."""
+        """True if the plan has failed, and an order newer than it begins again."""
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 

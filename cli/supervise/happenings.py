@@ -1,4 +1,4 @@
-"""What happened to workers between two looks of their supervisor, in sentences for the operator."""
+"""Describes what happened to workers since the supervisor's last look."""
 
 from collections.abc import Iterator, Sequence
 

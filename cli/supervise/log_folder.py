@@ -1,4 +1,4 @@
-"""Where the logs of processes lie: a folder of this run alone, a bounded file a process."""
+"""The folder of the processes' logs: one of this run, one bounded file a process."""
 
 import contextlib
 import fcntl
@@ -49,7 +49,7 @@ class LogFolder:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything was written."""
+        """True if anything was written."""
         return bool(self._files)
 
     def fresh(self, name: str) -> Path:

@@ -89,7 +89,7 @@ class Child:
 
     @property
     def was_ready(self) -> bool:
-        """Whether its start has ended once, in any run."""
+        """True if its start has ended once, in any run."""
         return self._was_ready
 
     @property

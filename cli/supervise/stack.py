@@ -115,12 +115,12 @@ class Stack:
 
     @property
     def model_name(self) -> str:
-        """What clients call the model; empty while none is deployed."""
+        """Returns the model's name for clients; empty if none is deployed."""
         return self.options.name
 
     @property
     def waits_for_a_model(self) -> bool:
-        """Whether nothing is deployed, or the deployed model has failed."""
+        """True if nothing is deployed, or the deployed model has failed."""
         return self._follower is not None and self._follower.waits
 
     @property
@@ -131,7 +131,7 @@ class Stack:
 
     @property
     def base_url(self) -> str:
-        """Where this machine reaches the API."""
+        """Returns the API's url on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 

@@ -1,4 +1,4 @@
-"""What a start has passed, and how long that took: a line a stage, however many workers start."""
+"""Prints the stages of a start and their times, one line each for any number of workers."""
 
 import threading
 import time

@@ -149,7 +149,7 @@ def powers(
     }
 
     def means(score: npt.NDArray[Any], of_honest: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Of _DRAWS validations; `of_honest`: scores of what is not tampered with."""
+        """Returns the means of _DRAWS validations; `of_honest`: scores of untampered nonces."""
         drawn = chance.choice(score, (_DRAWS, n))
         if evidence.tampered_share < 1 and score is not of_honest:
             kept = chance.random((_DRAWS, n)) >= evidence.tampered_share

@@ -1,4 +1,4 @@
-"""What `report` finds: a rule, its risks, and the risks of the network's usual rule."""
+"""Findings of `report`: a rule, its risks, and the risks of the network's usual rule."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -70,7 +70,7 @@ class Findings:
         return honest + [("tampered", sample, False) for sample in self.comparisons.tampered]
 
     def rates(self) -> list[tuple[str, str, list[float]]]:
-        """Of chains: each comparison's name, its kind, and its shares beyond RATE_THRESHOLDS."""
+        """Returns for chains each comparison's name, kind, and shares beyond RATE_THRESHOLDS."""
         if self.comparisons.unit != "margin":
             return []
         return [

@@ -26,7 +26,7 @@ class Distance:
     largest: float
 
     def is_within(self, other: Distance) -> bool:
-        """Whether neither number is above the other's."""
+        """True if neither number is above the other's."""
         return self.mean <= other.mean and self.largest <= other.largest
 
 

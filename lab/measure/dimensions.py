@@ -120,7 +120,9 @@ def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
 
 
 def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """What differs in the configuration where a model ends early. UsageError: it has fewer."""
+    """Returns the configuration's changes for a model cut after some layers. UsageError: it has
+    fewer.
+    """
     if "text_config" in config:
         return {"text_config": config["text_config"] | first_layers(config["text_config"], layers)}
     whole = config["num_hidden_layers"]

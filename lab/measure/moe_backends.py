@@ -49,7 +49,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of one backend."""
+    """The result of one backend."""
 
     backend: str
     nonces_per_s: float | None = None  # at its best; None: it cannot be used here
@@ -58,7 +58,7 @@ class Tried:
 
     @property
     def line(self) -> str:
-        """What a person is told."""
+        """Returns the line to print."""
         if self.why_not:
             return f"{self.backend} is not proposed: {self.why_not}"
         return (
@@ -97,7 +97,7 @@ def check_backends(options: EngineOptions, backends: Sequence[str]) -> None:
 
 
 def default_of(engine: Engine, measured: SeqLenSpeeds) -> Default:
-    """What others are compared with, of the engine that was measured."""
+    """Returns the measured engine's values, with which other backends are compared."""
     spec = spec_of(measured.seq_len)
     batch = min(BATCH, engine.info.max_batch(spec.seq_len))
     small = max(1, batch * SMALL_BATCH // BATCH)

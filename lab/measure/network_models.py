@@ -14,7 +14,7 @@ PUBLISHED_ON = "2026-09-23"
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """What a benchmark needs to know of one model."""
+    """A benchmark's data of one model."""
 
     config: Mapping[str, Any]  # as beside the weights, of what computes proofs
     # Arguments of `vllm serve` in the network's own deployments that bear on the speed of proofs.

@@ -1,4 +1,4 @@
-"""What a model that the network runs would earn on this machine, beside what operators publish."""
+"""Compares this machine's rate of a network's model with what operators publish."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class BesidePublished:
         return HOST_GPUS * self.per_gpu
 
     def lines(self) -> list[str]:
-        """What a person is told."""
+        """Returns the lines to print."""
         scaled = (
             f" (computed with {self.layers} of {self.of_layers} layers, scaled as if all were"
             " alike)"

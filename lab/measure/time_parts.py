@@ -1,4 +1,4 @@
-"""Where the time of a micro-batch goes: kernels grouped into parts that an operator can act on."""
+"""Divides the time of a micro-batch: kernels grouped into parts that an operator can act on."""
 
 import re
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ _NAMES: Sequence[tuple[str, re.Pattern[str]]] = [
 
 @dataclass(frozen=True)
 class TimeParts:
-    """Where a micro-batch's time goes through all stages, each stage the mean of its devices."""
+    """A micro-batch's time by part through all stages, each stage the mean of its devices."""
 
     n: int  # nonces
     seconds: dict[str, float]  # of each of PARTS

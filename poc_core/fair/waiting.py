@@ -17,7 +17,7 @@ class Waiting:
         self._turns: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     def __bool__(self) -> bool:
-        """Whether anybody waits, or did and was cancelled."""
+        """True if anybody waits, or did and was cancelled."""
         return bool(self._turns)
 
     def spend(self, client: str, cost: int) -> None:

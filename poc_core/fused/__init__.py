@@ -17,7 +17,7 @@ SWITCH = "PROOFLINE_FUSED"
 
 @functools.cache
 def is_on(device: torch.device) -> bool:
-    """Whether this device computes with the kernels; else the plain expressions do."""
+    """True if this device computes with the kernels; else the plain expressions do."""
     return (
         device.type == "cuda"
         and os.environ.get(SWITCH) != "off"

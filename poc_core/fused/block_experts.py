@@ -192,7 +192,7 @@ def rows_by_expert(rows: Rows, tile: Tile) -> int:
 
 
 def can_multiply(x: Quantised, first: Quantised, second: Quantised) -> bool:
-    """Whether the kernels take x (n, k) and weights (experts, 2 m, k) and (experts, k, m) on this
+    """True if the kernels take x (n, k) and weights (experts, 2 m, k) and (experts, k, m) on this
     GPU, with all their scales. No expert may be another rank's."""
     parts = [*zip((x, first, second), (1, GROUP, GROUP), strict=True)]
     n_experts, depth, middle = second.numbers.shape

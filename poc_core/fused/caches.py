@@ -44,7 +44,7 @@ def _write_kernel(
 
 
 def can_write(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    """Whether `write_` takes keys and values (tokens, heads, head) of 16 bits a number, and caches
+    """True if `write_` takes keys and values (tokens, heads, head) of 16 bits a number, and caches
     (pages, page, heads, head) of the same numbers or of 8 bits."""
     head = keys.shape[-1]
     return (

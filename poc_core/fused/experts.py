@@ -128,7 +128,7 @@ def product_(
 
 
 def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
-    """Whether these make whole blocks of 16-bit numbers."""
+    """True if these make whole blocks of 16-bit numbers."""
     return (
         x.dtype == weights.dtype
         and x.element_size() == 2
@@ -242,7 +242,7 @@ def _by_expert(
 
 
 def can_multiply_by_expert(x: Tensor, weights: Tensor) -> bool:
-    """Whether the GPU reads these in blocks; no expert may be another rank's."""
+    """True if the GPU reads these in blocks; no expert may be another rank's."""
     return (
         torch.cuda.get_device_capability(x.device)[0] >= _HOPPER
         and x.is_contiguous()

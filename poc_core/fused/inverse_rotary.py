@@ -67,7 +67,7 @@ def _unrotate_kernel(
 
 
 def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bool:
-    """Whether `unrotate_and_quantise_` takes x (tokens, groups * `heads`, head), 16 bits a number,
+    """True if `unrotate_and_quantise_` takes x (tokens, groups * `heads`, head), 16 bits a number,
     positions (tokens,) and angles (positions, n), float32."""
     n_heads, head = x.shape[-2:]
     half = angles.shape[-1] // 2

@@ -78,7 +78,7 @@ def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> 
 
 
 def can_unpack(words: Tensor, scales: Tensor) -> bool:
-    """Whether these are whole tiles of MXFP4 numbers in Marlin's layout."""
+    """True if these are whole tiles of MXFP4 numbers in Marlin's layout."""
     n_experts, deep, n_words = words.shape
     return (
         words.element_size() == 4

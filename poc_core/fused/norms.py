@@ -66,7 +66,7 @@ def _norm_kernel(
 
 
 def can_norm(x: Tensor) -> bool:
-    """Whether `rms_norm` adds these rows as torch does."""
+    """True if `rms_norm` adds these rows as torch does."""
     rows, columns = x.shape
     return rows >= _LEAST_ROWS and _STRIDE < columns <= _MOST_COLUMNS and columns % 4 == 0
 
@@ -117,7 +117,7 @@ def _head_kernel(
 
 
 def can_norm_heads(x: Tensor) -> bool:
-    """Whether `norm_heads` takes these heads and adds as vLLM does."""
+    """True if `norm_heads` takes these heads and adds as vLLM does."""
     return x.dim() == 3 and x.shape[2] in (64, 128, 256) and x.stride(2) == 1
 
 

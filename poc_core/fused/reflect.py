@@ -80,7 +80,7 @@ def reflect_(terms: list[Tensor], v: Tensor) -> None:
 
 
 def can_reflect(terms: list[Tensor], v: Tensor) -> bool:
-    """Whether `reflect_` takes these tensors and gives the plain expression's bits."""
+    """True if `reflect_` takes these tensors and gives the plain expression's bits."""
     hidden = v.shape[0]
     return (
         1 <= len(terms) <= 2

@@ -41,7 +41,7 @@ def _rotary_kernel(
 
 
 def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
-    """Whether `rotate_` takes these: 16 bits a number, as many heads as there are columns for."""
+    """True if `rotate_` takes these: 16 bits a number, as many heads as there are columns for."""
     half = angles.shape[1] // 2
     return (
         query.dtype == key.dtype == angles.dtype

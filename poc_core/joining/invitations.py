@@ -114,7 +114,7 @@ class Invitations:
         return Invitation.model_validate(told)
 
     def take(self, token_id: str, peer: str) -> tuple[Invitation, SealedOffer]:
-        """What a token is for, given away once; `peer`: who asks. UnknownTokenError.
+        """Returns the token's offer, once; `peer`: who asks. UnknownTokenError.
 
         SpentTokenError: it was given away before, has expired or is revoked.
         """

@@ -1,4 +1,4 @@
-"""What the operator offers a host: everything that its workers need, and no secret.
+"""The operator's offer to a host: everything that its workers need, and no secret.
 
 The password is made of the host's token and the offer's salt, so nobody else can read it out of an
 offer; the seal is made with the token too, so nobody else can change one.

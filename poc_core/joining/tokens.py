@@ -19,7 +19,7 @@ _FORM = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
 class TokenError(ProoflineError):
-    """What was given is no token of `proofline hosts invite`."""
+    """The text is no token of `proofline hosts invite`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Token:
 
     @property
     def id(self) -> str:
-        """What the host shows the API, 64 hexadecimal digits."""
+        """The id that the host shows the API, 64 hexadecimal digits."""
         return self._derived("id")
 
     def password(self, salt: str) -> str:
@@ -52,7 +52,7 @@ class Token:
         return self._derived(f"password {salt}")
 
     def seal(self, text: str) -> str:
-        """What proves that the operator wrote the text, for this token."""
+        """Returns a seal, which proves that the operator wrote the text for this token."""
         return self._derived(f"seal {text}")
 
     def _derived(self, purpose: str) -> str:

@@ -86,7 +86,7 @@ class Contract(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Whether a body is this scheme's. `marks`: its fields of all schemes' marks, unchecked."""
+        """True if a body is this scheme's. `marks`: its fields of all schemes' marks, unchecked."""
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
@@ -128,7 +128,7 @@ class Contract(ABC):
     status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Whether a round's receiver gets a nonce with this value."""
+        """True if a round's receiver gets a nonce with this value."""
         return True
 
     def status(

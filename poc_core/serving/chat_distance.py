@@ -138,7 +138,7 @@ def _why_invalid(
 
 
 def claims_too_much(claimed: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:
-    """Whether an executor's usage is above a validator's by more than is accepted."""
+    """True if an executor's usage is above a validator's by more than is accepted."""
     return any(
         claimed.get(name, 0) > counted.get(name, 0) + _SPARE_TOKENS
         for name in ("prompt_tokens", "completion_tokens")
@@ -146,7 +146,7 @@ def claims_too_much(claimed: Mapping[str, Any], counted: Mapping[str, Any]) -> b
 
 
 def has_ids(content: Content) -> bool:
-    """Whether all tokens are ids in decimal. Other answers are invalid, whatever they say."""
+    """True if all tokens are ids in decimal. Other answers are invalid, whatever they say."""
     names = {name for one in content for name in (one["token"], *entries(one))}
     return all(name.isascii() and name.isdecimal() for name in names)
 
@@ -205,7 +205,7 @@ def threshold_of(model: str) -> float:
 
 
 def is_narrow(request: Mapping[str, Any]) -> bool:
-    """Whether a request's sampler is narrower than those the constants were found with."""
+    """True if a request's sampler is narrower than those the constants were found with."""
     top_k, top_p, min_p = (
         one if isinstance(one := request.get(name), int | float) else usual
         for name, usual in (("top_k", 0), ("top_p", 1), ("min_p", 0))

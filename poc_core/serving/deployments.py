@@ -133,7 +133,7 @@ class DeploymentStatus:
 
     @property
     def is_gone(self) -> bool:
-        """Whether every host knows that nothing shall run, and has ended what did, or keeps it."""
+        """True if every host knows that nothing shall run, and has ended what did, or keeps it."""
         return all(
             host in self.following and host.state in (HostState.IDLE, HostState.KEEPING)
             for host in self.hosts

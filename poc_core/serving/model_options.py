@@ -30,7 +30,7 @@ class ModelOptions(BaseModel):
 
     @property
     def is_directory(self) -> bool:
-        """Whether the model is a path, which only hosts can read."""
+        """True if the model is a path, which only hosts can read."""
         return self.model.startswith(("/", ".", "~"))
 
     @property

@@ -68,7 +68,7 @@ _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 
 def is_clients_path(path: str) -> bool:
-    """Whether the path is one of a model's clients: OpenAI's, Anthropic's and the like."""
+    """True if the path is one of a model's clients: OpenAI's, Anthropic's and the like."""
     return path.startswith(FOLDERS) or path in ELSEWHERE
 
 
@@ -78,7 +78,7 @@ def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
-    """Whether one of `paths` (see passed_on) means this request.
+    """True if one of `paths` (see passed_on) means this request.
 
     A parameter is a word, so no later reader of `path` can take it for another path.
     """

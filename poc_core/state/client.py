@@ -34,14 +34,14 @@ _TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREP
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether Redis itself is in trouble for some time, not this one command."""
+    """True if Redis itself is in trouble for some time, not this one command."""
     if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
         return True
     return isinstance(error, TRANSIENT)
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether Redis refuses because a script has run for long (5 s, by default)."""
+    """True if Redis refuses because a script has run for long (5 s, by default)."""
     return isinstance(error, ResponseError) and "BUSY " in str(error)
 
 

@@ -95,7 +95,7 @@ class DownloadStore:
             return bool(pipe.execute()[0])
 
     def claim(self, download: Download) -> bool:
-        """Whether no process downloads it and this caller alone is to start one."""
+        """True if no process downloads it and this caller alone is to start one."""
         return bool(self._redis.set(keys.download(download.task_id), "1", nx=True, ex=STARTS_S))
 
     # The process that downloads.

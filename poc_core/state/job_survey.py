@@ -69,7 +69,7 @@ class JobSurvey:
         self._count = scripts.load(redis, "count_jobs")
 
     def take_turn(self, model: str, worker_id: str) -> bool:
-        """Whether no other worker of the model looked just now: one is enough."""
+        """True if no other worker of the model looked just now: one is enough."""
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), worker_id, nx=True, px=turn_ms))
 
@@ -105,7 +105,7 @@ class JobSurvey:
             return None  # what is no string is not ours either, and is written over
 
     def is_overdue(self, stood: Stood) -> bool:
-        """Whether batches have waited behind others' for visibility_timeout_s."""
+        """True if batches have waited behind others' for visibility_timeout_s."""
         return self._clock() - stood.at > self._settings.visibility_timeout_s
 
     def of_then(self, model: str, stood: Stood, job_ids: Sequence[str]) -> list[str]:

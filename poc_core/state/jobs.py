@@ -288,7 +288,7 @@ class JobStore:
         ]
 
     def any_active(self, job_ids: Sequence[str]) -> bool:
-        """Whether one of the jobs has not ended."""
+        """True if one of the jobs has not ended."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hget(keys.job(job_id), "status")

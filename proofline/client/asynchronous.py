@@ -178,7 +178,7 @@ class AsyncClient:
         return await self.call(calls.versions())
 
     async def deployment(self) -> UpStatus:
-        """What is deployed, and each host's progress; `elapsed_seconds` since it was asked for."""
+        """Returns the deployment and each host's progress; `elapsed_seconds` since the request."""
         return await self.call(calls.deployment())
 
     async def deploy(

@@ -1,4 +1,4 @@
-"""What a client raises, and a refusal's reason as one line."""
+"""The client's errors, and a refusal's reason as one line."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ class ApiError(ProoflineError):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the same request may be answered a moment later, as over a restart of the API."""
+        """True if the same request may be answered a moment later, as over a restart of the API."""
         return self.status is None or self.status >= 500
 
 

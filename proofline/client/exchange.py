@@ -1,4 +1,4 @@
-"""What both clients do with a url, an answer, and a look at a job."""
+"""Shared by both clients: urls, answers, and polling a job."""
 
 import os
 from typing import Any, TypeVar
@@ -78,7 +78,7 @@ def read_as(model: type[T], document: dict[str, Any]) -> T:
 
 
 def result_in(document: dict[str, Any], request_id: str) -> bool:
-    """Whether a job has its result. JobFailedError: it never will."""
+    """True if a job has its result. JobFailedError: it never will."""
     status = document.get("status")
     if status in ("failed", "cancelled"):
         why = f": {document['error']}" if document.get("error") else ""

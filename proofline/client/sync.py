@@ -173,7 +173,7 @@ class Client:
         return self.call(calls.versions())
 
     def deployment(self) -> UpStatus:
-        """What is deployed, and each host's progress; `elapsed_seconds` since it was asked for."""
+        """Returns the deployment and each host's progress; `elapsed_seconds` since the request."""
         return self.call(calls.deployment())
 
     def deploy(self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()) -> None:

@@ -95,7 +95,7 @@ class Courier:
             logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
-        """Whether the outbox's next payload may follow at once."""
+        """True if the outbox's next payload may follow at once."""
         self._on_their_way[delivery.token] = delivery
         try:
             result = await self._poster.post(delivery)

@@ -279,7 +279,7 @@ async def _race(
     addresses: Sequence[Address],
     deadline_s: float,
 ) -> tuple[Address, T]:
-    """What the first of the addresses answers that can be connected to, and which that is.
+    """Connects to the first address that answers; returns it and its answer.
 
     The next address is tried when one fails, or has no connection for some time; all others are
     given up when one has. Where none has: the last error, or that of certificates.

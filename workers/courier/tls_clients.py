@@ -29,7 +29,7 @@ class TlsClients:
         }
 
     def concerns(self, host: str) -> bool:
-        """Whether the operator named this host."""
+        """True if the operator named this host."""
         return self._tls.concerns(host)
 
     def of(self, url: httpx.URL, address: Address) -> httpx.AsyncClient:
@@ -56,7 +56,7 @@ class TlsClients:
         return self._made[context, proxy]
 
     def is_proxied(self, address: Address) -> bool:
-        """Whether the operator's proxy connects to this address."""
+        """True if the operator's proxy connects to this address."""
         return self._proxy is not None and address.is_global
 
     def context(self, url: httpx.URL) -> ssl.SSLContext | None:

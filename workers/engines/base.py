@@ -1,4 +1,4 @@
-"""What an engine is to the rest of Proofline: a loaded model that runs micro-batches."""
+"""The interface of an engine: a loaded model that runs micro-batches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Engine(ABC):
         """
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
-        """Where the time of one micro-batch goes, on each device; empty: this engine cannot tell.
+        """Returns one micro-batch's time by kernel for each device; empty if unknown.
 
         For callers who have the engine for themselves. SpecError: it cannot follow the spec.
         """

@@ -1,4 +1,4 @@
-"""Where a model's decoder layers are, and whether the network reflects them."""
+"""Finds a model's decoder layers, and whether the network reflects them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def n_routed_tokens(text_config: Any) -> int | None:
 
 
 def routes_by_token(gate: nn.Module) -> bool:
-    """Whether a gate takes each token's experts from a table (DeepSeek-V4's first layers).
+    """True if a gate takes each token's experts from a table (DeepSeek-V4's first layers).
 
     Decode proofs leave it as it is and do not count its layer (protocol.md, section 8.2).
     """
@@ -84,7 +84,7 @@ def _path(model: nn.Module, n_layers: int) -> str:
 
 
 def _is_elsewhere(path: str) -> bool:
-    """Whether a list of modules lies inside a layer, or in a tower for other things than text."""
+    """True if a list of modules lies inside a layer, or in a tower for other things than text."""
     *parents, own = path.split(".")
     in_a_layer = any(part.isdecimal() for part in parents)
     return (

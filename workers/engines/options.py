@@ -1,4 +1,4 @@
-"""What an operator says about an engine; handed from process to process as JSON."""
+"""An engine's options, passed between processes as JSON."""
 
 from typing import Self
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Kernel:
-    """What ran under one name: a kernel of a GPU, an operation of a CPU."""
+    """Time under one name: a GPU's kernel or a CPU's operation."""
 
     # inputs, reflections, tail or norms where it belongs to that step of a micro-batch; else empty
     step: str

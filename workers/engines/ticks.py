@@ -114,7 +114,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Tick:
-    """What one call into the engine does: at most one slice on each pipeline stage."""
+    """One call into the engine: at most one slice on each pipeline stage."""
 
     begin: Sequence[MicroBatch] = ()  # micro-batches that are new
     slices: Sequence[Slice] = ()
@@ -125,7 +125,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class TickResult:
-    """What ended since the tick before, of any tick; micro-batches by id."""
+    """Micro-batches that ended since the tick before, by id."""
 
     # By id: why the model cannot follow the micro-batch's spec.
     refused: Mapping[int, str] = field(default_factory=dict)

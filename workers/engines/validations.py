@@ -12,7 +12,7 @@ Way = Literal["pass", "steps", "none"]
 
 @dataclass
 class Validations:
-    """Of one engine, since its start. Written on the engine's event loop, read by any thread."""
+    """Counts chat validations of one engine. Written on the event loop, read by any thread."""
 
     way: Way = "none"  # of requests that can go either
     count: dict[str, int] = field(default_factory=lambda: {"pass": 0, "steps": 0})  # answered

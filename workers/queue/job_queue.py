@@ -24,7 +24,7 @@ class _Queue:
         self._name = name
 
     def is_empty(self) -> bool:
-        """Whether no message waits."""
+        """True if no message waits."""
         return bool(self._redis.llen(messages(self._name)) == 0)
 
 
@@ -39,7 +39,7 @@ class JobQueue(_Queue):
         return bytes(self._redis.lindex(messages(self._name), 0) or b"")
 
     def holds(self, message: bytes) -> bool:
-        """Whether the message waits, or may: among so many that Redis would be held up none is
+        """True if the message waits, or may: among so many that Redis would be held up none is
         looked for.
         """
         name = messages(self._name)

@@ -1,1 +1,1 @@
-"""What runs on or in vLLM: its engine, the code inside its processes, the gated chat server."""
+"""Code on and in vLLM: the engine, the code inside its processes, the gated chat server."""

@@ -1,4 +1,4 @@
-"""What depends on vLLM's version in its caches, as compat.py for the rest."""
+"""Differences between vLLM's releases in its caches; compat.py has the others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def attention_groups(runner: Any) -> Iterator[Any]:
 
 
 def cache_kind(group: Any) -> str | None:
-    """What the group's caches hold; None: something that proofs cannot get an own cache of.
+    """Returns the kind of the group's caches; None if proofs cannot have their own of this kind.
 
     "tokens": blocks of a sequence's own tokens and nothing else. "state": one block a sequence,
     whatever its length. By name, since kinds derived from these may hold more: an encoder's states,
@@ -114,7 +114,7 @@ def checkpoints(group: Any, first: int) -> int:
 
 
 def carries_state(group: Any) -> bool:
-    """Whether a state of this kind goes on from step to step in the block that its table names.
+    """True if a state of this kind goes on from step to step in the block that its table names.
 
     Gated delta nets (Kimi's too), and rings of keys not yet compressed: by vLLM's sources nothing
     but positions and the table tell their kernels where a sequence stands.

@@ -97,7 +97,7 @@ def operation(name: str) -> Any | None:
 
 
 def argument_names(operation: Any) -> list[str]:
-    """What one of vLLM's operations calls its arguments, in their order."""
+    """Returns the names of an operation's arguments, in their order."""
     return [one.name for one in operation.default._schema.arguments]
 
 
@@ -172,7 +172,7 @@ def limit_of_gates(experts: Any) -> float | None:
 
 
 def scales_are_powers() -> bool:
-    """Whether TritonExperts' activation and quantisation are two steps, its scales powers of two.
+    """True if TritonExperts' activation and quantisation are two steps, its scales powers of two.
     So it is on Hopper where DeepGEMM can be imported and VLLM_USE_DEEP_GEMM_E8M0 is not 0."""
     return bool(getattr(triton_experts(), "is_deep_gemm_e8m0_used", lambda: False)())
 
@@ -204,7 +204,7 @@ def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
 
 
 def do_all_tensor_ranks(say_so: bool) -> bool:
-    """Whether every tensor-parallel rank says so. All ranks must ask."""
+    """True if every tensor-parallel rank says so. All ranks must ask."""
     group = get_tp_group()
     if group.world_size == 1:
         return say_so
@@ -297,7 +297,7 @@ def stage_index() -> int:
 
 
 def is_replicated(x: torch.Tensor) -> bool:
-    """Whether this tensor-parallel rank's tensor is the first one's. All ranks must ask."""
+    """True if this tensor-parallel rank's tensor is the first one's. All ranks must ask."""
     group = get_tp_group()
     if group.world_size == 1:
         return True
@@ -391,7 +391,7 @@ def receive_from_previous_stage(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def send_to_first_stage(tensor: torch.Tensor) -> Any:
-    """As send_to_next_stage: one handle."""
+    """Sends to the first stage; returns one handle, like send_to_next_stage."""
     group = get_pp_group()
     return torch.distributed.isend(tensor, group.ranks[0], group=group.device_group)
 
@@ -403,7 +403,7 @@ def receive_from_last_stage(tensor: torch.Tensor) -> None:
 
 
 def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
-    """What a stage's forward takes from the one before it."""
+    """Makes a stage's input from the previous stage's output."""
     return IntermediateTensors(tensors)
 
 
@@ -436,7 +436,7 @@ def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
 
 
 def norms_in_logits(model: type) -> bool:
-    """Whether a class' logits begin with the final norm, by the names in their code."""
+    """True if a class' logits begin with the final norm, by the names in their code."""
     compute = getattr(model, "compute_logits", None)
     return compute is not None and "norm" in inspect.unwrap(compute).__code__.co_names
 

@@ -190,7 +190,7 @@ class VllmEngine(Engine):
         return TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: Slice) -> bool:
-        """Whether a pipeline stage waits for what another has of this slice: activations, or
+        """True if a pipeline stage waits for what another has of this slice: activations, or
         points for the next step.
         """
         last = self.stages[-1].stop
@@ -236,7 +236,7 @@ class VllmEngine(Engine):
         return int(n_tokens)
 
     def spent(self) -> list[dict[str, float]]:
-        """Where each rank's time went since the last call, see ProofRunner.spent."""
+        """Returns each rank's time since the last call, see ProofRunner.spent."""
         return self._run("spent")
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class VllmEngine(Engine):
         self._sockets.remove()
 
     def _run(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """What a method of ProofRunner answers on every rank."""
+        """Calls a method of ProofRunner on every rank and returns the answers."""
         return self._rpc("proof_run", (method, *args), timeout_s or self.rpc_timeout_s)
 
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
@@ -400,7 +400,7 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
 
 
 def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
-    """Whether a part of a stage's tensor-parallel ranks failed, the answers in order of ranks."""
+    """True if a part of a stage's tensor-parallel ranks failed, the answers in order of ranks."""
     n = len(answers) // n_stages
     failed = ["error" in answer for answer in answers]
     stages = [failed[first : first + n] for first in range(0, len(failed), n)]

@@ -1,4 +1,4 @@
-"""What vLLM loads into each of its processes by its entry point `vllm.general_plugins`."""
+"""Loaded by vLLM into each of its processes by the entry point `vllm.general_plugins`."""
 
 import gc
 import multiprocessing

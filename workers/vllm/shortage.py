@@ -10,7 +10,7 @@ NO_MEMORY = re.compile(
 
 
 def is_of_memory(error: Exception) -> bool:
-    """Whether an operation failed because the device had too little memory."""
+    """True if an operation failed because the device had too little memory."""
     import torch  # here: who reads logs has none
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (

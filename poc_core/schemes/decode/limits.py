@@ -62,7 +62,7 @@ class ChainLimits(BaseModel, frozen=True):
         return self.model_copy(update={"no_chains": why})
 
     def keeps(self, spec: ProofSpec) -> bool:
-        """Whether there is memory for one nonce's steps."""
+        """True if there is memory for one nonce's steps."""
         return self.kept_tokens is None or self.kept_by(spec) <= self.kept_tokens
 
     def kept_by(self, spec: ProofSpec) -> int:

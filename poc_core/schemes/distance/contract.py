@@ -38,7 +38,7 @@ class DistanceContract(Contract):
     column = "distance"
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Whether a nonce is valid: its distance is below the target."""
+        """True if a nonce is valid: its distance is below the target."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
     def status(

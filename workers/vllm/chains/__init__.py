@@ -1,1 +1,1 @@
-"""What decode proofs need inside vLLM: kept caches, seeded gates, recorded steps."""
+"""Decode proofs inside vLLM: kept caches, seeded gates, recorded steps."""

@@ -1,4 +1,4 @@
-"""What pipeline stages send each other in a tick: activations forward, points to the first."""
+"""Transfers between pipeline stages in a tick: activations forward, points to the first."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def why_off(shares_sums: bool) -> str:
 
 
 class NotReplayableError(RuntimeError):
-    """What recorded work reads has changed beyond the contents of its tensors."""
+    """Recorded work cannot be replayed: more than the contents of its tensors has changed."""
 
 
 class Recorder(Protocol):
@@ -147,7 +147,7 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """Whether what recorded work reads is ready: made with `new`, or by the work itself, which
+    """True if what recorded work reads is ready: made with `new`, or by the work itself, which
     fills FlashMLA's plan where it is empty. Layers leave a dictionary for them empty.
     """
     if isinstance(kept, dict):

@@ -130,7 +130,7 @@ class StepGraphs:
         logger.warning("steps of decode proofs go on without CUDA graphs: %s", self.why_not)
 
     def _may_record(self, key: _Key) -> bool:
-        """Whether a shape gets one of the graphs that are left."""
+        """True if a shape gets one of the graphs that are left."""
         if not self._together or self.recorded < _MOST_TOGETHER // 2:
             return True
         return self.recorded < _MOST_TOGETHER and self._begun.get(key, 0) > 1
@@ -154,7 +154,9 @@ class StepGraphs:
 
 
 def _on_all_ranks(work: Callable[[], T]) -> T:
-    """What the work gives; an error if a tensor-parallel rank failed at it. All ranks must ask."""
+    """Runs the work and fails on all tensor-parallel ranks if it fails on one. All ranks must call
+    this.
+    """
     failure: Exception | None = None
     try:
         done = work()
@@ -166,7 +168,7 @@ def _on_all_ranks(work: Callable[[], T]) -> T:
 
 
 class Part(NamedTuple):
-    """What a rank computes of a step."""
+    """A rank's part of a step."""
 
     layers: range
     n_layers: int  # of the model

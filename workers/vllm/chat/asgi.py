@@ -1,4 +1,4 @@
-"""What the layers around vLLM's server share: ASGI's types, errors, and an answer held back."""
+"""Shared by the layers around vLLM's server: ASGI types, errors, and a delayed answer."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Rows:
 
     @classmethod
     def of(cls, flat: Any) -> Self:
-        """Of vLLM's FlatLogprobs."""
+        """Reads vLLM's FlatLogprobs."""
         n = len(flat)
         ids, logprobs, ranks = (
             np.array(one).reshape(n, -1) if n else np.empty((0, 1))
@@ -89,7 +89,7 @@ class Rows:
 
     @classmethod
     def of_tensors(cls, tensors: Any) -> Self:
-        """Of vLLM's LogprobsTensors, on the host."""
+        """Reads vLLM's LogprobsTensors, on the host."""
         return cls._cast(*(one.numpy() for one in tensors[:3]))
 
     @classmethod
@@ -100,13 +100,13 @@ class Rows:
 def cut(
     logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
 ) -> torch.Tensor:
-    """As vLLM's sampler does."""
+    """Applies top_k and top_p like vLLM's sampler."""
     found: torch.Tensor = apply_top_k_top_p(logits, top_k, top_p)
     return found
 
 
 def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tensor) -> Any:
-    """What a model runner gives for a request's prompt."""
+    """Makes a model runner's result for a prompt."""
     return LogprobsTensors(ids, logprobs, ranks)
 
 
@@ -211,7 +211,7 @@ def hand_over_in_parts(processor: Any, request: Any, n_tokens: int) -> None:
 
 
 def hands_over_each_step(state: Any) -> bool:
-    """Whether what a step tells of this answer leaves vLLM's output processor with that step."""
+    """True if what a step tells of this answer leaves vLLM's output processor with that step."""
     return bool(state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1)
 
 
@@ -270,7 +270,7 @@ def limits() -> Limits:
 
 
 def compiles_by_xgrammar(llm: Any) -> bool:
-    """Whether a grammar of a request is compiled by xgrammar, or first tried by it."""
+    """True if a grammar of a request is compiled by xgrammar, or first tried by it."""
     config = llm.vllm_config.structured_outputs_config
     has_tokenizer = not llm.vllm_config.model_config.skip_tokenizer_init
     return has_tokenizer and config.backend in ("auto", "xgrammar")
@@ -329,7 +329,7 @@ def vocabulary(llm: Any) -> str:
 
 
 class _Ids:
-    """What vLLM asks of a tokenizer to name a token."""
+    """The part of a tokenizer that vLLM needs to name a token."""
 
     def decode(self, ids: list[int]) -> str:
         return str(ids[0])

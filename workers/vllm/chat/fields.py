@@ -25,7 +25,7 @@ _LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 
 @dataclass(frozen=True)
 class Told:
-    """What a request over HTTP asks for beyond vLLM's own parameters."""
+    """Options of an HTTP request beyond vLLM's own parameters."""
 
     ids: bool = False
     mode: str | None = None

@@ -137,7 +137,7 @@ class KnownTokens:
             refuse_foreign(param, getattr(params, param, None) or (), self._n_ids)
 
     def _refuse_unfit(self, params: Any) -> None:
-        """What is known once vLLM has completed the parameters."""
+        """Refuses requests that are unfit once vLLM has completed the parameters."""
         self._limits.refuse_tokens(params)
         # Tokenizers may have more ids than the model.
         for word in getattr(params, "bad_words_token_ids", None) or ():

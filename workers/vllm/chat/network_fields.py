@@ -138,7 +138,7 @@ class NetworkFields:
 
 
 def _lets_model_call(body: dict[str, Any]) -> bool:
-    """Whether a request leaves it to the model to call its tools and how."""
+    """True if a request leaves it to the model to call its tools and how."""
     tools = body.get("tools")
     return (
         isinstance(tools, list)

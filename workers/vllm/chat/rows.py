@@ -62,7 +62,7 @@ class Collected:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last row is there."""
+        """True if the last row is there."""
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> Told:
@@ -148,7 +148,7 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """Whether the kernel can be compiled here and gives the plain expression's numbers. An error in
+    """True if the kernel can be compiled here and gives the plain expression's numbers. An error in
     it would end the engine."""
     from poc_core.fused import best
 

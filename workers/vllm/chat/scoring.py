@@ -1,5 +1,4 @@
-"""What the ranks are told of known tokens: plain data, which travels in a request's
-`extra_args`."""
+"""Instructions to the ranks about known tokens: plain data in a request's `extra_args`."""
 
 from __future__ import annotations
 
@@ -81,21 +80,21 @@ class Scoring:
 
     @property
     def only_scales(self) -> bool:
-        """Whether the temperature is all that shapes logits, beside what may not be sampled."""
+        """True if the temperature is all that shapes logits, beside what may not be sampled."""
         cut = self.top_p < 1 or self.top_k or self.min_p > 0
         return self.mode == RAW or not (cut or self.penalizes or self.bias)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request that is decoded asks of the sampler beyond vLLM's parameters."""
+    """Options of a decoded request for the sampler beyond vLLM's parameters."""
 
     known: list[int]  # taken one by one instead of what was sampled
     mode: str | None  # RAW or PROCESSED, of its logprobs; None: the deployment's
 
 
 def asked_of(params: Any) -> Scoring | Asked | None:
-    """What vLLM's SamplingParams hold of ours; None: nothing."""
+    """Returns our options in vLLM's SamplingParams; None if there are none."""
     extra = getattr(params, "extra_args", None)
     if not extra:
         return None

@@ -129,7 +129,7 @@ async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> fl
 
 
 def distances(executor: Rows, validator: Rows) -> list[float]:
-    """Of each position, as the network compares chats (protocol.md, section 9.2)."""
+    """Returns each position's distance by the network's comparison (protocol.md, section 9.2)."""
     return [
         position_distance(*(_entries(rows, at) for rows in (executor, validator)))
         for at in range(len(executor))

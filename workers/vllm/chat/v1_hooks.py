@@ -1,4 +1,4 @@
-"""What known tokens and logprobs_mode need of vLLM's first model runner: on CPUs, and for what the
+"""Hooks for known tokens and logprobs_mode in vLLM's first model runner: on CPUs, and where the
 second cannot run.
 
 Methods of one runner and its sampler are replaced by ones that call them; vLLM's code stays as it
@@ -118,7 +118,7 @@ class V1Hooks:
             sampled[rows] = sampled.new_tensor(tokens)
 
     def _mixed(self) -> bool:
-        """Whether a row of this step is to tell other logprobs than the deployment's."""
+        """True if a row of this step is to tell other logprobs than the deployment's."""
         asked = (self._asked.get(request) for request in self._runner.input_batch.req_ids)
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 

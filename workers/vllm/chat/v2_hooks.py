@@ -1,4 +1,4 @@
-"""What known tokens and logprobs_mode need of vLLM's second model runner: on GPUs, dense models
+"""Hooks for known tokens and logprobs_mode in vLLM's second model runner: on GPUs, dense models
 first.
 
 Methods of the objects of one runner are replaced by ones that call them. Which row is whose lies on
@@ -118,7 +118,7 @@ class V2Hooks:
         return self._gather(*told[:at], mixed, *told[at + 1 :], **named)
 
     def _is_mixed(self, slots: Any) -> bool:
-        """Whether a row of this step is to tell other logprobs than the deployment's."""
+        """True if a row of this step is to tell other logprobs than the deployment's."""
         others = {
             slot for slot, one in self._asked.values() if one.mode not in (None, self._default)
         }
@@ -126,7 +126,7 @@ class V2Hooks:
 
 
 class _Table:
-    """What was asked, by slot, on the device."""
+    """Requests' options by slot, on the device."""
 
     def __init__(self, n_slots: int, device: torch.device) -> None:
         self._n, self._device = n_slots, device

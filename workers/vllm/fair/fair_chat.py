@@ -52,7 +52,7 @@ class FairChat:
         llm.engine_core.get_output_async = self.next_step
 
     def format_in_turns(self, app: Any) -> None:
-        """Of vLLM's application around the engine, what formats the logprobs of whole answers."""
+        """Makes vLLM's application format the logprobs of complete answers in turns."""
         handlers = {id(one): one for one in vars(app.state)["_state"].values()}
         for handler in handlers.values():
             if hasattr(handler, "_create_chat_logprobs"):

@@ -68,7 +68,7 @@ def _try(compiler: Any, kind: str, text: str) -> int:
 
 
 def compile_grammar(compiler: Any, kind: str, text: str) -> None:
-    """As vLLM does."""
+    """Compiles a grammar like vLLM."""
     if kind == "json":
         compiler.compile_json_schema(text)
     elif kind == "regex":
@@ -90,7 +90,7 @@ def compile_grammar(compiler: Any, kind: str, text: str) -> None:
 
 
 def _lines() -> Iterator[bytes]:
-    """Of the input, none read before it is asked for: select must see what is left."""
+    """Yields the input's lines and reads none ahead, because select must see what is left."""
     held = b""
     while True:
         while b"\n" not in held:

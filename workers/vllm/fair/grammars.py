@@ -162,7 +162,7 @@ class Grammars:
             self._waiting.append(trial)  # begins again when it is its turn
 
     def _is_over(self, trial: _Trial) -> bool:
-        """Whether the trial is ended: its client has left, it takes too long, or another client,
+        """True if the trial is ended: its client has left, it takes too long, or another client,
         that has had less, waits.
         """
         took_s = time.monotonic() - trial.began_at

@@ -59,7 +59,7 @@ class BoundForward:
         experts: FirstExperts | None,
         watch: Watch | None = None,
     ) -> Any:
-        """What the model answers: hidden states after the last layer, else what the next one takes.
+        """Runs the model; returns hidden states after the last layer, else the next layer's input.
 
         `metadata`: of the layout, by layer; `given`: arguments of the model's own beside positions,
         inputs_embeds (tokens, hidden) where `layers` begin with the first one, else

@@ -1,4 +1,4 @@
-"""What a layer hands on to the next one, kept where a micro-batch is cut between the two.
+"""Keeps a layer's outputs if a micro-batch is cut after it.
 
 Layers with hyper-connections hand on four tensors, of which the pipeline stages of vLLM's models
 hand on fewer: GLM-5.3-Flash's drops two, and DeepSeek-V4's closes the connections, where the next
@@ -65,7 +65,7 @@ def _in_place_of_arguments(given: Mapping[str, Tensor]) -> Any:
 
 
 def with_all(tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a stage's next part is given: all that was kept, or else what vLLM's model hands on.
+    """Returns the input of a stage's next part: everything kept, else the model's own output.
 
     Its own names stay, as the model asks for them, but no tensor of theirs: no layer sees it.
     """

@@ -114,7 +114,7 @@ class ScratchCaches:
 
     @contextmanager
     def bound_to(self, caches: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
-        """As `bound`, with other caches by layer (see `own_caches`)."""
+        """Like `bound`, with other caches by layer (see `own_caches`)."""
         live: dict[str, Any] = {}
         try:
             for name, cache in caches.items():
@@ -207,7 +207,7 @@ class ScratchCaches:
         }
 
     def _tensors(self, layer_name: str) -> Sequence[Any]:
-        """What a layer binds; empty: it keeps nothing."""
+        """Returns the cache tensors that a layer binds; empty if it keeps nothing."""
         cache = getattr(self._layers[layer_name], "kv_cache", None)
         if cache is None:
             return []

@@ -1,4 +1,4 @@
-"""Where the tokens of a micro-batch's passes lie in caches, as attention must know it."""
+"""The positions of a micro-batch's tokens in caches, for attention."""
 
 from __future__ import annotations
 

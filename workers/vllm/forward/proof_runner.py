@@ -87,7 +87,7 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def describe(self, codebook: str) -> dict[str, Any]:
-        """What the engine must know: sizes in elements, this rank's layers, sliceable or not.
+        """Describes this rank to the engine: sizes in elements, its layers, sliceable or not.
 
         `codebook`: see EngineOptions.
         """
@@ -178,7 +178,7 @@ class ProofRunner:
             raise
 
     def spent(self) -> dict[str, float]:
-        """Where this rank's time went since the last call, see Spent."""
+        """Returns this rank's time since the last call, see Spent."""
         return self._spent.take() | {"gaps_s": self._stopwatch.gaps_s()}
 
     @torch.inference_mode()
@@ -286,7 +286,7 @@ class ProofRunner:
         return values
 
     def _operations(self, held: DeviceBatch, layers: range, step: int) -> Any:
-        """What the model answers, operation by operation."""
+        """Runs the model operation by operation."""
         batch = held.batch
         with self._spent.in_part("metadata_s"):
             layout, caches = self._whereabouts.of(held, step)

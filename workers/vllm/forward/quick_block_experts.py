@@ -34,7 +34,7 @@ TILES = (
 
 
 class Call(NamedTuple):
-    """What vLLM asks of a layer's experts."""
+    """Arguments of vLLM's call of a layer's experts."""
 
     out: Tensor  # (tokens, columns), 16 bits
     x: Any  # poc_core.fused.block_experts.Quantised
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What another call shares for which the same trial holds."""
+        """Returns the key of calls that share one trial."""
         shapes = self.first.numbers.shape, self.second.numbers.shape
         return len(self.out).bit_length(), self.chosen.shape[1], *shapes
 

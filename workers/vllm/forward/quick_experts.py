@@ -58,7 +58,7 @@ class Product(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What another product shares for which the same trial holds."""
+        """Returns the key of products that share one trial."""
         n_rows = len(self.x).bit_length()
         return n_rows, self.x.dtype, self.weights.shape, self.a_token, self.tile
 
@@ -253,7 +253,7 @@ class QuickExperts:
 
 
 def _follows(product: Product | None, opened: Opened) -> bool:
-    """Whether this is the second product of the first one, which its kernel takes by expert."""
+    """True if this is the second product of the first one, which its kernel takes by expert."""
     from poc_core.fused.experts import can_multiply_by_expert
 
     return (

@@ -37,7 +37,7 @@ _TILE = (128, 256, 64, 8, 8, 3)
 
 
 class Call(NamedTuple):
-    """What vLLM asks of a layer's experts."""
+    """Arguments of vLLM's call of a layer's experts."""
 
     out: Tensor  # (tokens, columns), 16 bits
     x: Tensor  # as `out`
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """Of both products' weights: experts, columns, summed columns."""
+        """Returns both products' weight shapes: experts, columns, summed columns."""
         found = [(*one.shape, one.shape[2] // 2, one.shape[1] * 16) for one in self.weights]
         return tuple((one[0], one[3], one[4]) for one in found)
 
@@ -124,7 +124,7 @@ class QuickMarlin:
         return call if is_ours else None
 
     def _try(self, call: Call, own: Callable[[], Any]) -> bool:
-        """Whether the kernels' result is Marlin's but for the order of sums; says so where not."""
+        """True if the kernels' result is Marlin's but for the order of sums; says so where not."""
         largest = max(n * columns * depth for n, columns, depth in call.shapes)
         if self._unpacked is None or self._unpacked.numel() < largest:
             self._unpacked = None

@@ -45,17 +45,17 @@ class Call(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What another call shares for which the same trial holds."""
+        """Returns the key of calls that share one trial."""
         rest = tuple(len(one) if isinstance(one, Tensor) else one for one in self.rest)
         return self.x.shape[1:], self.x.dtype, self.scales.stride(0) == 1, rest
 
     def has_results_of(self, other: Call) -> bool:
-        """Whether both have the same bits."""
+        """True if both have the same bits."""
         return _are_same(self, other)
 
 
 def _are_same(one: Call | Unrotated, other: Call | Unrotated) -> bool:
-    """Whether both have the same numbers of 8 bits and the same scales."""
+    """True if both have the same numbers of 8 bits and the same scales."""
     bits, others = (x.out.view(torch.uint8) for x in (one, other))
     return torch.equal(bits, others) and torch.equal(one.scales, other.scales)
 
@@ -83,12 +83,12 @@ class Rotation(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What another call shares for which the same trial holds."""
+        """Returns the key of calls that share one trial."""
         shapes = self.query.shape[1], self.keys.shape[1], self.angles.shape
         return *shapes, self.head, self.query.dtype, self.positions.dtype
 
     def has_results_of(self, other: Rotation) -> bool:
-        """Whether both have the same bits."""
+        """True if both have the same bits."""
         both = zip((self.query, self.keys), (other.query, other.keys), strict=True)
         return all(torch.equal(*(one.view(torch.int16) for one in pair)) for pair in both)
 
@@ -127,12 +127,12 @@ class Writing(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What another call shares for which the same trial holds."""
+        """Returns the key of calls that share one trial."""
         cache = self.key_cache
         return self.keys.shape[1:], self.keys.dtype, cache.dtype, cache.shape[1], self.format
 
     def has_results_of(self, other: Writing) -> bool:
-        """Whether both have the same bits."""
+        """True if both have the same bits."""
         caches = ((self.key_cache, other.key_cache), (self.value_cache, other.value_cache))
         return all(torch.equal(*(one.view(torch.uint8) for one in pair)) for pair in caches)
 
@@ -144,7 +144,7 @@ class Unrotated(NamedTuple):
     scales: Tensor
 
     def has_results_of(self, other: Unrotated) -> bool:
-        """Whether both have the same bits."""
+        """True if both have the same bits."""
         return _are_same(self, other)
 
 
@@ -168,12 +168,12 @@ class Unrotation(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What another call shares for which the same trial holds."""
+        """Returns the key of calls that share one trial."""
         return self.x.shape[1:], self.x.dtype, self.angles.shape, self.heads, self.rest
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """Of the operation."""
+        """The operation's arguments."""
         return *self[:4], *self.rest, *self.sizes
 
 
@@ -342,7 +342,7 @@ OPERATIONS = {
 
 
 class StandIn:
-    """What vLLM calls in an operation's place."""
+    """Replaces an operation of vLLM."""
 
     def __init__(self, name: str, own: Any) -> None:
         self._name, self._own, self._of = name, own, OPERATIONS[name]
@@ -375,7 +375,7 @@ class StandIn:
             return None
 
     def _try(self, call: Any) -> bool:
-        """Whether the kernel's bits are the operation's; says so where not."""
+        """True if the kernel's bits are the operation's; says so where not."""
         try:
             of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
             for x in (call.x[:_ROWS], of_all_sizes.view(_ROWS, *call.x.shape[1:])):

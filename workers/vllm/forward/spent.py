@@ -1,4 +1,4 @@
-"""Where a rank's time goes between the slices of proofs, for benchmarks."""
+"""Measures a rank's time between the slices of proofs, for benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ties the hosts of an engine that spans several: a connection from each follower to the head.
+"""Ties the hosts of an engine together: a connection from each follower to the head.
 
 The head is the host of rank 0. Its worker waits for all followers before vLLM starts. From then on
 both ends of a connection say every second that they live. An end whose other one is gone or silent
@@ -243,7 +243,7 @@ def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
 
 
 def plan_of(options: EngineOptions) -> Message:
-    """What all hosts of an engine must have alike."""
+    """Returns the options and releases that all hosts of an engine must share."""
     from poc_core import fused  # here: it imports torch
     from workers.vllm.chains import recording
     from workers.vllm.forward import quick_marlin
@@ -285,7 +285,7 @@ def vllm_words(span: HostSpan, address: str, port: int) -> list[str]:
 
 
 def use_address(address: str) -> None:
-    """What vLLM, Gloo and NCCL open between hosts from now on is opened on this own address.
+    """Makes vLLM, Gloo and NCCL open their ports between hosts on this address only.
 
     Left alone they look for the way to the internet, or for the host's name.
     """

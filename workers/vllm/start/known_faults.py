@@ -1,4 +1,4 @@
-"""What releases of vLLM are known to do wrongly, told or avoided before the model is loaded."""
+"""Known faults of vLLM's releases, avoided or reported before the model is loaded."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _configured(
 
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:
-    """What the parser makes of the words. SettingsError: why it does not take them.
+    """Parses the words with vLLM's parser. SettingsError: it refuses them.
 
     Left alone, it would show a usage of some hundred lines, and end this loop but not the process.
     """
@@ -179,7 +179,7 @@ def send_no_comments(args: Any) -> None:
 
 
 def names_grammars(words: Sequence[str]) -> bool:
-    """Whether an operator's arguments say which compiler of grammars is used."""
+    """True if an operator's arguments say which compiler of grammars is used."""
     return bool(re.search(r"--structured.outputs.config\b.*?\bbackend\b", " ".join(words)))
 
 

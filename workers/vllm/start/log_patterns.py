@@ -1,4 +1,4 @@
-"""What a worker's log tells whoever supervises it: lines of vLLM, of torch and of Celery."""
+"""Lines of vLLM, torch and Celery that explain a worker's end to its supervisor."""
 
 import re
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ def ask_for(load_format: str) -> None:
 
 
 def are_asked_for() -> bool:
-    """Whether this process is one of these."""
+    """True if this process is one of these."""
     return os.environ.get(VARIABLE) == _ON
 
 

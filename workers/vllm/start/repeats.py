@@ -34,7 +34,7 @@ def as_near_as_repeats(
     expected: list[JsonValue],
     compute: Callable[[], list[JsonValue] | None],
 ) -> bool:
-    """Whether another way of computing gives the engine's artifacts: bit for bit, or as near as the
+    """True if another way of computing gives the engine's artifacts: bit for bit, or as near as the
     engine's own repeats.
 
     `expected`: what the engine gave; `compute`: the other way, None where it is none. Noise may hit

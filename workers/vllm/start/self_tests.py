@@ -295,7 +295,7 @@ def _repeats_differ_as(
     plain: list[list[JsonValue]],
     replayed: list[list[JsonValue]],
 ) -> bool:
-    """Whether an engine that gives other bits each time gave as many other chains unreplayed."""
+    """True if an engine that gives other bits each time gave as many other chains unreplayed."""
     engine.use_graphs(False)
     again = [compute_all(engine, *one) for one in work]
     return _n_others(replayed, plain) <= _MOST_OTHERS * _n_others(again, plain)
@@ -313,7 +313,7 @@ def _refuse_chains(engine: VllmEngine, why: str) -> None:
 
 
 def described(engine: Engine) -> str:
-    """What an operator may want to know of how proofs are computed with the model: one line."""
+    """Describes in one line how proofs are computed with the model."""
     info = engine.info
     reflected = (
         "reflected after each"

@@ -1,4 +1,4 @@
-"""What a rank watches during self-tests: chat's caches, and outputs on tensor-parallel ranks."""
+"""Watches a rank during self-tests: chat's caches, and outputs on tensor-parallel ranks."""
 
 from __future__ import annotations
 
