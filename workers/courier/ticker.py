@@ -17,6 +17,8 @@ from workers.courier.courier import Courier
 
 # Seconds between two looks for deliveries that are due.
 TICK_S = 0.25
+# Seconds between two signs of life at most, whatever POC_WORKER_TTL_S: containers wait 60 for one.
+_SIGN_S = 20.0
 ALIVE = Path(tempfile.gettempdir(), "proofline-courier")
 
 
@@ -49,7 +51,7 @@ class Ticker:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if now - self._renewed_at > self._outbox.lock_s / 5:
+        if now - self._renewed_at > min(self._outbox.lock_s / 5, _SIGN_S):
             self._renewed_at = now
             life_signs.show(ALIVE)
             self._courier.renew_locks()

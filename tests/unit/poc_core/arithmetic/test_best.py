@@ -1,12 +1,12 @@
 """The fused kernel of logprobs gives what plain torch gives: on a GPU, and by Triton's interpreter,
 which wants a process that has it from the beginning."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+
+from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
+
+pytestmark = pytest.mark.xdist_group("interpreted")
 
 # Three parts of a row, the last one with fewer columns than are told.
 VOCABULARY = 2 * 8192 + 3
@@ -35,15 +35,7 @@ def compare(device: str) -> None:
 
 
 def test_the_interpreted_kernel_is_the_plain_expression() -> None:
-    pytest.importorskip("triton")
-    ended = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import compare; compare('cpu')"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_interpreted(__name__, "compare('cpu')")
 
 
 @pytest.mark.gpu

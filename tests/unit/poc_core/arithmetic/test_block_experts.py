@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
+pytestmark = pytest.mark.xdist_group("interpreted")
+
 TOKENS, EXPERTS, A_TOKEN, DEPTH, MIDDLE, GROUP = 24, 4, 2, 256, 128, 128
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
+pytestmark = pytest.mark.xdist_group("interpreted")
+
 TOKENS, EXPERTS, A_TOKEN, DEPTH, COLUMNS = 24, 5, 2, 32, 64
 ELSEWHERE = 3  # another rank's expert
 BLOCK = 16

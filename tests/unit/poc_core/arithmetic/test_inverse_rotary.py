@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
+pytestmark = pytest.mark.xdist_group("interpreted")
+
 GROUP, MOST = 128, 448.0
 NAME = "vllm::fused_inv_rope_fp8_quant_kernel"
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from tests.harness.marks import needs_vllm
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
+pytestmark = pytest.mark.xdist_group("interpreted")
+
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 EXPERTS, ROWS, DEPTH = 2, 128, 256
 

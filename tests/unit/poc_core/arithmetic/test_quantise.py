@@ -2,15 +2,16 @@
 interpreter, which wants a process that has it from the beginning. The tests in workers/vllm/forward
 hold them against vLLM's own on a GPU."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+
+from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
+
+pytestmark = pytest.mark.xdist_group("interpreted")
 
 GROUP, MOST = 128, 448.0
 LEAST_SCALE = 1 / (MOST * 512)
@@ -147,18 +148,5 @@ def compare_caches() -> None:
 
 
 def test_the_interpreted_kernels_are_plain_torch() -> None:
-    pytest.importorskip("triton")
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import {__name__} as t;"
-            " t.compare_interpreted(); t.compare_norms(); t.compare_rotations();"
-            " t.compare_caches()",
-        ],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    for call in ("interpreted", "norms", "rotations", "caches"):
+        run_interpreted(__name__, f"compare_{call}()")

@@ -1,5 +1,6 @@
 from unittest import mock
 
+import pytest
 import torch
 
 from poc_core import fused
@@ -11,6 +12,8 @@ from poc_core.arithmetic.reflections import (
 )
 from tests.harness.golden import PRIMITIVES
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
+
+pytestmark = pytest.mark.xdist_group("interpreted")
 
 CPU = torch.device("cpu")
 

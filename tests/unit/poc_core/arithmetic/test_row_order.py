@@ -6,6 +6,8 @@ from torch import Tensor
 
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
+pytestmark = pytest.mark.xdist_group("interpreted")
+
 
 def mixed(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
     """The same rows in any order within each expert's blocks."""

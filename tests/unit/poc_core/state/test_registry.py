@@ -222,3 +222,12 @@ def test_times_are_redis_own(redis: Redis, settings: Settings) -> None:
     beats: Any = redis.zrange("poc:workers", 0, -1, withscores=True)
     times: Any = redis.time()
     assert abs(beats[0][1] - times[0]) < 60
+
+
+def test_a_heartbeat_that_names_no_leases_leaves_none_of_an_earlier_one(
+    workers: WorkerRegistry, redis: Redis
+) -> None:
+    workers.heartbeat(worker_record("w1"), "4:4")
+    assert redis.hget("poc:worker:w1", "in_hand") is not None
+    workers.heartbeat(worker_record("w1"))
+    assert redis.hget("poc:worker:w1", "in_hand") is None

@@ -2,9 +2,11 @@
 
 import asyncio
 import ipaddress
+import itertools
 import json
 import logging
 import os
+import re
 import subprocess
 import threading
 import time
@@ -12,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import fakeredis
@@ -20,12 +23,14 @@ import pytest
 from redis import Redis
 
 from poc_core import life_signs
+from poc_core.periodic import Periodic
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.outbox import Due
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
+from tests.harness.documents import ROOT
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
 from tests.harness.stored import outbox_status, spared_receivers
 from tests.harness.waiting import wait_until
@@ -492,6 +497,33 @@ def ticker(
     ticker = Ticker(outbox, cast(Courier, offers))
     yield ticker
     ticker.stop()
+
+
+@pytest.mark.parametrize("worker_ttl_s", [30, 3600])
+def test_a_sign_of_life_comes_twice_in_what_containers_wait_for_one(
+    redis: Redis, offers: Offers, monkeypatch: pytest.MonkeyPatch, worker_ttl_s: int
+) -> None:
+    outbox = Outbox(redis, Settings(worker_ttl_s=worker_ttl_s), Clock())
+    compose = (ROOT / "compose.yaml").read_text()
+    (minutes,) = re.findall(r"proofline-courier -mmin -(\d+)", compose)
+    now = 0.0
+    signs: list[float] = [0.0]
+    made: list[Periodic] = []
+
+    class ByHand(Periodic):
+        def start(self) -> None:
+            made.append(self)
+
+    monkeypatch.setattr(ticker_module, "Periodic", ByHand)
+    monkeypatch.setattr(ticker_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ticker_module.life_signs, "show", lambda _: signs.append(now))
+    Ticker(outbox, cast(Courier, offers)).start()
+    while now < 300:
+        now += ticker_module.TICK_S
+        made[0].once()
+    signs.append(now)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(signs)]
+    assert max(gaps) <= 60 * int(minutes) / 2 + ticker_module.TICK_S
 
 
 def test_what_is_due_is_offered_once(
