@@ -179,7 +179,7 @@ class WorkSettings(BaseSettings):
         description=(
             "How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: by vLLM's"
             " kernel. fast: in bfloat16, the same numbers summed in another order; needs several"
-            " GB of GPU memory and has not been measured on a complete engine."
+            " GB of GPU memory (docs/rates.md)."
         ),
     )
     decode_codebook: str = Field(
