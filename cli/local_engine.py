@@ -94,7 +94,9 @@ def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[Non
 
 
 def _end_of_log() -> str:
-    """What of the engine's log tells why it could not be loaded; empty where all of it is seen."""
+    """Returns the part of the engine's log that explains a failed load; empty if the log was
+    visible.
+    """
 
     if not _log_files:
         return ""

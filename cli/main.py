@@ -43,7 +43,7 @@ class Command(NamedTuple):
         return typer.main.get_command(app)
 
     def summary(self, name: str) -> TyperCommand:
-        """What `proofline --help` shows, without an import."""
+        """Returns a command's line in `proofline --help`, without importing the command."""
         module, _, attribute = self.target.partition(":")
         file = (ROOT / module.replace(".", "/")).with_suffix(".py")
         functions = (

@@ -23,7 +23,9 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class ChatPolicy(NamedTuple):
-    """Who has the engine if chat and proofs want it. `fraction`: the proofs' time, for `share`."""
+    """Decides who gets the engine if chat and proofs want it. `fraction`: the proofs' time, for
+    `share`.
+    """
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0

@@ -19,7 +19,7 @@ VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Starvation:
-    """What proofs get under constant chat by policy `yield` (POC_CHAT_POLICY).
+    """The proofs' share under constant chat by policy `yield` (POC_CHAT_POLICY).
 
     `share` of the time, once they have had none for `after_s` seconds.
     """

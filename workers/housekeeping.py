@@ -1,4 +1,4 @@
-"""What a worker does beside tasks and heartbeat: joins rounds, recovers lost work."""
+"""A worker's periodic work: joins rounds, recovers lost work."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def run_worker(
 
 
 def _let_garbage_wait() -> None:
-    """What exists by now lives to the end; garbage of later is searched for more rarely."""
+    """Exempts existing objects from garbage collection and collects later ones more rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
@@ -164,7 +164,8 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
-    """What Flower shows before the host's name, and the worker's id: its name and a random part.
+    """Returns the name before the host's in Flower, and the worker's id: its name and a random
+    part.
 
     The name holds the worker's GPUs, its supervisor's slot, or its pid where there is neither; each
     start of a worker needs a new id.

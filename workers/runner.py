@@ -19,7 +19,7 @@ from workers.proofs import Proofs
 
 
 class Source(Protocol):
-    """Where leases come from and go to: the job that a message names, or a round."""
+    """The source of leases: the job that a message names, or a round."""
 
     look_s: float  # seconds between two looks whether the work is still wanted
     cuts: bool  # whether a lease may be larger than a micro-batch

@@ -42,7 +42,7 @@ _Kind = tuple[str, int, bool]
 
 @dataclass
 class _LayerTimes:
-    """What is known of one kind of micro-batch."""
+    """Measured layer times of one kind of micro-batch."""
 
     n: int  # nonces of the last one measured
     layer_s: float  # seconds of one of its layers

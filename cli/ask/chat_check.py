@@ -124,7 +124,7 @@ def chat_check(
 def check(
     chat: ExecutedChat, rules: Rules, engine_options: EngineOptions, against: str | None
 ) -> Checked:
-    """What the network would say. NoVerdictError: nothing."""
+    """Judges the chat as the network does. NoVerdictError: no verdict."""
 
     n_best = int(chat.request.get("top_logprobs") or BEST)
     if fault := chat_distance.malformed(chat.answer.positions, n_best):
@@ -258,7 +258,7 @@ def worst_positions(chat: ExecutedChat, checked: Checked) -> Table:
 
 
 def explanation(chat: ExecutedChat, answer: Answer, verdict: Verdict) -> str:
-    """What the reason means, in a sentence."""
+    """Explains the reason in a sentence."""
     n = len(chat.answer.content)
     match verdict.reason:
         case chat_distance.DIFFERENT_LENGTH:

@@ -96,7 +96,7 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
 
 
 def is_on_node(client: Client, model: str) -> bool:
-    """Whether the model is served now, or lies in the cache of the API's machine."""
+    """True if the model is served now, or lies in the cache of the API's machine."""
 
     found = client.deployment()
     if found.is_running and found.model == model:

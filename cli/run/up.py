@@ -134,7 +134,7 @@ def ignored_variables(names: Iterable[str]) -> str | None:
 
 
 def words_of_ready(stack: Stack) -> str:
-    """What the stack serves, and where people look at it."""
+    """Returns the line that `up` prints when it is ready."""
     pages = "(/console to see it, /docs for its API)"
     if stack.waits_for_a_model:
         return (

@@ -11,14 +11,14 @@ _REMEMBERED = 1000
 
 
 class Tags:
-    """Of any cost: seconds, numbers."""
+    """Start-time fair queueing for any cost: seconds, numbers."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._ends: dict[str, float] = {}
 
     def of(self, client: str) -> float:
-        """Where the next thing of this client begins: the least is next."""
+        """Returns the start tag of this client's next item; the lowest is next."""
         return max(self._now, self._ends.get(client, 0.0))
 
     def spend(self, client: str, cost: float) -> None:

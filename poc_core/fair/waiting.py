@@ -1,4 +1,4 @@
-"""Who waits, where all share something: next is the client that has had least."""
+"""Orders waiting clients: next is the client that has had least."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What logprobs of known tokens need of rows of logits, in one reading of these: the best entries,
-the sum under the logarithm, and how many entries are as good as the token's.
+"""Reads rows of logits once for the logprobs of known tokens: the best entries, the sum under the
+logarithm, and how many entries are as good as the token's.
 
 A row is read in parts, each by a program of its own; a part's few numbers are joined by torch.
 """

@@ -64,7 +64,7 @@ def rounded_silu(gate, up, dtype: tl.constexpr):
 
 @triton.jit
 def quantised(opened, POWERS: tl.constexpr):
-    """Of rows of GROUP numbers after an activation: numbers yet to be rounded, and their scales."""
+    """Quantises rows of GROUP numbers after an activation: unrounded numbers and their scales."""
     peak = tl.max(tl.abs(opened), 1)
     if POWERS:
         scale = _power_above(tl.div_rn(tl.maximum(peak, _LEAST_PEAK), _MOST))

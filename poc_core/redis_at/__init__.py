@@ -1,1 +1,1 @@
-"""Where Redis is: its url, and the connections that are made from one."""
+"""Redis' url, and connections made from it."""

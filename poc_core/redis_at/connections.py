@@ -136,7 +136,7 @@ class Sentinels(Sentinel):
 
 
 def states(sentinel: Redis) -> dict[str, dict[str, Any]]:
-    """What a Sentinel knows of each master, by name."""
+    """Returns a Sentinel's knowledge of each master, by name."""
     found: Any = sentinel.sentinel_masters()  # redis-py types it as possibly another shape
     return dict(found)
 

@@ -34,7 +34,7 @@ def _folders_in(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def contract_of(name: str) -> "Contract":
-    """What the scheme of that name agrees with the outside. SpecError: there is none."""
+    """Returns the contract of the scheme with that name. SpecError: there is none."""
     contract: Contract = importlib.import_module(f"{__name__}.{_known(name)}.contract").CONTRACT
     return contract
 

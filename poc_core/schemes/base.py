@@ -1,4 +1,4 @@
-"""What a proof scheme is to an engine: its inputs, what happens after each layer, its answers."""
+"""The interface of a scheme to engines: inputs, transformations after layers, values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poc_core.records import Passes, PassOrder, ProofSpec
 
 
 class LayerTransform(Protocol):
-    """What an engine does to each layer's output; a Scheme is one."""
+    """Transforms each layer's output; a Scheme is one."""
 
     hidden_size: int
 
@@ -69,7 +69,7 @@ class Scheme(ABC):
 
     @property
     def passes(self) -> Passes:
-        """What an engine runs of each nonce, see Contract.passes."""
+        """Returns the forward passes of each nonce, see Contract.passes."""
         return Passes(self.spec.seq_len)
 
     @abstractmethod
@@ -125,7 +125,8 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        """What values are made of, from the last tokens' normed states (n, hidden), any dtype.
+        """Computes the tensors of the nonces' values from normed last states (n, hidden), any
+        dtype.
 
         Stays on the device and waits for nothing. NaN marks a nonce whose state is not finite.
         """
@@ -196,7 +197,9 @@ class Batch(ABC):
 
     @abstractmethod
     def numbers(self) -> Tensor:
-        """What the nonces' values are made of, after the last pass."""
+        """Computes the tensors of the nonces' values from normed last states (n, hidden), any
+        dtype.
+        """
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:

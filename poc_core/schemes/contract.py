@@ -1,4 +1,4 @@
-"""What a scheme agrees with everyone who does not compute it: the half that needs no torch.
+"""The half of a scheme that needs no torch: its requests, answers, payloads and verdicts.
 
 The API, the stores, the courier, the synthetic engine and the command ask a scheme's contract
 wherever two schemes differ, so that none of them knows any scheme by name.
@@ -29,7 +29,7 @@ class Reported:
 
 
 class Options(BaseModel):
-    """What determines a scheme's values beside hash, key and seq_len: ProofSpec.options, typed.
+    """A scheme's inputs besides hash, key and seq_len: ProofSpec.options, typed.
 
     Each field's description says what it must be, as errors put it; it may name {hidden_size}.
     """
@@ -114,7 +114,9 @@ class Contract(ABC):
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
     def passes(self, spec: ProofSpec) -> Passes:
-        """What an engine runs of each nonce. SpecError: options that cannot be followed."""
+        """Returns the forward passes that an engine runs of each nonce. SpecError: impossible
+        options.
+        """
         return Passes(spec.seq_len)
 
     # Rounds.
@@ -194,7 +196,9 @@ class Contract(ABC):
         return str(value)
 
     def described(self, body: Mapping[str, Any]) -> str:
-        """What is special about a round, in a few words. `body`: RoundBody.of its configuration."""
+        """Describes a round's special options in a few words. `body`: RoundBody.of its
+        configuration.
+        """
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
 
 
 class Params(BaseModel):
-    """What the values are computed with; a field that is not listed here is refused."""
+    """Inputs of the values; an unlisted field is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -75,7 +75,7 @@ class JobBody(BaseModel, ABC):
 
     @abstractmethod
     def spec(self) -> ProofSpec:
-        """What determines the job's values."""
+        """Returns the inputs that determine the values."""
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
         """The terms by which claims are judged. True: see Settings.honour_p_value_threshold."""
@@ -112,11 +112,11 @@ class RoundBody(BaseModel, ABC):
 
     @abstractmethod
     def spec(self) -> ProofSpec:
-        """What determines the round's values."""
+        """Returns the inputs that determine the values."""
 
     @abstractmethod
     def config(self, model: str, batch_size: int) -> RoundConfig:
-        """What is stored, with the model and the batch size that admission found."""
+        """Returns the stored configuration, with the model and batch size that admission found."""
 
     @classmethod
     @abstractmethod

@@ -87,7 +87,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the network makes of an executor's answer."""
+    """The network's verdict on an executor's answer."""
 
     distances: list[float]  # of each position that both have
     legacy_similarity: float | None  # by the rule of today; None: of another length

@@ -1,4 +1,4 @@
-"""What a node shall run, and how far its hosts are with it."""
+"""The deployment of a node, and its hosts' progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class DeploymentState(StrEnum):
 
 
 class HostState(StrEnum):
-    """What a host does for the deployment that it follows."""
+    """A host's state for the deployment that it follows."""
 
     IDLE = "IDLE"  # nothing runs, as nothing shall
     STOPPING = "STOPPING"  # workers of another deployment end
@@ -85,7 +85,7 @@ class HostLogs(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class DeploymentRecord:
-    """What the node shall run. Times are seconds since the epoch."""
+    """The stored deployment. Times are seconds since the epoch."""
 
     generation: int  # grows with every change
     wanted: Deployment | None  # None: nothing

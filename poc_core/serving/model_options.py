@@ -8,7 +8,7 @@ from poc_core.serving.dtypes import Dtype
 
 
 class ModelOptions(BaseModel):
-    """What is said of one model. A host's own options fill in the rest (`model_fields_set`)."""
+    """Options of one model. A host's own options fill in the rest (`model_fields_set`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,7 +23,7 @@ class ModelOptions(BaseModel):
 
     @property
     def name(self) -> str:
-        """What clients call the model; of a directory, if nothing else was said, its last part."""
+        """The model's name for clients; by default the last part of a directory."""
         return self.served_model_name or (
             PurePath(self.model).name if self.is_directory else self.model
         )

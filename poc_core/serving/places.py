@@ -1,4 +1,4 @@
-"""Where a worker runs: a slot of a host, whose name people see whichever start has it."""
+"""A worker's place: a slot of a host, with a name that is equal over restarts."""
 
 import re
 

@@ -109,7 +109,7 @@ _PATTERNS = {
 def read_deployment(
     model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
 ) -> Deployment:
-    """What `vllm serve MODEL --dtype DTYPE WORDS` asks for; a repeated argument's last one counts.
+    """Reads `vllm serve MODEL --dtype DTYPE WORDS`; the last of repeated arguments counts.
 
     `trusted`: see trusted_models.py. ArgumentsError names the first argument that is not allowed or
     lacks the value that it needs.

@@ -1,4 +1,4 @@
-"""What Proofline remembers, in Redis: jobs, rounds, callbacks, workers, and what shall run.
+"""State in Redis: jobs, rounds, callbacks, workers, and the deployment.
 
 One module per structure; each multi-step change is one Lua script. Every key starts with `poc:` and
 has a TTL, but for the deployment (deployments.py). The scripts derive key names from the job's key,

@@ -1,4 +1,4 @@
-"""What the node shall run, in Redis, and the hosts that see to it.
+"""The deployment in Redis, and the hosts that follow it.
 
 The record is one key without a TTL: a node that was off for a month comes back with its model.
 Hosts live while their reports do: worker_ttl_s after the last one they are gone.
@@ -57,7 +57,7 @@ class DeploymentStore:
     # Clients: deploy, withdraw, look.
 
     def deploy(self, wanted: Deployment) -> int:
-        """What every host shall run from now on; returns its generation. Also after a failed one.
+        """Stores a deployment for every host, also after a failed one; returns its generation.
 
         DeployedError: a model runs or starts. NoHostError: nobody is here who would run it.
         """

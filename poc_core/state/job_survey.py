@@ -34,7 +34,7 @@ class ActiveJobs:
 
 @dataclass(frozen=True)
 class StuckJobs:
-    """What is the matter with some of a model's active jobs, by job id."""
+    """Problems of a model's active jobs, by job id."""
 
     n_dropped: int  # that were over, or expired
     unfinished: list[str]  # their batches are all done: whoever should have finished them died

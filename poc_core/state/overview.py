@@ -1,4 +1,4 @@
-"""What the node does: its round, queue, receivers and workers, read from Redis in one step.
+"""The node's round, queue, receivers and workers, read from Redis in one step.
 
 Many clients poll it. On a busy event loop a thread waits for Python's lock after each of Redis'
 answers, which made separate reads slow.

@@ -48,7 +48,7 @@ class SharedScript(Script):
         args: Iterable[Any] | None = None,
         client: Any = None,
     ) -> Any:
-        """What the script returns. ScriptsMissingError: Redis does not know it."""
+        """Runs the script and returns its result. ScriptsMissingError: Redis does not have it."""
         client = self.registered_client if client is None else client
         if isinstance(client, Pipeline):  # redis-py would load it there, whatever one may
             self._make_sure()
@@ -69,7 +69,7 @@ Call = tuple[Script, Sequence[Any], Sequence[Any]]
 
 
 def together(redis: "Redis", *calls: Call) -> list[Any]:
-    """What the calls return, asked for at once and done in their order, but not in one step.
+    """Sends calls in one request and returns their results. They run in order, not atomically.
 
     Each must be safe to repeat.
     """

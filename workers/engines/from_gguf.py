@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def main(file: Path, folder: Path) -> None:
-    """What transformers loads from GGUF counts as quantised and cannot be saved, so a new model of
-    its configuration takes its weights.
+    """Makes a new model from GGUF weights, because transformers cannot save a model loaded from
+    GGUF.
     """
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)

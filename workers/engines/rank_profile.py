@@ -1,4 +1,4 @@
-"""Where the time of a micro-batch goes, as an engine can tell; numbers and names only."""
+"""A micro-batch's time by kernel, as an engine reports it; numbers and names only."""
 
 from dataclasses import dataclass, field
 

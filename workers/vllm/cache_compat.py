@@ -249,8 +249,8 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """What changes when vLLM moves the buffers that its operations share, which it does as they
-    grow: their addresses or, to be alike on all ranks, their sizes in bytes.
+    """Returns a fingerprint of vLLM's shared buffers, which move as they grow: addresses or, to be
+    equal on all ranks, sizes in bytes.
     """
     try:
         from vllm.v1.worker.workspace import (

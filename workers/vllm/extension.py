@@ -1,5 +1,4 @@
-"""What vLLM mixes into its own worker class (`worker_extension_cls`); called by name through
-collective_rpc.
+"""Mixed into vLLM's worker class (`worker_extension_cls`); called by name through collective_rpc.
 
 Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays off.
 """
@@ -30,8 +29,8 @@ class ProofExtension:
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
-        """What a method of ProofRunner says. The first call makes the runner: an error when proofs
-        would corrupt chat with this model.
+        """Calls a method of ProofRunner. The first call makes the runner and fails if proofs would
+        corrupt chat with this model.
         """
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 

@@ -1,4 +1,4 @@
-"""What determines an artifact beside hash, key and seq_len."""
+"""Inputs of an artifact besides hash, key and seq_len."""
 
 from pydantic import Field, ValidationInfo, field_validator
 

@@ -23,7 +23,7 @@ VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
 
 class ArtifactParams(Params):
-    """What the artifacts are computed with; a field that is not listed here is refused."""
+    """Inputs of artifacts; an unlisted field is refused."""
 
     k_dim: Count = Field(
         default=12, ge=1, description="Numbers per vector, at most the model's hidden size."

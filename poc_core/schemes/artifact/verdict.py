@@ -29,7 +29,7 @@ class DistanceSpread:
 
 @dataclass(frozen=True)
 class ArtifactVerdict:
-    """What a comparison found; `n_excluded` nonces, not in `n_total`, were not computable here."""
+    """A verdict; `n_excluded` nonces, not in `n_total`, could not be computed here."""
 
     n_total: int
     n_mismatch: int

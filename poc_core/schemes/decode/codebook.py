@@ -10,7 +10,7 @@ from poc_core.schemes.decode.codebook_file import DIM, POINTS, read_codebook_fil
 
 
 class _Chosen:
-    """What this process computes with: one codebook for all specs."""
+    """This process's codebook, one for all specs."""
 
     file = ""
 

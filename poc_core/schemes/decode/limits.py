@@ -1,4 +1,4 @@
-"""What a model on an engine can do of decode proofs: its part of a worker's ModelInfo."""
+"""An engine's limits of decode proofs: a part of a worker's ModelInfo."""
 
 from collections.abc import Sequence
 from dataclasses import replace

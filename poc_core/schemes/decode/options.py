@@ -1,4 +1,4 @@
-"""What determines a chain of points beside hash, key and seq_len."""
+"""Inputs of a chain of points besides hash, key and seq_len."""
 
 from pydantic import Field, ValidationInfo, field_validator
 

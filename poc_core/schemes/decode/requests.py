@@ -30,7 +30,7 @@ CHAIN_EXAMPLE = [3, 14, 10, 12, 13]
 
 
 class DecodeParams(Params):
-    """What the chains are computed with; a field that is not listed here is refused.
+    """Inputs of chains; an unlisted field is refused.
 
     Either of `scheme` and `decode` asks for them.
     """

@@ -79,7 +79,7 @@ def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) ->
 
 @dataclass(frozen=True)
 class Snap:
-    """Where states lie in the codebook."""
+    """Nearest codebook points of states."""
 
     scores: Tensor  # float32 (n, POINTS), NaN where the state is not finite
     # int64 (n,): of the largest score, the lowest on a tie; NO_POINT where there is none

@@ -1,4 +1,4 @@
-"""What determines a distance beside hash, key and seq_len."""
+"""Inputs of a distance besides hash, key and seq_len."""
 
 from typing import Literal
 

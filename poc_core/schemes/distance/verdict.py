@@ -12,7 +12,7 @@ P_INVALID = 5e-4
 
 @dataclass(frozen=True)
 class DistanceVerdict:
-    """What a comparison found: `n_invalid` of `n_total` submitted pairs are invalid."""
+    """A verdict: `n_invalid` of `n_total` submitted pairs are invalid."""
 
     n_total: int
     n_invalid: int

@@ -1,1 +1,1 @@
-"""What the node did: counts by steps of time, and events, kept in Redis for its operator."""
+"""History: counts by time steps, and events, kept in Redis for the operator."""

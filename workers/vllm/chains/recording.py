@@ -53,13 +53,13 @@ class NotReplayableError(RuntimeError):
 
 class Recorder(Protocol):
     def record(self, work: Callable[[], Any]) -> Replay:
-        """What runs the work, which has not been run by then: a state it moves on has not moved.
+        """Records the work without running it, so its state does not advance; returns its replay.
 
         Where ranks share the work, an error of one is an error of all.
         """
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """What work recorded with `kept` is to be given for `new`. NotReplayableError."""
+        """Returns the arguments for `new` of work recorded with `kept`. NotReplayableError."""
 
 
 class GraphRecorder:

@@ -78,8 +78,8 @@ class StepGraphs:
         self._begun: LRUCache[_Key, int] = LRUCache(_SHAPES_KNOWN)  # micro-batches of a shape
 
     def output(self, held: DeviceBatch, layers: range, step: int) -> Any:
-        """What the model answers to one step: (nonces, hidden) after the final norm, or what the
-        next stage takes. None: run it operation by operation.
+        """Runs one step: (nonces, hidden) after the final norm, or the next stage's input. None:
+        run it operation by operation.
 
         The next replay fills the same tensor.
         """

@@ -1,4 +1,4 @@
-"""What the validation of chat uses of vLLM, 0.25.1 to 0.33, beside the attributes that hooks
+"""Differences between vLLM 0.25.1 and 0.33 for chat validation, except attributes that hooks
 replace.
 
 Import it only inside a process that has vLLM.
@@ -111,8 +111,9 @@ def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tens
 
 
 def pass_params(scoring: Scoring, skip_cache: bool) -> Any:
-    """Of the request that gives the rows of one pass. `skip_cache`: compute what the prefix cache
-    has."""
+    """Returns the parameters of a one-pass request. `skip_cache`: compute what the prefix cache
+    has.
+    """
     return SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -127,8 +128,9 @@ def pass_params(scoring: Scoring, skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Of the request that decodes the known tokens: a client's own, without what ends or shapes its
-    answer. Tokens that might have ended it stay masked before min_tokens."""
+    """Returns the parameters for decoding known tokens: the client's own, without those that end or
+    shape the answer. Tokens that might have ended it stay masked before min_tokens.
+    """
     kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
     kept.pop(TOKEN_IDS, None)
     params = copy.deepcopy(_without_extra(params))
@@ -145,7 +147,7 @@ def step_params(params: Any, tokens: list[int], mode: str) -> Any:
 
 
 def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
-    """Of an answer that the trial decodes."""
+    """Returns the parameters of an answer that the trial decodes."""
     return SamplingParams(
         max_tokens=n_tokens,
         temperature=0.99,
@@ -173,7 +175,7 @@ def _without_extra(params: Any) -> Any:
 
 
 def told(request_id: str, tokens: list[int], rows: Rows) -> Any:
-    """What the engine core tells of tokens that it sampled."""
+    """Makes the engine core's report of sampled tokens."""
     logprobs = LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
     return EngineCoreOutput(request_id, tokens, new_logprobs=logprobs)
 
@@ -200,9 +202,8 @@ def _keep_rows(processor: Any, output: Any) -> None:
 
 
 def hand_over_in_parts(processor: Any, request: Any, n_tokens: int) -> None:
-    """What is streamed of this answer, which the output processor has just begun, is handed over in
-    parts of at most so many tokens. vLLM joins all that its server has not taken yet: formatting
-    that would hold up the event loop the longer the more it is held up.
+    """Makes vLLM hand over this streamed answer in parts of at most so many tokens. vLLM joins all
+    that its server has not taken yet; formatting long parts would block the event loop.
     """
     queue = processor.request_states[request.request_id].queue
     if queue is not None and queue.aggregate and not isinstance(queue, _Parts):
@@ -261,7 +262,7 @@ def _n_tokens(output: Any) -> int:
 
 
 def limits() -> Limits:
-    """Of this release's second model runner; ours of what it does not say."""
+    """Returns the limits of this release's second model runner, or ours where it has none."""
     said: dict[str, int] = {}
     for field, module, name in _LIMITS:
         with suppress(ImportError, AttributeError):
@@ -298,7 +299,7 @@ def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Where the innermost part lies of which `lacks` is true, and its keywords to blame."""
+    """Finds the innermost part for which `lacks` is true, and the keywords to blame."""
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
         path, schema = path + found[0], found[1]

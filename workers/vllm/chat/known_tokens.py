@@ -105,7 +105,9 @@ class KnownTokens:
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
     ) -> Rows:
-        """Of known tokens, for the trial: no prefix cache, so that the way's own numbers come."""
+        """Computes known tokens for the trial, without the prefix cache, so that all rows are
+        computed.
+        """
         request = await self._checked(prompt, params, request_id, {})
         if way == "steps":
             return await self._by_steps(prompt, params, tokens, request_id, {})

@@ -1,5 +1,6 @@
-"""What an engine can hold of a request's fields. A number that is too large for its message to the
-engine core, or a list that is longer than a row of the model runner, could end the engine."""
+"""Bounds of a request's fields for an engine. A number that is too large for its message to the
+engine core, or a list that is longer than a row of the model runner, could end the engine.
+"""
 
 from __future__ import annotations
 

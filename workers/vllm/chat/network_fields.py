@@ -64,7 +64,7 @@ class NetworkFields:
         return any(word in body for word in (b"enforced_", _MODE, b"\0")) or _hides_letters(body)
 
     def _names_own_mode_alone(self, body: bytes) -> bool:
-        """As executors are asked, for every chat."""
+        """True if only the engine's own mode is named, as the network does with every executor."""
         if b"enforced_" in body or body.count(_MODE) != 1 or _hides_letters(body):
             return False
         said = _MODE_ALONE.search(body)

@@ -45,8 +45,8 @@ class Collected:
         self._first = self._end = n  # rows between them are there
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
-        """Of the hidden states of one chunk, the positions from `start` on: the first row that is
-        among them, and the rows' states, all of which shall be kept.
+        """Returns the first row of this chunk, and the hidden states of all rows from position
+        `start` on.
 
         A chunk may begin where an earlier one did: the request was preempted then, and begins anew.
         """
@@ -90,8 +90,9 @@ class Collected:
 
 
 def take(chunks: Iterable[tuple[Collected, torch.Tensor, int]], logits: Logits, cut: Cut) -> None:
-    """What one step computed: each request's rows, the hidden states of a chunk of its prefill, and
-    the position of the first."""
+    """Takes one step's results: each request's rows, the hidden states of a chunk of its prefill,
+    and the position of the first.
+    """
     parts: list[tuple[Collected, int, torch.Tensor]] = []
     room = ROWS
     for collected, hidden, start in chunks:

@@ -99,7 +99,7 @@ class V1Hooks:
         return found
 
     def _sample_processed(self, logits: torch.Tensor, metadata: Any) -> Any:
-        """As if the deployment's mode were the processed one, where any row asks for that."""
+        """Samples as in the deployment mode `processed`, if any row asks for it."""
         if self._default == PROCESSED or not self._mixed():
             return self._sample(logits, metadata)
         with _processed_logprobs(self._sampler):

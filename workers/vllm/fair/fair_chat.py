@@ -1,5 +1,5 @@
-"""What stands outermost where vLLM's server calls `generate`: grammars are tried before, and what
-is to be formatted waits for its turn. Between two steps of the engine others have the event loop.
+"""Wraps vLLM's `generate`: tries grammars before, formats answers in turns, and yields the event
+loop between two engine steps.
 """
 
 from __future__ import annotations

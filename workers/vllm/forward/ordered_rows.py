@@ -71,8 +71,9 @@ class OrderedRows:
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
-    """What `poc_core.fused.row_order.in_order` gives, by torch's sorting: each expert's rows from
-    the smallest to the largest, behind the first `n_used` as they are."""
+    """Computes `poc_core.fused.row_order.in_order` by torch's sorting: each expert's rows from the
+    smallest to the largest, after the first `n_used` unchanged.
+    """
     of_block = experts[: n_used // block]
     is_next = torch.ones_like(of_block, dtype=torch.int64)
     is_next[1:] = of_block[1:] != of_block[:-1]

@@ -1,4 +1,4 @@
-"""Where vLLM's processes meet: a folder of this process's own, because vLLM removes no socket."""
+"""A folder for the sockets of vLLM's processes, one per process, because vLLM removes no socket."""
 
 from __future__ import annotations
 
