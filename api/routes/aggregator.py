@@ -75,6 +75,7 @@ def status(services: AppServices) -> dict[str, Any]:
     responses=examples.REDIS_AWAY,
 )
 def stop(services: AppServices) -> dict[str, Any]:
+    """Like /api/v1/pow/stop, with one entry for each ready worker."""
     services.round_control.stop()
     results = [
         {"port": backend_number(worker), "status": "stopped"} for worker in services.workers.ready()

@@ -150,6 +150,7 @@ def delete(model: HubModel, services: AppServices) -> Deleted:
 
 @router.get("/list", summary="List the models on disk", responses=examples.REDIS_AWAY)
 def listed(services: AppServices) -> AllListed:
+    """Lists all models in the Hugging Face cache of the API's machine."""
     found = [
         Listed(
             model=ModelOnDisk(hf_repo=one.hf_repo, hf_commit=one.hf_commit), status="DOWNLOADING"
@@ -170,6 +171,7 @@ def listed(services: AppServices) -> AllListed:
 
 @router.get("/space", summary="Show the disk space for models", responses=examples.CACHE_AWAY)
 def space(services: AppServices) -> DiskSpace:
+    """Shows the size of the Hugging Face cache and the free space on its disk, in GB."""
     try:
         return DiskSpace(**vars(services.model_cache.space()))
     except CacheError as error:

@@ -84,6 +84,7 @@ async def up(body: DeployBody, request: Request, services: AppServices) -> Respo
     responses=examples.DEPLOY_ERRORS,
 )
 def up_async(body: DeployBody, services: AppServices) -> answers.Done:
+    """Answers at once; /api/v1/inference/up/status shows the progress."""
     services.deploying.deploy(body)
     return answers.Done()
 
@@ -133,6 +134,7 @@ def up_status(services: AppServices) -> answers.UpStatus:
     "/versions", summary="Show the versions of Proofline and vLLM", responses=examples.REDIS_AWAY
 )
 def versions(services: AppServices) -> answers.Versions:
+    """`version` is Proofline's, as `proofline --version` prints it."""
     return answers.Versions(
         version=VERSION,
         vllm_version=services.deployments.status().vllm_versions or None,
