@@ -32,8 +32,8 @@ from poc_core.state.past.history import STEPS
 from tests.faults.reference import Reference
 from tests.faults.usage import uses_of
 from tests.stacks.round_client import MODEL, RoundClient, StackClient, running_stack
-from workers.engines import load_engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 
 READY_TIMEOUT_S = 600.0
 STEP_MS = 25.0  # of a synthetic micro-batch of 32 nonces

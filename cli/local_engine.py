@@ -18,9 +18,10 @@ from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 from poc_core.serving.logs import log_to_stderr
-from workers.engines import load_engine, stages
+from workers.engines import stages
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.pipeline import compute_all
 
 # Micro-batches of one progress step: enough to fill the engine, few enough that the bar moves.

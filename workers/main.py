@@ -26,11 +26,11 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.chat_gate import ChatGate, Starvation
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.housekeeping import Housekeeper
 from workers.jobs import JobBatches
+from workers.load import load_engine
 from workers.proofs import Proofs
 from workers.queue import broker, tasks
 from workers.queue.app import create_app

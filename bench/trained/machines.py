@@ -25,9 +25,9 @@ from poc_core.serving import chat_distance
 from tests.data.report.make import rounded
 from tests.integration.chat_checks import executors
 from tests.integration.chat_checks.known import Server, content, known, serving
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.vllm.start import cpu_threads
 
 N_PROOFS, N_NONCES = 20, 10  # 20 tries of as many nonces

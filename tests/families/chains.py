@@ -70,7 +70,7 @@ _OTHER = ProofSpec(block_hash="other", public_key="key", seq_len=64)
 
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     """What is seen of one family's chains."""
-    from workers.engines import load_engine
+    from workers.load import load_engine
 
     graphs, variant = variant == _GRAPHS, "bfloat16" if variant == _GRAPHS else variant
     words = _CHATS_GRAPHS if graphs else ()

@@ -60,7 +60,7 @@ START_S = 400
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     """What is seen of one family: refused with a sentence, or every check."""
     from poc_core.errors import ProoflineError
-    from workers.engines import load_engine
+    from workers.load import load_engine
 
     options, of_chains = options_of(family, variant, on_gpu), variant == "decode"
     try:
@@ -229,7 +229,7 @@ def opinion(options: EngineOptions, spec: ProofSpec) -> list[JsonValue]:
     """Artifacts by the engine of these options, on the processor, where nothing rounds float32
     to TF32.
     """
-    from workers.engines import load_engine
+    from workers.load import load_engine
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return compute_all(load_engine(options), spec, _OPINIONS)

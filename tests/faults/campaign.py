@@ -26,9 +26,9 @@ from tests.faults.ways import Client, Ways, by_tls
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.peers.receiver import Receiver
 from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient
-from workers.engines import load_engine
 from workers.engines.kinds import EngineKind
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 
 # Seconds from a fault's end to the next nonce that a client sees.
 MOST_RECOVERY_S = 30.0

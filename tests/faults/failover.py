@@ -38,8 +38,8 @@ from tests.peers.fake_worker import Call, FakeWorker
 from tests.peers.receiver import Payload, Receiver
 from tests.stacks.round_client import LOG_LINES, MODEL, RoundClient
 from tests.stacks.sentinels import ALONE_TAKES_NONE, Sentinels, sentinels
-from workers.engines import load_engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 
 # Seconds from a kill to the next nonce that a client sees, at most.
 MOST_S = 15.0

@@ -6,9 +6,9 @@ import pytest
 
 from tests.harness import golden
 from tests.harness.chat_client import vllm_args
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 
 
 class Deployment(NamedTuple):

@@ -27,7 +27,7 @@ from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.validations import Validations
-from workers.vllm.chains.recording import SWITCH
+from workers.vllm.forward.recording import SWITCH
 from workers.vllm.start import host_link, lifeline
 from workers.vllm.start.known_faults import why_unknown
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
@@ -60,7 +60,7 @@ class VllmEngine(Engine):
     rpc_timeout_s: float = _WARM_UP_TIMEOUT_S
 
     def __init__(self, options: EngineOptions) -> None:
-        """Loads the model; `start/self_tests.py` tests it before it takes work.
+        """Loads the model; `self_tests.py` tests it before it takes work.
 
         ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs
         beside chat.

@@ -17,8 +17,8 @@ from tests.harness.chains import golden as golden_chains
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import CHAINS, DECODE_BFLOAT16, Deployment
-from workers.engines import load_engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 

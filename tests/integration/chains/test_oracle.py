@@ -15,9 +15,9 @@ from tests.families.make import FOR_TRANSFORMERS, make
 from tests.families.oracle import Wanted, chains
 from tests.harness.chains import assert_chain, golden
 from tests.harness.golden import l2, model_dir
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.pipeline import compute_all
 
 pytestmark = pytest.mark.integration

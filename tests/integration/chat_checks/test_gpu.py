@@ -25,9 +25,9 @@ from tests.integration.chat_checks.known import (
     serving,
 )
 from tests.stacks.deployments import Deployment
-from workers.engines import load_engine
 from workers.engines.options import EngineOptions
 from workers.engines.validations import Way
+from workers.load import load_engine
 
 pytestmark = [
     pytest.mark.integration,

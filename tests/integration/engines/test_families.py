@@ -13,10 +13,10 @@ from tests.families import chains, checks
 from tests.families.look import BFLOAT16_MEAN, agree
 from tests.families.make import FOLDER, families, make
 from tests.harness.marks import needs_vllm
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.kinds import Dtype
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.pipeline import compute_all
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]

@@ -15,7 +15,7 @@ from tests.harness import golden
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import Deployment
 from workers.pipeline import compute_all
-from workers.vllm.start.self_tests import check_memory
+from workers.vllm.self_tests import check_memory
 
 pytestmark = [pytest.mark.integration, pytest.mark.gpu, pytest.mark.timeout(300), needs_vllm]
 

@@ -60,7 +60,7 @@ def layers_and_groups(builder: type = GDNAttentionMetadataBuilder) -> tuple[dict
 
 def kept_of(builder: type = GDNAttentionMetadataBuilder, on_gpu: bool = False) -> Any:
     """`on_gpu`: with memory that is reserved once, as there."""
-    from workers.vllm.chains.kept_caches import KeptCaches
+    from workers.vllm.forward.kept_caches import KeptCaches
     from workers.vllm.forward.kv_isolation import ScratchCaches
 
     layers, groups = layers_and_groups(builder)

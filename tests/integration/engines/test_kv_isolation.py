@@ -421,7 +421,7 @@ class Planted(WholeBatchEngine):
             return [float(second[1].sum() + (first[1].sum() if self.reads else 0)) for _ in nonces]
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        from workers.vllm.start.watch import Watch
+        from workers.vllm.forward.watch import Watch
 
         self.watching = Watch(self.caches, n_sequences, seq_len)
 
@@ -438,7 +438,7 @@ class Planted(WholeBatchEngine):
 
 class TestSelfTest:
     def test_a_model_whose_layers_may_share_goes_on_sharing(self) -> None:
-        from workers.vllm.start.self_tests import check_isolation
+        from workers.vllm.self_tests import check_isolation
 
         engine: Any = Planted()
         check_isolation(engine)
@@ -446,7 +446,7 @@ class TestSelfTest:
         assert engine.info.caches == "shared"
 
     def test_a_planted_fault_of_sharing_ends_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        from workers.vllm.start.self_tests import check_isolation
+        from workers.vllm.self_tests import check_isolation
 
         engine: Any = Planted(reads=True)
         check_isolation(engine)
@@ -456,7 +456,7 @@ class TestSelfTest:
 
     def test_a_model_that_writes_into_chats_cache_is_refused_by_layer(self) -> None:
         from poc_core.errors import ProoflineError
-        from workers.vllm.start.self_tests import check_isolation
+        from workers.vllm.self_tests import check_isolation
 
         engine: Any = Planted(leaks=True)
         with pytest.raises(
@@ -465,7 +465,7 @@ class TestSelfTest:
             check_isolation(engine)
 
     def test_sums_that_are_spread_over_ranks_are_remembered(self) -> None:
-        from workers.vllm.start.self_tests import check_isolation
+        from workers.vllm.self_tests import check_isolation
 
         engine: Any = Planted(replicated=False)
         check_isolation(engine)
@@ -473,7 +473,7 @@ class TestSelfTest:
 
     def test_what_a_model_cannot_compute_is_one_sentence(self) -> None:
         from poc_core.errors import ProoflineError
-        from workers.vllm.start.self_tests import check_isolation
+        from workers.vllm.self_tests import check_isolation
 
         engine: Any = Planted()
 

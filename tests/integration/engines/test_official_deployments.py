@@ -23,8 +23,8 @@ from tests.harness.marks import needs_vllm
 from tests.harness.official import Official, official
 from tests.harness.waiting import wait_until
 from tests.integration.node import Node, run_node
-from workers.engines import load_engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.vllm.start.launch import serve_words
 from workers.vllm.start.log_patterns import LEFT_OUT
 

@@ -15,9 +15,9 @@ from tests.families import checks
 from tests.families.make import make
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import QWEN3, Deployment
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.pipeline import compute_all
 
 pytestmark = [

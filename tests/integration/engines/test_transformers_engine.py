@@ -15,9 +15,9 @@ from poc_core.schemes.base import PrefillScheme
 from tests.families.make import given
 from tests.harness import golden
 from tests.harness.golden import AGREEING_FRACTION, MODELS
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.pipeline import compute_all
 
 pytestmark = pytest.mark.integration

@@ -16,9 +16,9 @@ from poc_core.schemes.distance.verdict import judge_distances
 from tests.harness import golden
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import QWEN3
-from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.load import load_engine
 from workers.pipeline import compute_all
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines")]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
-from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.handed_on import handed_on, with_all
 from workers.vllm.forward.layout import Layout
 from workers.vllm.forward.quick_block_experts import QuickBlockExperts
@@ -19,7 +18,8 @@ from workers.vllm.forward.quick_experts import QuickExperts
 from workers.vllm.forward.quick_marlin import QuickMarlin
 from workers.vllm.forward.quick_norms import QuickNorms
 from workers.vllm.forward.quick_operations import QuickOperations
-from workers.vllm.start.watch import Watch
+from workers.vllm.forward.seeded_gates import FirstExperts, Gates
+from workers.vllm.forward.watch import Watch
 
 # Outputs that the network transforms, hidden_states and residual; hyper-connections give more.
 _TERMS = 2

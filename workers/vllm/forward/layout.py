@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from poc_core.schemes.base import Batch
 from workers.vllm import cache_compat
-from workers.vllm.chains.kept_caches import KeptCaches, Place
+from workers.vllm.forward.kept_caches import KeptCaches, Place
 from workers.vllm.forward.kv_isolation import FIRST_BLOCK, ScratchCaches, ScratchGroup
 
 # Full and last micro-batches of a few jobs.

@@ -22,18 +22,18 @@ from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat
-from workers.vllm.chains.hand_over import HandOver
-from workers.vllm.chains.kept_caches import KeptCaches
-from workers.vllm.chains.recording import recorder_for
-from workers.vllm.chains.seeded_gates import Gates
-from workers.vllm.chains.step_graphs import StepGraphs
 from workers.vllm.forward import profiler
 from workers.vllm.forward.bound_forward import BoundForward
+from workers.vllm.forward.hand_over import HandOver
+from workers.vllm.forward.kept_caches import KeptCaches
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.forward.layout import DeviceBatch, Whereabouts
+from workers.vllm.forward.recording import recorder_for
+from workers.vllm.forward.seeded_gates import Gates
 from workers.vllm.forward.spent import Spent
+from workers.vllm.forward.step_graphs import StepGraphs
 from workers.vllm.forward.stopwatch import stopwatch_for
-from workers.vllm.start.watch import Watch
+from workers.vllm.forward.watch import Watch
 
 
 class ProofRunner:

@@ -245,8 +245,7 @@ def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
 def plan_of(options: EngineOptions) -> Message:
     """Returns the options and releases that all hosts of an engine must share."""
     from poc_core import fused  # here: it imports torch
-    from workers.vllm.chains import recording
-    from workers.vllm.forward import quick_marlin
+    from workers.vllm.forward import quick_marlin, recording
 
     own_matters = {"model", "span", "codebook", "logprob_tokens", "validation", "synthetic_step_ms"}
     assert options.span is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.vllm.chains.recording import NotReplayableError, recorder_for, refill
+from workers.vllm.forward.recording import NotReplayableError, recorder_for, refill
 
 
 @dataclass

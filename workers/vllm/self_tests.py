@@ -21,8 +21,8 @@ from workers.engines.options import EngineOptions
 from workers.engines.ticks import EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
-from workers.vllm.chains.recording import SWITCH
 from workers.vllm.engine import VllmEngine
+from workers.vllm.forward.recording import SWITCH
 from workers.vllm.start.repeats import as_near_as_repeats
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from poc_core.schemes.decode.steps import forced_logits
 from workers.engines import seeded_routing
-from workers.vllm.chains.seeded_gates import Gates
+from workers.vllm.forward.seeded_gates import Gates
 
 N_EXPERTS, TOP_K, WIDTH = 8, 2, 4
 CONFIG = SimpleNamespace(num_experts_per_tok=TOP_K)

@@ -14,9 +14,9 @@ from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines.base import Engine, WholeBatchEngine
 from workers.engines.options import EngineOptions, HostSpan
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Tick, TickResult
-from workers.vllm.chains.recording import SWITCH
-from workers.vllm.start import self_tests
-from workers.vllm.start.self_tests import (
+from workers.vllm import self_tests
+from workers.vllm.forward.recording import SWITCH
+from workers.vllm.self_tests import (
     check_chains,
     check_graphs,
     check_memory,

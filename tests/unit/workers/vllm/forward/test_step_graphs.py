@@ -58,8 +58,8 @@ def begun(n: int = N) -> Batch:
 
 
 def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
-    from workers.vllm.chains.step_graphs import Part, RecordedStep  # here: it imports vLLM
     from workers.vllm.forward.layout import BlockTables
+    from workers.vllm.forward.step_graphs import Part, RecordedStep  # here: it imports vLLM
 
     batch = begun()
     forward: Any = Forward()
@@ -79,8 +79,8 @@ def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
 
 
 def test_a_model_that_wants_no_token_ids_is_given_none() -> None:
-    from workers.vllm.chains.step_graphs import Part, RecordedStep
     from workers.vllm.forward.layout import BlockTables
+    from workers.vllm.forward.step_graphs import Part, RecordedStep
 
     batch = begun()
     forward: Any = Forward()
@@ -99,9 +99,9 @@ def test_a_model_that_wants_no_token_ids_is_given_none() -> None:
 def test_a_stage_in_the_middle_takes_and_gives_activations() -> None:
     from vllm.sequence import IntermediateTensors
 
-    from workers.vllm.chains.recording import RunAgain
-    from workers.vllm.chains.step_graphs import Part, RecordedStep
     from workers.vllm.forward.layout import BlockTables
+    from workers.vllm.forward.recording import RunAgain
+    from workers.vllm.forward.step_graphs import Part, RecordedStep
 
     class Stage:
         def __init__(self) -> None:
@@ -136,7 +136,7 @@ def test_a_step_that_ends_no_block_of_positions_is_replayed_at_one_that_does() -
     from vllm.models.deepseek_v4.compressor import CompressorMetadata
 
     from workers.vllm import cache_compat
-    from workers.vllm.chains.recording import refill
+    from workers.vllm.forward.recording import refill
 
     if "c128_boundary" not in {field.name for field in fields(CompressorMetadata)}:
         pytest.skip("this release's compressor runs at every step")
@@ -169,8 +169,8 @@ class TestWhatSeveralRanksRecord:
         return told
 
     def test_it_is_an_error_here_where_another_rank_failed(self, said: list[bool]) -> None:
-        from workers.vllm.chains.recording import NotReplayableError
-        from workers.vllm.chains.step_graphs import _on_all_ranks
+        from workers.vllm.forward.recording import NotReplayableError
+        from workers.vllm.forward.step_graphs import _on_all_ranks
 
         assert _on_all_ranks(lambda: 7) == 7
         with pytest.raises(NotReplayableError, match="another rank"):
@@ -178,7 +178,7 @@ class TestWhatSeveralRanksRecord:
         assert said == [True, True]
 
     def test_a_rank_that_fails_tells_the_others(self, said: list[bool]) -> None:
-        from workers.vllm.chains.step_graphs import _on_all_ranks
+        from workers.vllm.forward.step_graphs import _on_all_ranks
 
         def fails() -> None:
             raise MemoryError("no memory")
@@ -191,8 +191,8 @@ class TestWhatSeveralRanksRecord:
 def graphs_of(n_ranks: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Of an engine of which nothing else is there; switched on."""
     from workers.vllm import cache_compat, compat
-    from workers.vllm.chains import step_graphs
-    from workers.vllm.chains.recording import RunAgain
+    from workers.vllm.forward import step_graphs
+    from workers.vllm.forward.recording import RunAgain
 
     monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, n_ranks))
     monkeypatch.setattr(compat, "n_stages", lambda: 1)
@@ -227,7 +227,7 @@ def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
 def test_sizes_that_have_no_memory_for_a_graph_leave_smaller_ones_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from workers.vllm.chains import step_graphs
+    from workers.vllm.forward import step_graphs
 
     tried, held = [], {n: held_of(n) for n in (2, 3, 4)}
 
@@ -256,8 +256,8 @@ def test_sizes_that_have_no_memory_for_a_graph_leave_smaller_ones_theirs(
 
 def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.vllm import compat
-    from workers.vllm.chains.recording import RunAgain
-    from workers.vllm.chains.step_graphs import StepGraphs
+    from workers.vllm.forward.recording import RunAgain
+    from workers.vllm.forward.step_graphs import StepGraphs
 
     monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 1))
     monkeypatch.setattr(compat, "n_stages", lambda: 1)
@@ -278,7 +278,7 @@ def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -
 def test_ranks_record_no_sums_in_memory_that_no_graph_of_ours_can_have(
     name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers.vllm.chains.recording import why_off
+    from workers.vllm.forward.recording import why_off
 
     monkeypatch.setenv(name, value)
     assert said in why_off(shares_sums=True)

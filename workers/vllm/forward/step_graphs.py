@@ -19,11 +19,11 @@ from torch import Tensor
 from poc_core.arithmetic import reflections
 from poc_core.schemes.base import Batch
 from workers.vllm import cache_compat, compat
-from workers.vllm.chains.kept_caches import KeptCaches, Place
-from workers.vllm.chains.recording import NotReplayableError, Recorder, Replay, why_off
-from workers.vllm.chains.seeded_gates import Gates
 from workers.vllm.forward.bound_forward import BoundForward
+from workers.vllm.forward.kept_caches import KeptCaches, Place
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
+from workers.vllm.forward.recording import NotReplayableError, Recorder, Replay, why_off
+from workers.vllm.forward.seeded_gates import Gates
 from workers.vllm.shortage import is_of_memory
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,0 @@
-"""Decode proofs inside vLLM: kept caches, seeded gates, recorded steps."""
