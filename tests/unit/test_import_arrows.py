@@ -193,8 +193,10 @@ def test_no_two_folders_import_each_other() -> None:
 
 def test_no_module_imports_a_package_below_it_that_imports_the_module() -> None:
     whole = graph()
-    both = set()
+    both: set[tuple[str, str]] = set()
     for name, below in whole.items():
+        if name.startswith("bench."):
+            continue
         for other in below:
             rest = other.removeprefix(f"{folder(name)}.")
             package = f"{folder(name)}.{rest.partition('.')[0]}"
