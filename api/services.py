@@ -104,7 +104,7 @@ class Services:
         jobs = JobStore(redis, settings, clock)
         deployments = DeploymentStore(redis, settings, clock)
         rounds, outbox = RoundStore(redis, settings, clock), Outbox(redis, settings, clock)
-        dispatcher = dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id]))
+        dispatcher = dispatcher or Dispatcher(settings)
         inline = InlineJobs(settings, jobs, rounds)
         chats = Chats()
 

@@ -5,15 +5,16 @@ from typing import Any, Literal
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
-RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
-ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
+WORK_TASK = "proofline.work"  # args: [model]: it has work, and what it is stands in Redis
+# Messages of earlier releases may still wait; they too say that there is work.
+EARLIER_TASKS = ("proofline.run_batch", "proofline.round_step")
 
 Consumer = Literal["worker", "monitor"]
 """Who takes messages. Each kind brings back its own unacknowledged ones, never the others'."""
 
 
 def model_queue(model: str) -> str:
-    """The queue of the job batches of `model`; every worker that serves it consumes it."""
+    """The queue of `model`: any worker that serves it may take a message."""
     return f"poc.model.{model}"
 
 

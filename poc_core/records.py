@@ -201,15 +201,8 @@ class RoundRecord:
 
 
 class Refusal(StrEnum):
-    """Why a worker is leased nothing."""
+    """Why a worker is leased nothing of a round."""
 
-    # A job's batch is refused; its message is dropped in every case:
-    GONE = "gone"  # no such job: expired
-    ENDED = "ended"  # completed, failed or cancelled
-    ROUND = "round"  # a round has the workers; the batch waits for its end
-    DONE = "done"  # this batch has its values
-    HELD = "held"  # a live worker computes it, maybe this one
-    # A round's nonces are refused:
     STOPPED = "stopped"  # or it validates, or expired
     FULL = "full"  # the outbox is at its limit: ask again later
     EXHAUSTED = "exhausted"  # the sequence has ended; the round does with the last of its leases
@@ -226,6 +219,8 @@ class Lease:
     nonces: Sequence[int]
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # of a round: RoundConfig.terms
     urgent: bool = False  # of a validation, which has a deadline
+    name: str = ""  # of a job's, by which its worker's heartbeats tell of it; see Hand
+    alone: bool = False  # a worker or engine was lost on it: nothing else is computed with it
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""A worker's part in jobs: leases as many batches as its engine holds, and stores their values."""
+"""A worker's part in jobs: leases what is next in line, and stores its values."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import chain
+from collections import Counter
+from collections.abc import Sequence
 
 from pydantic import JsonValue
 from redis.exceptions import RedisError
@@ -19,7 +19,6 @@ from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
 from workers.patience import until_redis_answers
 from workers.proofs import Proofs
-from workers.queue.job_queue import JobQueue
 from workers.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -28,134 +27,109 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.05
 # Seconds that chat keeps the engine before clients are told that their job waits for it.
 _CHAT_WAIT_S = 1.0
-# Seconds for which a task keeps its thread in a process whose engine is lost and that is about to
-# end: else it would take the message that it has just handed on.
-_LOST_PAUSE_S = 1.0
 
 
-class JobBatches:
-    """Runs batches of jobs, on whichever thread a task comes."""
+class JobWork:
+    """Computes batches of its model's jobs, turn by turn; source of their leases.
 
-    def __init__(
-        self, proofs: Proofs, worker_id: str, jobs: JobStore, queue: JobQueue, hand: Hand
-    ) -> None:
-        """`hand`: of this worker, as its heartbeats tell."""
-        self.proofs = proofs
-        self.worker_id = worker_id
-        self.jobs = jobs
-        self.queue = queue
-        self.hand = hand
-        self.leaving = threading.Event()
+    `urgent`: of validations alone, at once whatever chat does: not for the thread that takes turns.
+    """
 
-    def leave(self) -> None:
-        """At a worker's end gives back batches that wait for chat. For signal handlers."""
-        self.leaving.set()
-
-    def run_batch(self, job_id: str, batch_index: int) -> None:
-        """Computes a batch, and further ones of the same spec that the engine has room for.
-
-        Does nothing where somebody else has the batch, a round has the engine or the job has ended.
-        """
-        if self.proofs.is_lost:  # another worker is to have it
-            self.queue.publish(job_id, [batch_index])
-            self.leaving.wait(_LOST_PAUSE_S)
-            return
-        if not self._chat_allows(job_id):
-            if self.leaving.is_set():
-                self.queue.publish(job_id, [batch_index])
-            return
-        self._run(iter([(job_id, batch_index)]))
-
-    def run_validations(self) -> None:
-        """Computes what nobody computes of validations, however many jobs wait before them.
-
-        Their messages wait behind those of plain jobs, or died with a worker.
-        """
-        if (first := self._next_validation()) is not None:
-            rest = iter(lambda: until_redis_answers(self._next_validation), None)
-            self._run(chain([first], rest))
-
-    def note(self, job_ids: Sequence[str], what: str) -> bool:
-        """Shows the jobs' clients what they wait for. False: none of them is to be computed now."""
-        wanted = [self.jobs.note_waiting(job_id, what) for job_id in job_ids]
-        return any(wanted)
-
-    def _next_validation(self) -> tuple[str, int] | None:
-        if self.leaving.is_set() or self.proofs.is_lost:
-            return None
-        return self.jobs.next_validation(self.proofs.engine.info.name)
-
-    def _run(self, places: Iterator[tuple[str, int]]) -> None:
-        source = _Neighbours(self, places)
-        try:
-            Runner(self.proofs, source).run(is_over=lambda: False)
-        finally:
-            for name in source.names:
-                self.hand.drop(name)
-
-    def _chat_allows(self, job_id: str) -> bool:
-        """Waits for chat before anything is leased: a worker with idle chat may take the job.
-
-        False: the job is not to be run here. A validation has its share at once.
-        """
-        if self.proofs.chat_allows(0) or until_redis_answers(
-            lambda: self.jobs.is_validation(job_id)
-        ):
-            return True
-        if self.proofs.chat_allows(_CHAT_WAIT_S):
-            return True
-        while (
-            until_redis_answers(lambda: self.note([job_id], "chat")) and not self.leaving.is_set()
-        ):
-            if self.proofs.chat_allows(_CHAT_WAIT_S):
-                until_redis_answers(lambda: self.note([job_id], ""))
-                return True
-        return False
-
-
-class _Neighbours:
-    """Source of named batches, and of those beside each: gives each lease once."""
-
+    look_s = _LOOK_S
     cuts = True
 
-    def __init__(self, worker: JobBatches, places: Iterator[tuple[str, int]]) -> None:
-        """`places`: jobs and batches of theirs."""
-        self._worker = worker
-        self._jobs = worker.jobs
-        self._places = places
-        self.names: list[str] = []  # of the leases
-        self.look_s = _LOOK_S
+    def __init__(
+        self, proofs: Proofs, worker_id: str, store: JobStore, hand: Hand, urgent: bool = False
+    ) -> None:
+        """`hand`: of this worker, as its heartbeats tell."""
+        self.store = store
+        self.leaving = threading.Event()
+        self._proofs = proofs
+        self._worker_id = worker_id
+        self._model = proofs.engine.info.name
+        self._hand = hand
+        self._urgent = urgent
+        self._runner = Runner(proofs, self)  # holds leases from turn to turn
+        self._held: Counter[str] = Counter()  # batches in hand, by the names of their leases
+        self._counts: Counter[str] = Counter()
         self._waits_since: float | None = None  # monotonic time; None: chat is not waited for
         self._said = False  # to the jobs' clients, that they wait
 
+    @property
+    def holds(self) -> bool:
+        """Whether leases are held between two turns."""
+        return bool(self._runner.held)
+
+    def run(self, deadline: float = math.inf) -> bool:
+        """Computes until `deadline` (time.monotonic). False: nothing is left, and nothing held."""
+        return self._runner.run(lambda: time.monotonic() >= deadline and not self.leaving.is_set())
+
+    def give_back(self) -> None:
+        """Gives all held leases back."""
+        self._runner.give_back()
+
+    def take_counts(self) -> dict[str, int]:
+        """Nonces computed since it was asked last, by job."""
+        counts, self._counts = self._counts, Counter()
+        return dict(counts)
+
+    # What the runner asks for, see Source.
+
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        for job_id, index in self._places:
-            self.names.append(name := self._worker.hand.take())
-            lease = until_redis_answers(
-                partial(self._jobs.lease, job_id, index, self._worker.worker_id, name)
-            )
-            if isinstance(lease, Lease):
-                room = self._worker.proofs.batch_size(lease.spec) - len(lease.nonces)
-                more = until_redis_answers(partial(self._jobs.lease_more, lease, name, room))
-                return [lease, *more]
-            logger.debug("batch %d of job %s not run here: %s", index, job_id, lease)
-        return None
+        if self.leaving.is_set() or self._proofs.is_lost:
+            return None
+        chat_allows = self._urgent or self._proofs.chat_allows(0)
+        if not chat_allows and held:
+            return []
+        if leases := self._lease(only_validations=self._urgent or not chat_allows):
+            return leases
+        if held:
+            return []  # what comes meanwhile joins what is computed
+        return None if chat_allows else self._wait_for_chat()
+
+    def _lease(self, only_validations: bool) -> list[Lease]:
+        name = self._hand.take()
+        leases: list[Lease] = []
+        try:
+            first = self.store.lease(self._model, name, only_validations)
+            if first is not None:
+                leases.append(first)
+                room = self._proofs.batch_size(first.spec) - len(first.nonces)
+                leases += self.store.lease_more(first, room)
+        except RedisError as error:
+            if not is_transient(error):
+                raise
+            # Leases whose answer was lost are freed once the name is dropped.
+            logger.warning("could not lease what is next: %s", error)
+        finally:
+            self._held[name] = len(leases)
+            self._drop(name, 0)
+        return leases
+
+    def _wait_for_chat(self) -> Sequence[Lease] | None:
+        """Before anything is leased: a worker with idle chat may take the job."""
+        job_id = until_redis_answers(lambda: self.store.next_in_line(self._model))
+        if job_id is None:
+            return None
+        if self._proofs.chat_allows(_CHAT_WAIT_S):
+            return []
+        return [] if until_redis_answers(lambda: self._note([job_id], "chat")) else None
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
         job_ids = _jobs_of(leases)
         try:
-            if not self._jobs.any_active(job_ids):
+            if not self.store.any_active(job_ids):
                 return False
-            if leases[0].urgent or self._worker.proofs.chat_allows(0):
+            if leases[0].urgent or self._proofs.chat_allows(0):
                 self._waits_since = None
-                self._said = self._said and not self._worker.note(job_ids, "")
+                self._said = self._said and not self._note(job_ids, "")
                 return True
-            if self._worker.leaving.is_set():
+            if self.leaving.is_set():
                 return False
             self._waits_since = self._waits_since or time.monotonic()
             if time.monotonic() - self._waits_since > _CHAT_WAIT_S:
                 self._waits_since, self._said = time.monotonic(), True
-                return self._worker.note(job_ids, "chat")
+                return self._note(job_ids, "chat")
         except RedisError as error:
             logger.warning("could not look whether a job is still wanted: %s", error)
         return True
@@ -163,21 +137,40 @@ class _Neighbours:
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         try:
             if until_redis_answers(
-                lambda: self._jobs.complete(lease.owner_id, lease.place, values)
+                lambda: self.store.complete(lease.owner_id, lease.place, values)
             ):
-                finish_or_fail(self._jobs, lease.owner_id)
+                finish_or_fail(self.store, lease.owner_id)
         except Exception as error:  # of this batch, not of the others
             self._not_completed(lease.owner_id, error)
+        finally:
+            self._drop(lease.name)
+        kind = "validation" if lease.urgent else "job"
+        self._counts[f"{kind} {lease.owner_id}"] += len(values)
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
-        job_id, index = lease.owner_id, lease.place
-        if self._jobs.release(job_id, index, self._worker.worker_id, lost_engine=lost_engine):
-            self._worker.queue.publish(job_id, [index])
+        try:
+            self.store.release(lease.owner_id, lease.place, self._worker_id, lost_engine)
+        except RedisError as error:  # it is free once the heartbeats do not name it
+            logger.warning("could not give back a batch of job %s: %s", lease.owner_id, error)
+        finally:
+            self._drop(lease.name)
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
         for job_id in _jobs_of(leases):
             logger.error("job %s failed: %s", job_id, error)
-            self._jobs.fail(job_id, str(error))
+            self.store.fail(job_id, str(error))
+
+    def _drop(self, name: str, n_batches: int = 1) -> None:
+        """So many batches are no longer in hand, of those leased under this name."""
+        self._held[name] -= n_batches
+        if not self._held[name]:
+            del self._held[name]
+            self._hand.drop(name)
+
+    def _note(self, job_ids: Sequence[str], what: str) -> bool:
+        """Shows the jobs' clients what they wait for. False: none of them is to be computed now."""
+        wanted = [self.store.note_waiting(job_id, what) for job_id in job_ids]
+        return any(wanted)
 
     def _not_completed(self, job_id: str, error: Exception) -> None:
         if is_transient(error):
@@ -186,7 +179,7 @@ class _Neighbours:
         logger.error("a batch of job %s cannot be stored", job_id, exc_info=error)
         why = f"A batch cannot be stored: {error!r}. Report this with the worker's log."
         try:
-            self._jobs.fail(job_id, why)
+            self.store.fail(job_id, why)
         except RedisError as again:
             logger.error("job %s cannot even be failed: %s", job_id, again)
 

@@ -29,20 +29,21 @@ from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.housekeeping import Housekeeper
-from workers.jobs import JobBatches
+from workers.jobs import JobWork
 from workers.load import load_engine
 from workers.proofs import Proofs
 from workers.queue import broker, tasks
 from workers.queue.app import create_app
-from workers.queue.job_queue import JobQueue, StepQueue
-from workers.rounds import RoundSteps
+from workers.queue.wake import Wake
+from workers.rounds import RoundWork
+from workers.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 # Seconds after SIGTERM in which chat requests under way may end; supervisors wait for 30.
 CHAT_GRACE_S = 20.0
 _CHAT_POLL_S = 0.1
-# Seconds between two looks for validations whose messages wait behind others or are lost.
+# Seconds between two looks for validations, which pass what is computed.
 _VALIDATIONS_LOOK_S = 0.5
 # Python's are 700, 10, 10: an answer's objects die without a search, and beside forty long streams
 # each search, which found nothing, held up everybody's answers for 0.04 to 0.2 s.
@@ -72,9 +73,7 @@ def run_worker(
     redis = connect(settings)
     jobs = JobStore(redis, settings)
     app = create_app(redis_url, "worker")
-    queue = JobQueue(app, redis, model)
     rounds = RoundStore(redis, settings)
-    steps = StepQueue(app, redis, worker_id)
     record = WorkerRecord(
         id=worker_id,
         model=model,
@@ -91,30 +90,34 @@ def run_worker(
         chat_secret=secrets.token_urlsafe(32),
     )
     hand = Hand(partial(jobs.name_lease, worker_id))
-    housekeeper = Housekeeper(
-        record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, hand, settings
-    )
+    housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, rounds, hand, settings)
     housekeeper.start()
     try:
         engine = load_engine(options, settings.rpc_timeout_ms / 1000)
         try:
             gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
             proofs = Proofs(engine, gate, settings.max_step_ms)
-            job_batches = JobBatches(proofs, worker_id, jobs, queue, hand)
-            round_steps = RoundSteps(proofs, worker_id, rounds, steps.publish)
-            tasks.install(job_batches, round_steps)
+            urgent = JobWork(proofs, worker_id, jobs, hand, urgent=True)
+            turns = Turns(
+                model,
+                JobWork(proofs, worker_id, jobs, hand),
+                urgent,
+                RoundWork(proofs, worker_id, rounds),
+                rounds,
+                Wake(app, redis, model, worker_id),
+            )
+            tasks.install(turns)
             began_to_leave: list[float] = []
 
             def leave(**_: object) -> None:
                 # Else SIGTERM waits for a round's task or chat, too long for some supervisors.
-                round_steps.leave()
-                job_batches.leave()
+                turns.leave()
                 housekeeper.drain()
                 began_to_leave.append(time.monotonic())
 
             worker_shutting_down.connect(leave, weak=False)
-            housekeeper.ready(proofs, round_steps, chat_port)
-            validations = Periodic("validations", _VALIDATIONS_LOOK_S, job_batches.run_validations)
+            housekeeper.ready(proofs, turns, chat_port)
+            validations = Periodic("validations", _VALIDATIONS_LOOK_S, urgent.run)
             validations.start()
             engine.begin_work()
             _let_garbage_wait()
@@ -126,7 +129,7 @@ def run_worker(
             # Threads: prefork's daemonic children may not start children, as vLLM does.
             app.Worker(
                 pool="threads",
-                concurrency=proofs.depth,
+                concurrency=1,
                 hostname=f"{name}@{settings.host}",
                 queues=[model_queue(model), worker_queue(worker_id)],
                 loglevel="INFO",
@@ -134,6 +137,7 @@ def run_worker(
                 without_mingle=True,
             ).start()
             validations.stop()
+            turns.end()
             proofs.stop()
             if gate is not None and began_to_leave:
                 housekeeper.beat()

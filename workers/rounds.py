@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from pydantic import JsonValue
 from redis.exceptions import RedisError
@@ -26,9 +27,6 @@ _FULL_PAUSE_S = 0.2
 _LOOK_S = 0.25
 # Seconds to wait for chat before looking at the clock and the round again.
 _CHAT_WAIT_S = 0.5
-# Seconds of one task of a round: far below the broker's visibility timeout, and so long that the
-# few ms between two tasks do not show.
-STEP_S = 10.0
 # Seconds between two lines in the log about a full outbox.
 _FULL_LOG_S = 10.0
 
@@ -37,8 +35,8 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 """A lease and its values."""
 
 
-class RoundSteps:
-    """Computes the current round on this process's engine, step by step; source of its leases."""
+class RoundWork:
+    """Computes the current round on this process's engine, turn by turn; source of its leases."""
 
     look_s = _LOOK_S
     cuts = False
@@ -49,57 +47,50 @@ class RoundSteps:
         proofs: Proofs,
         worker_id: str,
         rounds: RoundStore,
-        publish_step: Callable[[str], None],
-        step_s: float = STEP_S,
     ) -> None:
-        """`publish_step(round_id)` queues this worker's next step; each takes about `step_s`."""
         self._proofs = proofs
         self._worker_id = worker_id
         self._rounds = rounds
-        self._publish_step = publish_step
-        self._step_s = step_s
-        self._runner = Runner(proofs, self)  # holds leases of one round, from step to step
+        self._runner = Runner(proofs, self)  # holds leases of one round, from turn to turn
         # Computed, and told to Redis with the next question, which follows at once.
         self._done: _Done | None = None
-        self._in_step = threading.Lock()
         self._leaving = threading.Event()
+        self.is_begun = False  # and not ended
         self._full_logged_at = 0.0
         self._n_done = 0  # nonces since the last line in the log
+        self._counts: Counter[str] = Counter()
         self._logged_at = time.monotonic()
-
-    @property
-    def is_in_step(self) -> bool:
-        return self._in_step.locked()
 
     def leave(self) -> None:
         """Begins no further micro-batch: the worker ends. For signal handlers; does not wait."""
         self._leaving.set()
 
-    def step(self, round_id: str) -> None:
-        """Computes for about `step_s`, then queues the next step; does nothing beside another."""
-        if not self._in_step.acquire(blocking=False):
-            return
-        try:
-            goes_on = self._step(round_id)
-        finally:
-            self._in_step.release()
-        if goes_on and not self._leaving.is_set():
-            self._publish_step(round_id)
+    def end(self) -> None:
+        """Gives back what is in hand: the round is over, or this worker's part in it."""
+        self.is_begun = False
+        self._proofs.set_computes_round(False)  # first: the others may fail
+        self._bring_done()
+        self._runner.give_back()
 
-    def _step(self, round_id: str) -> bool:
-        """True if another step is to follow; else nothing of a round is left in hand."""
+    def take_counts(self) -> dict[str, int]:
+        """Nonces computed since it was asked last, by round."""
+        counts, self._counts = self._counts, Counter()
+        return dict(counts)
+
+    def run(self, round_id: str, deadline: float) -> bool:
+        """Computes until `deadline` (time.monotonic). Whether the round goes on; else nothing of it
+        is left in hand.
+        """
         goes_on = False
         try:
-            goes_on = self._compute(round_id)
+            goes_on = self._compute(round_id, deadline)
             return goes_on
         finally:
             if not goes_on:
-                self._proofs.set_computes_round(False)  # first: the others may fail
-                self._bring_done()
-                self._runner.give_back()
+                self.end()
 
-    def _compute(self, round_id: str) -> bool:
-        """True if another step is to follow."""
+    def _compute(self, round_id: str, deadline: float) -> bool:
+        """True if another turn is to follow."""
         if any(lease.owner_id != round_id for lease in self._runner.held):
             self._runner.give_back()
         record = until_redis_answers(lambda: self._rounds.read(round_id))
@@ -108,9 +99,9 @@ class RoundSteps:
         self._record = record
         # Before the first look at the gate: `exclusive` does not wait for chat.
         self._proofs.set_computes_round(True)
+        self.is_begun = True
         if not self._runner.held:
             self._n_done, self._logged_at = 0, time.monotonic()
-        deadline = time.monotonic() + self._step_s
         if not self._runner.run(lambda: time.monotonic() >= deadline or self._leaving.is_set()):
             return False
         self._bring_done()
@@ -147,6 +138,7 @@ class RoundSteps:
         self._bring_done()
         self._done = lease, values
         self._n_done += len(values)
+        self._counts[f"round {lease.owner_id}"] += len(values)
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
         until_redis_answers(lambda: self._rounds.release(lease, self._worker_id))
@@ -186,7 +178,7 @@ class RoundSteps:
         self._leaving.wait(_FULL_PAUSE_S)
 
     def _log(self) -> None:
-        """Logs one line a step."""
+        """Logs one line a turn."""
         now, round_id = time.monotonic(), self._record.round_id
         logger.info(
             "round %s: %d nonces in %.0f s, %.1f nonces/s%s; %d wait in the outbox",

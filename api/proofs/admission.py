@@ -1,4 +1,4 @@
-"""From the bytes of a request to a stored job whose batches are published, or why there is none."""
+"""From the bytes of a request to a stored job whose workers are woken, or why there is none."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ _LARGE_AT_ONCE = 1
 
 
 class Admission:
-    """Requests for jobs: checked, stored and published."""
+    """Requests for jobs: checked and stored; workers are woken."""
 
     def __init__(
         self,
@@ -60,8 +60,9 @@ class Admission:
         if job.inline:
             self._inline.enter()
         try:
+            n_workers = self._workers.count()
             job_id = self._jobs.create(job)
-            self._dispatcher.publish(job.model, job_id, job.n_batches)
+            self._dispatcher.wake(job.model, min(job.n_batches, n_workers))
             return job_id
         except BaseException:
             if job.inline:

@@ -40,12 +40,12 @@ class RoundControl:
         """Stores a round; returns the workers ready for it. HTTPException 409: one generates."""
         config = _admitted(body, self._settings, self._workers)
         try:
-            round_id = self._rounds.store(config, state)
+            self._rounds.store(config, state)
         except RoundError as error:
             raise HTTPException(409, str(error)) from None
         ready = self._workers.ready(config.model)
         if state is RoundState.GENERATING:
-            self._dispatcher.publish_steps([worker.id for worker in ready], round_id)
+            self._dispatcher.wake_each(config.model, [worker.id for worker in ready])
         return ready
 
     def switch(self, state: RoundState) -> None:
@@ -58,7 +58,7 @@ class RoundControl:
             raise HTTPException(400, "The round was stopped; send POST /init to begin another.")
         if state is RoundState.GENERATING:
             ids = [worker.id for worker in self._workers.ready(current.config.model)]
-            self._dispatcher.publish_steps(ids, current.round_id)
+            self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
         """Stops the current round and cancels the jobs in the queue; returns their number.

@@ -1,19 +1,17 @@
-"""Looks over all jobs of a model: what dead workers and lost messages left, and how many wait.
+"""Looks over all jobs of a model: what dead workers left, and how many wait.
 
 A script looks at some at a time, so Redis answers others in between tens of thousands of jobs.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import ResponseError
 
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
-from poc_core.state.client import is_transient
 
 # Jobs looked at in one call of a script: some 3 ms of Redis' time.
 _CHUNK = 500
@@ -39,21 +37,7 @@ class StuckJobs:
     n_dropped: int  # that were over, or expired
     unfinished: list[str]  # their batches are all done: whoever should have finished them died
     orphaned: list[str]  # a lease of theirs has ended (JobStore.orphans)
-    waiting: list[str]  # a batch of theirs is in nobody's hands (JobStore.pending)
     broken: list[str]  # their record cannot be read
-
-
-@dataclass(frozen=True)
-class Stood:
-    """How a model's queue stood at a look.
-
-    Messages are taken in their order. Once the newest one of then is gone, so are all of then: a
-    batch of a job of then that nobody holds has no message any more.
-    """
-
-    at: float  # seconds since the epoch
-    created_at: float  # of the newest job
-    message: bytes  # the newest; b"": none waited
 
 
 class JobSurvey:
@@ -84,34 +68,6 @@ class JobSurvey:
             if n_kept + n_dropped < _CHUNK:
                 return
             first += n_kept
-
-    def note_stood(self, model: str, message: bytes) -> None:
-        """Notes how the model's queue stands. `message`: the newest in it; b"": it is empty."""
-        newest = self._redis.zrevrange(keys.active(model), 0, 0, withscores=True)
-        created_at = newest[0][1] if newest else 0.0
-        now = f"{self._clock()} {created_at} ".encode() + message
-        self._redis.set(keys.stood(model), now, ex=self._settings.job_ttl_sec)
-
-    def stood(self, model: str) -> Stood | None:
-        """How the model's queue stood when it was noted last; None: it never was."""
-        try:
-            at, created_at, message = self._redis.get(keys.stood(model)).split(b" ", 2)
-            return Stood(float(at), float(created_at), message)
-        except (AttributeError, ValueError):
-            return None
-        except ResponseError as error:
-            if is_transient(error):
-                raise
-            return None  # what is no string is not ours either, and is written over
-
-    def is_overdue(self, stood: Stood) -> bool:
-        """True if batches have waited behind others' for visibility_timeout_s."""
-        return self._clock() - stood.at > self._settings.visibility_timeout_s
-
-    def of_then(self, model: str, stood: Stood, job_ids: Sequence[str]) -> list[str]:
-        """Those of the model's active jobs that were there when its queue stood so."""
-        then = set(self._redis.zrangebyscore(keys.active(model), "-inf", stood.created_at))
-        return [job_id for job_id in job_ids if job_id.encode() in then]
 
     def newest(self, most: int, most_old: int) -> list[str]:
         """Ids of the newest jobs, newest first (100 at most), then each model's oldest active."""

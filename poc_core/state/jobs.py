@@ -1,8 +1,8 @@
 """Jobs in Redis: created by the API, computed batch by batch by workers, finished exactly once.
 
-The job record is the truth; a Celery message only says where to look and may come twice, late or
-never. A lease refuses what is done or in hand; the reaper republishes what waits (`pending`) or
-lost its worker (`orphans`).
+The job record is the truth; a Celery message only says that there is work and may come twice, late
+or never. Workers lease what is next in their model's line; what lost its worker returns to the line
+(`orphans`).
 """
 
 import json
@@ -26,7 +26,6 @@ from poc_core.records import (
     Lease,
     NewJob,
     ProofSpec,
-    Refusal,
 )
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
@@ -53,10 +52,8 @@ _UPLOAD_CHUNK = 2000
 # Jobs cancelled in one call of a script: some 5 ms of Redis' time.
 _CANCEL_CHUNK = 500
 
-# Batches in a row that are not to be had, after which a worker with room leaves a job; and other
-# jobs it looks at.
-_MOST_MISSES = 64
-_MOST_JOBS_BESIDE = 16
+# Jobs of another spec that a worker with room passes by.
+_MOST_PASSED = 16
 
 # The fields of a job's hash that make a JobRecord: without its result, maybe megabytes.
 _RECORD_FIELDS = (
@@ -78,6 +75,9 @@ _RECORD_FIELDS = (
 _RECORD = TypeAdapter(JobRecord)
 _VALIDATE = JobKind.VALIDATE.value.encode()
 
+# Scores in a model's line.
+_VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
+
 
 class JobStore:
     """All operations on jobs, each atomic in Redis and safe to repeat."""
@@ -89,9 +89,7 @@ class JobStore:
         self._settings = settings
         self._clock = clock
         self._create = scripts.load(redis, "create_job")
-        self._lease = scripts.load(redis, "lease_batch")
-        self._lease_more = scripts.load(redis, "lease_more")
-        self._next_validation = scripts.load(redis, "next_validation")
+        self._lease = scripts.load(redis, "lease_batches")
         self._complete = scripts.load(redis, "complete_batch")
         self._release = scripts.load(redis, "release_batch")
         self._note_waiting = scripts.load(redis, "note_waiting")
@@ -180,18 +178,18 @@ class JobStore:
     def cancel_queued(self) -> int:
         """Cancels jobs not begun whose client does not wait for the answer; returns how many.
 
-        A job under way is worth its end. The messages of the jobs' models go too; a worker sends
-        those of the jobs that stay again (`pending`).
+        A job under way is worth its end. The messages of the jobs' models go too: workers look for
+        those of the jobs that stay by themselves.
         """
         n_cancelled = 0
         for model in self._models():
-            queue = messages(model_queue(model))
             n_seen, n_here, n_stay = _CANCEL_CHUNK, 0, 0
             while n_seen == _CANCEL_CHUNK:
-                now, ttl_s = self._clock(), self._ended_ttl_s
-                args: list[float | str] = [n_stay, _CANCEL_CHUNK, now, ttl_s, n_here, queue]
+                args: list[float] = [n_stay, _CANCEL_CHUNK, self._clock(), self._ended_ttl_s]
                 n_seen, n, stay = self._cancel([keys.active(model)], args)
                 n_here, n_stay = n_here + n, n_stay + stay
+            if n_here:
+                self._redis.unlink(messages(model_queue(model)))
             n_cancelled += n_here
         return n_cancelled
 
@@ -239,53 +237,55 @@ class JobStore:
         name = uuid.uuid4().hex if number is None else f"n{number}"
         return f"{worker_id}|{int(self._clock())}|{name}"
 
-    def lease(
-        self, job_id: str, batch_index: int, worker_id: str, name: str | None = None
-    ) -> Lease | Refusal:
-        """Leases a batch to a worker; the first lease of a job sets it running.
+    def lease(self, model: str, name: str, only_validations: bool = False) -> Lease | None:
+        """Leases the next batch in the model's line; the first lease of a job sets it running.
 
-        The lease ends with the worker's heartbeat, with one that has it not in hand, or after the
-        broker's visibility timeout, as a living worker, or Redis, may have forgotten it.
+        None: nothing waits, or a round has the workers. The lease ends with the worker's heartbeat,
+        with one that has it not in hand, or after the broker's visibility timeout, as a living
+        worker, or Redis, may have forgotten it.
         """
-        name, ttl_s = name or self.name_lease(worker_id), self._settings.job_ttl_sec
-        args: list[Any] = [batch_index, name, self._clock(), ttl_s, MAX_LOSSES]
-        args += [self._ended_ttl_s, self._oldest_lease()]
-        reason, *found = self._lease([keys.job(job_id)], args)
-        if reason != b"ok":
-            return Refusal(reason.decode())
-        model, spec, nonces, kind = found
-        return Lease(
-            job_id,
-            batch_index,
-            model.decode(),
-            ProofSpec.model_validate_json(spec),
-            json.loads(nonces),
+        found = self._leased(model, name, _VALIDATIONS if only_validations else _ALL, "", 1)
+        return found[0] if found else None
+
+    def lease_more(self, beside: Lease, room: int) -> list[Lease]:
+        """Leases batches of the same spec and kind, the next in line, to compute with `beside`.
+
+        `room`: nonces, all together.
+        """
+        if beside.alone or room <= 0:
+            return []
+        scores = _VALIDATIONS if beside.urgent else _OTHERS
+        return self._leased(beside.model, beside.name, scores, beside.spec.model_dump_json(), room)
+
+    def _leased(
+        self, model: str, name: str, scores: tuple[str, str], spec: str, room: int
+    ) -> list[Lease]:
+        args: list[Any] = [name, self._clock(), self._settings.job_ttl_sec, *scores, spec, room]
+        found = self._lease([keys.line(model), keys.generating(model)], [*args, _MOST_PASSED])
+        if not found:
+            return []
+        (spec_json, kind, alone), batches = found[:3], found[3:]
+        lease = Lease(
+            "",
+            0,
+            model,
+            ProofSpec.model_validate_json(spec_json),
+            [],
             urgent=kind == _VALIDATE,
+            name=name,
+            alone=alone == b"1",
         )
-
-    def next_validation(self, model: str) -> tuple[str, int] | None:
-        """A job of the model that is a validation, and a batch of it that nobody computes."""
-        found = self._next_validation(
-            [keys.validating(model), keys.generating(model)], [self._oldest_lease()]
-        )
-        return (found[0].decode(), int(found[1])) if found else None
-
-    def is_validation(self, job_id: str) -> bool:
-        return bool(self._redis.hget(keys.job(job_id), "kind") == _VALIDATE)
-
-    def lease_more(self, beside: Lease, name: str, room: int) -> list[Lease]:
-        """Leases batches of the same spec and kind to compute with `beside`: its job's next, then
-        others', of those created after it first.
-
-        `room`: nonces, all together; `name`: that of `beside`.
-        """
-        args: list[Any] = [name, self._settings.job_ttl_sec, beside.spec.model_dump_json()]
-        args += [beside.place + 1, room, _MOST_MISSES, _MOST_JOBS_BESIDE]
-        found = self._lease_more([keys.job(beside.owner_id)], args) if room > 0 else []
         return [
-            replace(beside, owner_id=job_id.decode(), place=int(index), nonces=json.loads(nonces))
-            for job_id, index, nonces in zip(found[::3], found[1::3], found[2::3], strict=True)
+            replace(lease, owner_id=job_id.decode(), place=int(index), nonces=json.loads(nonces))
+            for job_id, index, nonces in zip(
+                batches[::3], batches[1::3], batches[2::3], strict=True
+            )
         ]
+
+    def next_in_line(self, model: str) -> str | None:
+        """The job of the model that is leased from next; None: nothing waits."""
+        found = self._redis.zrange(keys.line(model), 0, 0)
+        return found[0].decode() if found else None
 
     def any_active(self, job_ids: Sequence[str]) -> bool:
         """True if one of the jobs has not ended."""
@@ -314,7 +314,7 @@ class JobStore:
     def release(
         self, job_id: str, batch_index: int, worker_id: str, lost_engine: bool = False
     ) -> bool:
-        """Gives a lease back uncomputed. True: the batch waits; its message is to be sent again.
+        """Gives a lease back uncomputed. True: the batch waits in line again.
 
         The job fails when MAX_LOSSES workers lost their engine on this batch.
         """
@@ -347,22 +347,22 @@ class JobStore:
         """Fails an active job with a sentence for its client. False: it had ended."""
         return self._end_job(job_id, JobStatus.FAILED, error)
 
-    # The reaper: what a lost message, a dead worker or a restarted Redis left behind.
+    # The reaper: what a dead worker or a restarted Redis left behind.
 
     def active_jobs(self, model: str, most: int = 0) -> list[str]:
         """The ids of the model's active jobs, oldest first; at most `most`, 0 for all."""
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
-    def pending(self, job_id: str, limit: int | None = None) -> list[int]:
-        """The batches that are neither done nor leased, lowest first: queued, or message lost."""
+    def pending(self, job_id: str) -> list[int]:
+        """The batches that are neither done nor leased, lowest first."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.smembers(keys.job(job_id) + ":todo")
             pipe.hkeys(keys.job(job_id) + ":leases")
             todo, leased = pipe.execute()
-        return sorted(int(index) for index in set(todo).difference(leased))[:limit]
+        return sorted(int(index) for index in set(todo).difference(leased))
 
     def orphans(self, job_id: str) -> list[int]:
-        """Frees the leases that ended uncompleted (see `lease`); returns their batches, to be sent.
+        """Frees the leases that ended uncompleted (see `lease`); returns their batches.
 
         A dead worker counts as a lost engine (`release`): no batch may kill workers for ever.
         """

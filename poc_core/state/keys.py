@@ -64,8 +64,8 @@ def receiver(name: str) -> str:
 
 
 def job(job_id: str) -> str:
-    """The hash of a job; its working keys add :nonces :todo :leases :attempts :values :claimed
-    :finishing, and :result with the pieces of a large answer.
+    """The hash of a job; its working keys add :nonces :todo :free :leases :attempts :values
+    :claimed :finishing, and :result with the pieces of a large answer.
     """
     return f"poc:job:{job_id}"
 
@@ -85,19 +85,16 @@ def active(model: str) -> str:
     return f"poc:jobs:active:{model}"
 
 
-def validating(model: str) -> str:
-    """The zset job id -> creation time of those of them that are validations."""
-    return f"poc:jobs:validations:{model}"
+def line(model: str) -> str:
+    """The zset of those of them with batches to lease, in the order of their turns; see join_line
+    in lua/common.lua.
+    """
+    return f"poc:jobs:line:{model}"
 
 
 def reaper(model: str) -> str:
     """Held by the worker whose turn it is to look for the model's stuck jobs."""
     return f"poc:jobs:reaper:{model}"
-
-
-def stood(model: str) -> str:
-    """How the model's queue stood when it was noted last; see Stood in job_survey.py."""
-    return f"poc:jobs:stood:{model}"
 
 
 def worker(worker_id: str) -> str:

@@ -168,6 +168,10 @@ class WorkerRegistry:
         alive = worker_records(found)
         return [worker for worker in alive if model is None or worker.model == model]
 
+    def count(self) -> int:
+        """How many workers are alive, or were lately; one at least."""
+        return max(1, int(self._redis.zcard(keys.WORKERS)))
+
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
         """The workers alive that take new work."""
         return [worker for worker in self.live(model) if worker.is_ready]

@@ -27,6 +27,7 @@ from tests.harness.samples import (
     MODEL,
     RecordingDispatcher,
     body,
+    lease_batch,
     round_config,
     worker_record,
 )
@@ -216,7 +217,7 @@ class Node:
     def _computed(self, job: NewJob) -> str:
         jobs = self._services.jobs
         job_id = jobs.create(job)
-        lease = jobs.lease(job_id, 0, "w1")
+        lease = lease_batch(jobs, job_id, 0, "w1")
         assert isinstance(lease, Lease)
         jobs.complete(job_id, 0, [VECTOR for _ in lease.nonces])
         jobs.finish(job_id)

@@ -20,7 +20,7 @@ from poc_core.state.past.history import CHAT_MS, CHATS, bucket
 from tests.e2e.opened import DESK, MOST_SHIFT, PHONE, Opened, opened
 from tests.e2e.told_node import ToldNode
 from tests.harness.chromium import chromium
-from tests.harness.samples import RecordingDispatcher, new_job
+from tests.harness.samples import RecordingDispatcher, lease_batch, new_job
 from tests.stacks.served import served, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("console-states")]
@@ -212,7 +212,7 @@ def test_a_validations_page_has_an_address_and_the_distances(page: Page, shown: 
     claimed = {1: "A" * 32, 2: "A" * 32, 3: "P" * 32, 4: "P" * 32}
     job_id = node.jobs.create(new_job([1, 2, 3, 4], claimed=claimed))
     for batch in (0, 1):
-        node.jobs.lease(job_id, batch, node.worker(batch).id)
+        lease_batch(node.jobs, job_id, batch, node.worker(batch).id)
         node.jobs.complete(job_id, batch, ["A" * 32] * 2)
     assert node.jobs.finish(job_id)
     page.get_by_role("link", name=job_id[:8]).first.click()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterable
@@ -56,17 +55,14 @@ class Inside:
         return [*lines, f"outbox: {outbox}"]
 
     def _messages(self, job_id: str) -> list[str]:
-        queue = self._redis.lrange(messages(model_queue(self._model)), 0, -1)
-        own = [index for index in map(_batch_of(job_id), queue) if index is not None]
-        lines = [f"queue: {len(queue)} messages, of this job {_some(own)}"]
-        taken = self._redis.hgetall("unacked.worker")
-        since = dict(self._redis.zrange("unacked.worker.index", 0, -1, withscores=True))
-        own = []
-        for tag, message in taken.items():
-            raw = json.loads(message)[0]
-            if (index := _batch_of(job_id)(json.dumps(raw).encode())) is not None:
-                own.append(f"{index} for {time.time() - since.get(tag, 0):.0f} s")
-        return [*lines, f"taken and not acknowledged: {len(taken)}, of this job {_some(own)}"]
+        waiting = self._redis.llen(messages(model_queue(self._model)))
+        line = self._redis.zrange(keys.line(self._model), 0, -1)
+        place = line.index(job_id.encode()) if job_id.encode() in line else "not"
+        taken = self._redis.hlen("unacked.worker")
+        return [
+            f"messages: {waiting} wait, {taken} are taken and not acknowledged",
+            f"line: {len(line)} jobs, this one {place}",
+        ]
 
     def _of_worker(self, worker_id: str) -> str:
         key = f"{keys.WORKER_PREFIX}{worker_id}"
@@ -80,19 +76,6 @@ class Inside:
     def _fields(self, key: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
         found = zip(names, self._redis.hmget(key, names), strict=True)
         return [(name, value.decode()[:200]) for name, value in found if value is not None]
-
-
-def _batch_of(job_id: str) -> Any:
-    """Of a message: the batch of the job that it names, or None."""
-
-    def batch(message: bytes) -> int | None:
-        try:
-            named, index = json.loads(base64.b64decode(json.loads(message)["body"]))[0]
-        except (KeyError, TypeError, ValueError, RecursionError):
-            return None  # none of Proofline's
-        return int(index) if named == job_id else None
-
-    return batch
 
 
 def _some(things: Iterable[object]) -> str:

@@ -2,8 +2,16 @@
 
 from typing import Any, Literal
 
-from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec, RoundConfig, WorkerRecord
-from poc_core.state import JobStore, Outbox
+from poc_core.records import (
+    JobRequest,
+    Lease,
+    ModelInfo,
+    NewJob,
+    ProofSpec,
+    RoundConfig,
+    WorkerRecord,
+)
+from poc_core.state import JobStore, Outbox, keys
 
 MODEL = "tiny-qwen3"
 K_DIM = 12
@@ -34,17 +42,17 @@ class Clock:
 
 
 class RecordingDispatcher:
-    """Writes down which jobs and steps it is to publish."""
+    """Writes down whom it is to wake: how many workers of a model, and which."""
 
     def __init__(self) -> None:
-        self.published: list[tuple[str, str, int]] = []
-        self.steps: list[tuple[str, str]] = []
+        self.woken: list[tuple[str, int]] = []
+        self.each: list[str] = []
 
-    def publish(self, model: str, job_id: str, n_batches: int) -> None:
-        self.published.append((model, job_id, n_batches))
+    def wake(self, model: str, most: int) -> None:
+        self.woken.append((model, most))
 
-    def publish_steps(self, worker_ids: list[str], round_id: str) -> None:
-        self.steps += [(worker_id, round_id) for worker_id in worker_ids]
+    def wake_each(self, model: str, worker_ids: list[str]) -> None:
+        self.each += worker_ids
 
     def close(self) -> None:
         pass
@@ -147,3 +155,27 @@ def distance_body(**changes: Any) -> dict[str, Any]:
         "node_count": 1,
         "seq_len": 64,
     } | changes
+
+
+def lease_batch(
+    jobs: JobStore, job_id: str, batch: int, worker_id: str, name: str | None = None
+) -> Lease | None:
+    """Leases a batch out of its turn, if nobody has it."""
+    redis: Any = jobs._redis  # noqa: SLF001
+    name = name or jobs.name_lease(worker_id)
+    model = redis.hget(keys.job(job_id), "model")
+    if model is None or batch not in jobs.pending(job_id):
+        return None
+    line = keys.line(model.decode())
+    score = redis.zscore(line, job_id)
+    redis.zadd(line, {job_id: -1e12})
+    redis.zadd(keys.job(job_id) + ":free", {str(batch): -1})
+    redis.expire(keys.job(job_id) + ":free", 1000)
+    try:
+        lease = jobs.lease(model.decode(), name)
+    finally:
+        if score is not None:
+            redis.zadd(line, {job_id: score}, xx=True)
+        redis.zrem(keys.job(job_id) + ":free", batch)
+    assert lease is None or (lease.owner_id, lease.place) == (job_id, batch)
+    return lease

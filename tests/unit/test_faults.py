@@ -1,7 +1,5 @@
 """How `make faults` judges a stack's artifacts."""
 
-import base64
-import json
 import threading
 import time
 from collections import Counter
@@ -22,7 +20,7 @@ from tests.faults.inside import Inside
 from tests.faults.reference import Reference
 from tests.faults.usage import Usage, Use
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
-from tests.harness.samples import MODEL, new_job, worker_record
+from tests.harness.samples import MODEL, lease_batch, new_job, worker_record
 from tests.peers.receiver import Payload, Receiver
 from tests.stacks.computed import Computed
 from workers.engines.base import WholeBatchEngine
@@ -203,27 +201,21 @@ def test_what_grows_is_found_also_of_a_process_that_was_started_meanwhile(
     )
 
 
-def message(job_id: str, index: int) -> dict[str, object]:
-    """As kombu puts it on a queue, with what is looked at."""
-    body = base64.b64encode(json.dumps([[job_id, index], {}, {}]).encode()).decode()
-    return {"body": body, "properties": {"delivery_tag": f"tag-{index}"}}
-
-
 def test_a_job_that_does_not_end_is_told_with_all_that_redis_has_of_it() -> None:
     redis = fakeredis.FakeRedis()
     jobs, workers = JobStore(redis, Settings()), WorkerRegistry(redis, Settings())
     workers.heartbeat(worker_record("w1"), "4:4")
     job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
-    jobs.lease(job_id, 1, "w1", "w1|7|n4")
+    lease_batch(jobs, job_id, 1, "w1", "w1|7|n4")
     queue = model_queue(MODEL)
-    redis.lpush(queue, json.dumps(message(job_id, 2)), json.dumps(message("another", 0)), b"\xff")
-    redis.hset("unacked.worker", "tag-1", json.dumps([message(job_id, 1), "", queue]))
+    redis.lpush(queue, "a message", b"\xff")
+    redis.hset("unacked.worker", "tag-1", "another")
     told = Inside(redis, MODEL).of_job(job_id)
     assert "status running, n_done 0, n_total 5, n_batches 3" in told
     assert "to do: 3: 0 1 2" in told
     assert "leases: 1: 1=w1|7|n4" in told
-    assert "queue: 3 messages, of this job 1: 2" in told
-    assert "taken and not acknowledged: 1, of this job 1: 1 for" in told
+    assert "messages: 2 wait, 1 are taken and not acknowledged" in told
+    assert "line: 1 jobs, this one 0" in told
     assert "w1: {'state': 'ready', 'stats': {}}, in hand b'\"4:4\"'" in told
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from fastapi.testclient import TestClient
 
@@ -17,9 +17,8 @@ from poc_core.state import JobStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from tests.harness.samples import MODEL, worker_record
 from tests.peers.fake_engine import FakeEngine
-from workers.jobs import JobBatches
+from workers.jobs import JobWork
 from workers.proofs import Proofs
-from workers.queue.job_queue import JobQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 24
@@ -82,9 +81,9 @@ def test_no_other_file_is_given_the_nonce(
     with noted() as found:
         proofs = Proofs(FakeEngine())
         hand = Hand(partial(jobs.name_lease, "w1"))
-        batches = JobBatches(proofs, "w1", jobs, cast(JobQueue, None), hand)
+        work = JobWork(proofs, "w1", jobs, hand)
         job_id = client.post("/api/v1/pow/generate", json=body).json()["request_id"]
-        batches.run_batch(job_id, 0)
+        work.run()
         answer = client.get(f"/api/v1/pow/generate/{job_id}").json()
         proofs.stop()
     assert [one["nonce"] for one in answer["artifacts"]] == [NONCE]

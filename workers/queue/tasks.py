@@ -1,34 +1,26 @@
-"""The Celery tasks of a worker: they carry only where work is, the truth is in Redis."""
+"""The Celery task of a worker: a message only wakes it, what there is to do stands in Redis."""
 
 from celery import shared_task
 
-from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK
-from workers.jobs import JobBatches
-from workers.rounds import RoundSteps
+from poc_core.queues import EARLIER_TASKS, WORK_TASK
+from workers.turns import Turns
 
-_work: tuple[JobBatches, RoundSteps] | None = None
-
-
-def install(jobs: JobBatches, rounds: RoundSteps) -> None:
-    """Gives this process's tasks what they work with, before Celery starts consuming."""
-    global _work
-    _work = jobs, rounds
+_turns: Turns | None = None
 
 
-def _installed() -> tuple[JobBatches, RoundSteps]:
-    """The two that `install` was given. RuntimeError outside a worker."""
-    if _work is None:
+def install(turns: Turns) -> None:
+    """Gives this process's task what it works with, before Celery starts consuming."""
+    global _turns
+    _turns = turns
+
+
+@shared_task(name=WORK_TASK)
+def work(*_: object) -> str:
+    """Computes whatever is next for some seconds; what it computed is for Flower."""
+    if _turns is None:
         raise RuntimeError("no engine is loaded in this process; start it with `proofline worker`")
-    return _work
+    return _turns.take()
 
 
-@shared_task(name=RUN_BATCH_TASK)
-def run_batch(job_id: str, batch_index: int) -> None:
-    """Computes one batch of a job. Running it twice, late or for an ended job changes nothing."""
-    _installed()[0].run_batch(job_id, batch_index)
-
-
-@shared_task(name=ROUND_STEP_TASK)
-def round_step(round_id: str) -> None:
-    """Computes some seconds for a round, then queues the next step; a second one does nothing."""
-    _installed()[1].step(round_id)
+for _earlier in EARLIER_TASKS:
+    shared_task(name=_earlier)(work.run)

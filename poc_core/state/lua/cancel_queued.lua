@@ -1,17 +1,13 @@
--- Cancels some of a model's jobs, the oldest first: those that wait in the queue and whose clients do not wait for the
--- answer. After the last ones it drops the model's messages: those of jobs that stay are sent again by a worker.
+-- Cancels some of a model's jobs, the oldest first: those that nobody has begun and whose clients do not wait for the answer.
 --
 -- KEYS: 1 active     the index: zset job id -> creation time
 -- ARGV: 1 first      place in the index of the first one to look at
 --       2 most       jobs
 --       3 now        seconds since the epoch
 --       4 ttl        seconds a cancelled job is kept
---       5 earlier    jobs that calls before this one cancelled
---       6 queue      the list of the model's messages: no key, as EVALSHA wants to read what are its keys, and the API
---                    may only write here
 -- Returns {jobs looked at, jobs cancelled, jobs that stay}.
 local active = KEYS[1]
-local first, most, now, ttl, earlier, queue = unpack(ARGV)
+local first, most, now, ttl = unpack(ARGV)
 local n_cancelled, n_stay = 0, 0
 
 -- Whether it stays.
@@ -31,8 +27,7 @@ end
 local ids = redis.call('ZRANGE', active, first, string.format('%d', first + most - 1))
 for _, id in ipairs(ids) do
   local is_read, stays = pcall(look, id)
-  local why = not is_read and (type(stays) == 'table' and stays.err or tostring(stays)) or ''
-  if string.find(why, 'OOM ', 1, true) then -- Redis is full: a job that cannot be cancelled now must not be forgotten
+  if not is_read and is_full(stays) then -- Redis is full: a job that cannot be cancelled now must not be forgotten
     return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'")
   end
   if is_read and stays then
@@ -40,8 +35,5 @@ for _, id in ipairs(ids) do
   else
     redis.call('ZREM', active, id) -- also one that expired, or whose record cannot be read
   end
-end
-if #ids < tonumber(most) and (n_cancelled + earlier > 0 or redis.call('ZCARD', active) == 0) then
-  redis.call('UNLINK', queue)
 end
 return {#ids, n_cancelled, n_stay}

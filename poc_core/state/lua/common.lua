@@ -9,7 +9,7 @@
 -- one Redis holds them all, no cluster.
 
 -- Without :finishing, the lock of whoever builds the answer, which must end soon whatever goes on.
-local WORKING = {':nonces', ':todo', ':leases', ':attempts', ':values', ':claimed'}
+local WORKING = {':nonces', ':todo', ':free', ':leases', ':attempts', ':values', ':claimed'}
 
 -- Arguments of one redis.call; unpack fails at about 8,000.
 local CHUNK = 1000
@@ -24,9 +24,33 @@ local function touch(job, ttl)
   for _, suffix in ipairs(WORKING) do
     redis.call('EXPIRE', job .. suffix, ttl)
   end
-  redis.call('EXPIRE', 'poc:jobs:active:' .. redis.call('HGET', job, 'model'), ttl)
+  local model = redis.call('HGET', job, 'model')
+  redis.call('EXPIRE', 'poc:jobs:active:' .. model, ttl)
+  redis.call('EXPIRE', 'poc:jobs:line:' .. model, ttl)
   redis.call('EXPIRE', 'poc:jobs:models', ttl)
   redis.call('EXPIRE', 'poc:queued_nonces', ttl)
+end
+
+-- Whether a call that pcall caught failed because Redis is full: of the job it says nothing.
+local function is_full(why)
+  return string.find(type(why) == 'table' and why.err or tostring(why), 'OOM ', 1, true) ~= nil
+end
+
+-- The job has batches to lease. In its model's line validations come before other jobs, and older before newer ones. Whether
+-- it was not there.
+local function join_line(job)
+  local model, kind, created_at = unpack(redis.call('HMGET', job, 'model', 'kind', 'created_at'))
+  local score = tonumber(created_at) - (kind == 'validate' and 1e10 or 0)
+  local id = string.sub(job, #'poc:job:' + 1)
+  return redis.call('ZADD', 'poc:jobs:line:' .. model, 'NX', string.format('%.6f', score), id) == 1
+end
+
+-- A batch whose lease ended waits for whoever leases next.
+local function free_batch(job, batch)
+  redis.call('HDEL', job .. ':leases', batch)
+  redis.call('ZADD', job .. ':free', batch, batch)
+  redis.call('EXPIRE', job .. ':free', redis.call('TTL', job))
+  join_line(job)
 end
 
 -- How many nonces the JSON list of a batch has.
@@ -169,7 +193,7 @@ local function retire(job, status, now, ttl)
     note_event('job', 'Job ' .. short_id(id) .. ' failed: ' .. (redis.call('HGET', job, 'error') or 'no reason is known'), id, now)
   end
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], id)
-  redis.call('ZREM', 'poc:jobs:validations:' .. fields[1], id)
+  redis.call('ZREM', 'poc:jobs:line:' .. fields[1], id)
   if status ~= 'completed' then -- it sends nothing
     redis.call('HDEL', 'poc:outbox:of_jobs', id)
   end

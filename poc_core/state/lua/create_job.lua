@@ -196,10 +196,7 @@ for first = 0, n_batches - 1, CHUNK do
 end
 redis.call('INCRBY', 'poc:queued_nonces', string.format('%d', n_total))
 redis.call('ZADD', 'poc:jobs:active:' .. model, now, job_id)
-if redis.call('HGET', job, 'kind') == 'validate' then
-  redis.call('ZADD', 'poc:jobs:validations:' .. model, now, job_id)
-  redis.call('EXPIRE', 'poc:jobs:validations:' .. model, ttl)
-end
+join_line(job)
 redis.call('SADD', 'poc:jobs:models', model)
 redis.call('LPUSH', 'poc:jobs:newest', job_id)
 redis.call('LTRIM', 'poc:jobs:newest', 0, 99)

@@ -15,7 +15,7 @@ for i = 1, #leases, 2 do
   local batch = leases[i]
   local state = lease_state(leases[i + 1], oldest_s)
   if state ~= 'held' then
-    redis.call('HDEL', job .. ':leases', batch)
+    free_batch(job, batch)
     local worker = lease_parts(leases[i + 1])
     if state == 'dead' and count_loss(job, batch, worker, most_losses, now, failed_ttl) then
       return {}

@@ -14,7 +14,7 @@ local lease = redis.call('HGET', job .. ':leases', batch)
 if not lease or lease_parts(lease) ~= worker then
   return 0
 end
-redis.call('HDEL', job .. ':leases', batch)
+free_batch(job, batch)
 if lost_engine == '1' and count_loss(job, batch, worker, most_losses, now, failed_ttl) then
   return 0
 end

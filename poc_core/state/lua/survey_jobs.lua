@@ -1,14 +1,15 @@
--- Looks through some of a model's active jobs for what others left behind, and drops from the index what is over.
+-- Looks through some of a model's active jobs for what others left behind, and drops from the index what is over. A job with
+-- batches to lease that is not in the line joins it: an earlier release stored it, or Redis forgot.
 --
 -- KEYS: 1 active      the index: zset job id -> creation time
 -- ARGV: 1 first       rank of the job to begin with
 --       2 most        jobs
 --       3 oldest_s    second since the epoch before which a lease is too old
--- Returns {jobs looked at and still there, jobs dropped, unfinished, orphaned, waiting, broken}; of the last four each is
--- a list of ids: all batches done, a batch whose lease has ended, a batch that nobody holds, a record that cannot be read.
+-- Returns {jobs looked at and still there, jobs dropped, unfinished, orphaned, broken}; of the last three each is a list of
+-- ids: all batches done, a batch whose lease has ended, a record that cannot be read.
 local active = KEYS[1]
 local first, most, oldest_s = unpack(ARGV)
-local unfinished, orphaned, waiting, broken = {}, {}, {}, {}
+local unfinished, orphaned, broken = {}, {}, {}
 local n_kept, n_dropped = 0, 0
 
 local function look(id)
@@ -31,14 +32,16 @@ local function look(id)
       break
     end
   end
-  if n_todo > #leases / 2 then
-    waiting[#waiting + 1] = id
+  if n_todo > #leases / 2 and join_line(job) then
+    redis.call('HDEL', job, 'next')
+    redis.call('EXPIRE', 'poc:jobs:line:' .. redis.call('HGET', job, 'model'), redis.call('TTL', job))
   end
 end
 
 for _, id in ipairs(redis.call('ZRANGE', active, first, string.format('%d', first + most - 1))) do
-  if not pcall(look, id) then
+  local is_read, why = pcall(look, id)
+  if not is_read and not is_full(why) then
     broken[#broken + 1] = id
   end
 end
-return {n_kept + #broken, n_dropped, unfinished, orphaned, waiting, broken}
+return {n_kept + #broken, n_dropped, unfinished, orphaned, broken}

@@ -94,12 +94,9 @@ class Users:
         self.ids.append(self.jobs.create(replace(job, inline=self._rng.random() < 0.2)))
 
     def _lease(self) -> None:
-        if self.ids:
-            job_id, batch = self._rng.choice(self.ids), self._rng.randrange(3)
-            name = self.jobs.name_lease("w1")
-            lease = self.jobs.lease(job_id, batch, "w1", name)
-            if isinstance(lease, Lease):
-                self._leases += [lease, *self.jobs.lease_more(lease, name, 4)]
+        lease = self.jobs.lease(MODEL, self.jobs.name_lease("w1"))
+        if lease is not None:
+            self._leases += [lease, *self.jobs.lease_more(lease, 4)]
 
     def _complete(self) -> None:
         if self._leases:
@@ -134,11 +131,9 @@ def test_whatever_is_asked_of_a_redis_that_is_full_now_and_then_every_job_ends(
     users.workers.remove("w1")
     users.look_after()
     jobs = users.jobs
+    while lease := jobs.lease(MODEL, jobs.name_lease("w2")):
+        jobs.complete(lease.owner_id, lease.place, ["v"] * len(lease.nonces))
     for job_id in jobs.active_jobs(MODEL):
-        for batch in jobs.pending(job_id):
-            lease = jobs.lease(job_id, batch, "w2")
-            assert isinstance(lease, Lease)
-            jobs.complete(job_id, batch, ["v"] * len(lease.nonces))
         redis.delete(f"poc:job:{job_id}:finishing")  # whoever could not finish it
         finish_or_fail(jobs, job_id)
     assert all(record and record.status.is_final for record in jobs.read_all(users.ids))

@@ -174,21 +174,24 @@ class TestFlower:
             "poc.model.tiny-llama",
         }
 
-    def test_sees_tasks_by_name_and_job(self, api: httpx.Client, flower: httpx.Client) -> None:
+    def test_sees_what_each_turn_computed(self, api: httpx.Client, flower: httpx.Client) -> None:
+        ids: list[str] = []
+
         def tasks() -> list[dict[str, Any]]:
-            job = run_job(
-                api, "tiny-qwen3", GOLDEN["worker"][0]
-            )  # until Flower has switched events on
+            # until Flower has switched events on
+            ids.append(run_job(api, "tiny-qwen3", GOLDEN["worker"][0])["request_id"])
             found = flower.get("/api/tasks", params={"limit": 1000}).json().values()
             return [
                 task
                 for task in found
-                if job["request_id"] in (task["args"] or "") and task["state"] == "SUCCESS"
+                if any(job_id in (task["result"] or "") for job_id in ids)
+                and task["state"] == "SUCCESS"
             ]
 
-        found = soon(tasks, "tasks in Flower")
-        assert {task["name"] for task in found} == {"proofline.run_batch"}
-        assert all(re.search(r"\d+\D*$", task["args"]) for task in found)  # the batch's index
+        (task, *_) = soon(tasks, "tasks in Flower")
+        assert task["name"] == "proofline.work"
+        assert "tiny-qwen3" in task["args"]
+        assert re.search(r"tiny-qwen3: \d+ nonces of job [0-9a-f]{32}", task["result"])
 
     def test_sees_how_many_messages_wait(self, flower: httpx.Client) -> None:
         lengths = flower.get("/api/queues/length").json()["active_queues"]

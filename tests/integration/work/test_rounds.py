@@ -26,13 +26,13 @@ from tests.stacks.round_client import (
     round_body,
     running_stack,
 )
-from workers.rounds import STEP_S as ROUND_STEP_S
+from workers.turns import TURN_S
 
 pytestmark = pytest.mark.integration
 
 STEP_S = 0.05  # of a synthetic micro-batch
 IN_HAND = 2 * 2 * 32  # nonces at most: two leases of each of two workers
-TASK_S = ROUND_STEP_S + 0.5  # of a task of a round, and a little more
+TASK_S = TURN_S + 0.5  # of a task of a round, and a little more
 LOCK_S = Settings(worker_ttl_s=int(FAST["POC_WORKER_TTL_S"])).delivery_lock_s
 OUTBOX_BYTES = 600_000  # some 20 s: beyond what a receiver misses that is away for seconds
 

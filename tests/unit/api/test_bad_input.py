@@ -28,7 +28,7 @@ def a_worker(serve: Callable[..., Any]) -> None:
 def nothing_is_enqueued(redis: Redis, dispatcher: RecordingDispatcher) -> Iterator[None]:
     """Holds after every test of this module."""
     yield
-    assert dispatcher.published == []
+    assert dispatcher.woken == []
     assert list(redis.scan_iter("poc:job*")) == []
     assert redis.get("poc:queued_nonces") is None
 
@@ -308,7 +308,7 @@ def test_429_when_the_queue_is_full(
     assert int(answer.headers["Retry-After"]) > 0
     assert jobs.active_jobs(MODEL) == [first]
     redis.flushall()
-    dispatcher.published.clear()
+    dispatcher.woken.clear()
 
 
 def test_429_when_jobs_with_a_url_have_all_places(

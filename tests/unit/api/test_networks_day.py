@@ -33,7 +33,7 @@ from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.receivers import Receivers
 from poc_core.state.downloads import Download
-from tests.harness.samples import Clock, worker_record
+from tests.harness.samples import Clock, lease_batch, worker_record
 from tests.peers.fake_fleet import FakeFleet
 from workers.courier.courier import Courier
 from workers.courier.poster import Poster
@@ -129,7 +129,7 @@ class Here:
         record = self.jobs.read(job_id)
         assert record is not None
         for index in range(record.n_batches):
-            batch = self.jobs.lease(job_id, index, "w1")
+            batch = lease_batch(self.jobs, job_id, index, "w1")
             assert isinstance(batch, Lease)
             self.jobs.complete(job_id, index, [vector(nonce) for nonce in batch.nonces])
         assert self.jobs.finish(job_id)

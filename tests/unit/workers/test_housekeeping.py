@@ -3,14 +3,13 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import pytest
-from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -18,68 +17,23 @@ from poc_core.records import JobStatus, Lease, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
-from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
+from tests.harness.samples import MODEL, Clock, lease_batch, new_job, round_config, worker_record
 from tests.harness.waiting import wait_until
 from tests.planted.forgetful import forgetting
 from workers import housekeeping
 from workers.engines.base import Pulse
 from workers.engines.ticks import EngineLostError
 from workers.housekeeping import Housekeeper
-from workers.queue.job_queue import JobQueue, StepQueue
 from workers.watchdog import Watchdog
-
-STOOD = f"poc:jobs:stood:{MODEL}"
-
-
-def noted(redis: Redis) -> bytes:
-    """How the queue stood."""
-    return cast(bytes, redis.get(STOOD)) or b""
-
-
-class Messages:
-    """The model's queue: batches published, as (job id, batch)."""
-
-    def __init__(self) -> None:
-        self.published: list[tuple[str, int]] = []
-        self.others_wait = False
-        self.other = b"other"  # the newest of others' that wait
-        self.broker_is_away = False
-
-    def publish(self, job_id: str, batch_indexes: Iterable[int]) -> None:
-        if self.broker_is_away:
-            raise OperationalError("away")
-        self.published += [(job_id, index) for index in batch_indexes]
-
-    @property
-    def waiting(self) -> list[bytes]:
-        """Oldest first. Nobody takes what is published."""
-        return [self.other] * self.others_wait + [repr(one).encode() for one in self.published]
-
-    def is_empty(self) -> bool:
-        return not self.waiting
-
-    def newest(self) -> bytes:
-        return self.waiting[-1] if self.waiting else b""
-
-    def holds(self, message: bytes) -> bool:
-        return message in self.waiting
-
-
-class NoSteps:
-    def publish(self, round_id: str) -> None: ...
-
-    def is_empty(self) -> bool:
-        return False
 
 
 class IdleWorker:
     """What housekeeping sees of a loaded engine, and of rounds on it."""
 
-    is_in_step = False
     chat_paths = ("POST /v1/score",)
 
     def __init__(self) -> None:
-        self.engine = self
+        self.engine = self.wake = self
         self.info = ModelInfo(MODEL, 128, 4, 1024, max_batch_tokens=8192, dtype="float32")
         self.dead = False
         self.beats = 0
@@ -107,11 +61,6 @@ class IdleWorker:
 
 
 @pytest.fixture
-def messages() -> Messages:
-    return Messages()
-
-
-@pytest.fixture
 def worker() -> IdleWorker:
     return IdleWorker()
 
@@ -135,14 +84,12 @@ def housekeeper(
     jobs: JobStore,
     workers: WorkerRegistry,
     rounds: RoundStore,
-    messages: Messages,
     hand: Hand,
     worker_ttl_s: float,
 ) -> Iterator[Housekeeper]:
     settings = Settings(engine_hung_s=30).model_copy(update={"worker_ttl_s": worker_ttl_s})
-    queue, steps = cast(JobQueue, messages), cast(StepQueue, NoSteps())
     keeper = Housekeeper(
-        worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings
+        worker_record("w1", state="starting"), workers, jobs, rounds, hand, settings
     )
     keeper.start()
     yield keeper
@@ -172,135 +119,17 @@ def look(
     return look
 
 
-def test_a_dead_workers_batch_is_queued_again(
-    jobs: JobStore, messages: Messages, look: Callable[[], None], workers: WorkerRegistry
+def test_a_dead_workers_batch_joins_the_line_again(
+    jobs: JobStore, look: Callable[[], None], workers: WorkerRegistry
 ) -> None:
-    messages.others_wait = True
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1, 2, 3]))
-    jobs.lease(job_id, 1, "w2")
+    lease_batch(jobs, job_id, 1, "w2")
     look()
-    assert messages.published == []
+    assert jobs.pending(job_id) == [0]
     workers.remove("w2")
     look()
-    assert messages.published == [(job_id, 1)]
-
-
-def test_batches_whose_messages_were_lost_are_queued_again(
-    jobs: JobStore, messages: Messages, look: Callable[[], None], workers: WorkerRegistry
-) -> None:
-    workers.heartbeat(worker_record("w2"))
-    job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
-    jobs.lease(job_id, 1, "w2")
-    look()
-    assert messages.published == [(job_id, 0), (job_id, 2)]
-
-
-def test_nothing_is_queued_again_while_messages_wait(
-    jobs: JobStore, messages: Messages, look: Callable[[], None]
-) -> None:
-    messages.others_wait = True
-    jobs.create(new_job([1, 2, 3]))
-    look()
-    assert messages.published == []
-
-
-def test_a_message_that_was_lost_under_a_load_that_never_ends_is_missed_in_the_end(
-    jobs: JobStore,
-    messages: Messages,
-    look: Callable[[], None],
-    redis: Redis,
-    clock: Clock,
-    settings: Settings,
-) -> None:
-    messages.others_wait = True
-    job_id = jobs.create(new_job([1, 2, 3]))
-    look()
-    assert redis.exists(STOOD)
-    for n_times in range(1, 3):
-        clock.now += settings.visibility_timeout_s
-        look()
-        assert messages.published == [(job_id, 0), (job_id, 1)] * (n_times - 1)
-        clock.now += 1
-        look()
-        assert messages.published == [(job_id, 0), (job_id, 1)] * n_times
-        look()
-        assert messages.published == [(job_id, 0), (job_id, 1)] * n_times
-
-
-def test_a_load_counts_from_when_batches_wait_behind_others(
-    jobs: JobStore,
-    messages: Messages,
-    look: Callable[[], None],
-    redis: Redis,
-    clock: Clock,
-    settings: Settings,
-) -> None:
-    look()
-    assert redis.exists(STOOD)
-    clock.now += 10 * settings.visibility_timeout_s  # with nothing to do
-    look()
-    assert noted(redis).startswith(f"{clock.now} ".encode())
-    messages.others_wait = True
-    jobs.create(new_job([1, 2, 3]))
-    look()
-    assert messages.published == []
-
-
-def test_a_message_that_was_lost_behind_others_is_missed_once_those_of_then_are_gone(
-    jobs: JobStore, messages: Messages, look: Callable[[], None], redis: Redis, clock: Clock
-) -> None:
-    messages.others_wait = True
-    lost = jobs.create(new_job([1, 2, 3]))
-    look()
-    assert noted(redis).endswith(b" other")
-    clock.now += 1
-    jobs.create(new_job([4]))
-    messages.other = b"the message of the later job"
-    look()
-    assert messages.published == [(lost, 0), (lost, 1)]
-    look()
-    assert messages.published == [(lost, 0), (lost, 1)]
-
-
-@pytest.mark.parametrize("is_string", [True, False])
-def test_a_note_that_somebody_else_wrote_is_written_over(
-    jobs: JobStore, messages: Messages, look: Callable[[], None], redis: Redis, is_string: bool
-) -> None:
-    messages.others_wait = True
-    redis.set(STOOD, b"\xff") if is_string else redis.lpush(STOOD, "no string")
-    redis.expire(STOOD, 100)
-    lost = jobs.create(new_job([1]))
-    look()
-    assert redis.type(STOOD) == b"string"
-    assert noted(redis).endswith(b"r")
-    messages.other = b"a later one"
-    look()
-    assert messages.published == [(lost, 0)]
-
-
-def test_what_a_round_dropped_is_queued_again_though_messages_of_later_jobs_wait(
-    jobs: JobStore,
-    messages: Messages,
-    rounds: RoundStore,
-    look: Callable[[], None],
-    redis: Redis,
-    clock: Clock,
-) -> None:
-    dropped = jobs.create(new_job([1]))
-    rounds.store(round_config(), RoundState.GENERATING)
-    look()
-    assert noted(redis).endswith(b" ")
-    clock.now += 1
-    jobs.create(new_job([2]))
-    messages.others_wait = True
-    current = rounds.current()
-    assert current is not None
-    rounds.switch(current, RoundState.STOPPED)
-    look()
-    assert messages.published == [(dropped, 0)]
-    look()
-    assert messages.published == [(dropped, 0)]
+    assert jobs.pending(job_id) == [0, 1]
 
 
 def test_a_round_that_another_followed_is_forgotten(
@@ -313,26 +142,12 @@ def test_a_round_that_another_followed_is_forgotten(
     assert rounds.read(second) is not None
 
 
-def test_nothing_is_queued_again_while_a_round_runs(
-    jobs: JobStore, messages: Messages, rounds: RoundStore, look: Callable[[], None]
-) -> None:
-    job_id = jobs.create(new_job([1]))
-    rounds.store(round_config(), RoundState.GENERATING)
-    look()
-    assert messages.published == []
-    current = rounds.current()
-    assert current is not None
-    rounds.switch(current, RoundState.STOPPED)
-    look()
-    assert messages.published == [(job_id, 0)]
-
-
 def test_a_job_whose_last_worker_died_before_the_finish_is_finished(
     jobs: JobStore, workers: WorkerRegistry, look: Callable[[], None]
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w2")
+    lease_batch(jobs, job_id, 0, "w2")
     assert jobs.complete(job_id, 0, ["v1"])
     look()
     record = jobs.read(job_id)
@@ -351,26 +166,28 @@ def test_nonces_of_an_expired_job_are_forgotten(
 
 
 def test_jobs_of_other_models_are_left_to_their_workers(
-    jobs: JobStore, messages: Messages, look: Callable[[], None]
+    jobs: JobStore, redis: Redis, look: Callable[[], None]
 ) -> None:
     jobs.create(new_job([1], model="other"))
+    redis.delete("poc:jobs:line:other")
     look()
-    assert messages.published == []
+    assert jobs.next_in_line("other") is None
 
 
 def test_a_worker_that_loads_or_drains_looks_for_no_jobs(
     housekeeper: Housekeeper,
     jobs: JobStore,
-    messages: Messages,
+    redis: Redis,
     look: Callable[[], None],
     keep_house: Callable[[], None],
 ) -> None:
     jobs.create(new_job([1]))
+    redis.delete(f"poc:jobs:line:{MODEL}")
     keep_house()  # it loads
-    assert messages.published == []
+    assert jobs.next_in_line(MODEL) is None
     housekeeper.drain()
     look()
-    assert messages.published == []
+    assert jobs.next_in_line(MODEL) is None
 
 
 def test_an_idle_worker_whose_engine_died_ends(
@@ -496,13 +313,11 @@ def _is_away(*_: object) -> None:
 
 def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     jobs: JobStore,
-    messages: Messages,
     redis: Redis,
     look: Callable[[], None],
     workers: WorkerRegistry,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    messages.others_wait = True
     workers.heartbeat(worker_record("w2"))
     no_hash, bad_lease, bad_spec, left = (jobs.create(new_job([n])) for n in range(4))
     redis.delete(f"poc:job:{no_hash}")
@@ -510,10 +325,10 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     redis.hset(f"poc:job:{bad_lease}:leases", "0", "nobody's")
     redis.hset(f"poc:job:{bad_spec}", "spec", "{")
     redis.delete(f"poc:job:{bad_spec}:todo")
-    jobs.lease(left, 0, "w2")
+    lease_batch(jobs, left, 0, "w2")
     workers.remove("w2")
     look()
-    assert messages.published == [(left, 0)]
+    assert jobs.pending(left) == [0]
     assert redis.hget(f"poc:job:{bad_lease}", "status") == b"failed"
     assert redis.hget(f"poc:job:{bad_spec}", "status") == b"failed"
     look()
@@ -525,7 +340,7 @@ def test_a_job_that_cannot_be_finished_fails_and_says_why(
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w2")
+    lease_batch(jobs, job_id, 0, "w2")
     jobs.complete(job_id, 0, ["v1"])
     redis.delete(f"poc:job:{job_id}:values")
     look()
@@ -558,9 +373,10 @@ def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
 
 
 def test_housekeeping_outlives_a_mistake_of_its_own(
-    jobs: JobStore, messages: Messages, look: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, redis: Redis, look: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = jobs.create(new_job([1]))
+    redis.delete(f"poc:jobs:line:{MODEL}")
     slices, calls = jobs.survey.stuck, []
 
     def fails_once(model: str) -> Iterator[Any]:
@@ -572,58 +388,26 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
     monkeypatch.setattr(jobs.survey, "stuck", fails_once)
     look()
     look()
-    assert messages.published == [(job_id, 0)]
-
-
-def test_no_more_messages_are_queued_again_than_one_look_has_time_for(
-    jobs: JobStore, messages: Messages, look: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(housekeeping, "_MOST_REPUBLISHED", 3)
-    monkeypatch.setattr(housekeeping, "_MOST_REPUBLISHED_IN_ALL", 5)
-    large = jobs.create(new_job(list(range(8)), batch_size=1))
-    for nonce in range(4):
-        jobs.create(new_job([nonce]))
-    look()
-    assert len(messages.published) == 5
-    look()
-    assert len(messages.published) == 5  # they wait now
-    assert [batch for job_id, batch in messages.published if job_id == large] in (
-        [0, 1, 2],
-        [0],
-        [0, 1],
-    )
-
-
-def test_a_broker_that_is_away_is_asked_again(
-    jobs: JobStore, messages: Messages, look: Callable[[], None]
-) -> None:
-    job_id = jobs.create(new_job([1]))
-    messages.broker_is_away = True
-    look()
-    assert messages.published == []
-    messages.broker_is_away = False
-    look()
-    assert messages.published == [(job_id, 0)]
+    assert jobs.next_in_line(MODEL) == job_id
 
 
 # A Redis that was killed before it had written what it had answered.
 
 
-def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_once(
-    jobs: JobStore, messages: Messages, redis: Redis, look: Callable[[], None], hand: Hand
+def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once(
+    jobs: JobStore, redis: Redis, look: Callable[[], None], hand: Hand
 ) -> None:
-    messages.others_wait = True
     job_id = jobs.create(new_job([1, 2, 3]))
     lease = hand.take()
-    assert isinstance(jobs.lease(job_id, 1, "w1", lease), Lease)
+    assert isinstance(lease_batch(jobs, job_id, 1, "w1", lease), Lease)
     look()
-    assert messages.published == []  # it is in hand
+    assert jobs.pending(job_id) == [0]  # it is in hand
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         jobs.complete(job_id, 1, ["v3"])
         hand.drop(lease)
     look()
-    assert messages.published == [(job_id, 1)]
-    assert isinstance(jobs.lease(job_id, 1, "w1", hand.take()), Lease)
+    assert jobs.pending(job_id) == [0, 1]
+    assert isinstance(lease_batch(jobs, job_id, 1, "w1", hand.take()), Lease)
     record = jobs.read(job_id)
     assert record is not None
     # No loss is counted.
@@ -631,34 +415,33 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_on
 
 
 def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
-    jobs: JobStore, messages: Messages, workers: WorkerRegistry, look: Callable[[], None]
+    jobs: JobStore, workers: WorkerRegistry, look: Callable[[], None]
 ) -> None:
-    messages.others_wait = True
     other = hand_of("w2", jobs)
     workers.heartbeat(worker_record("w2"), other.told())
     job_id = jobs.create(new_job([1, 2, 3]))
     forgotten, held = other.take(), other.take()
-    jobs.lease(job_id, 0, "w2", forgotten)
-    jobs.lease(job_id, 1, "w2", held)
+    lease_batch(jobs, job_id, 0, "w2", forgotten)
+    lease_batch(jobs, job_id, 1, "w2", held)
     look()
     workers.heartbeat(worker_record("w2"), other.told())
     look()
-    assert messages.published == []
+    assert jobs.pending(job_id) == []
     other.drop(forgotten)
     look()
-    assert messages.published == []  # it has not said so yet
+    assert jobs.pending(job_id) == []  # it has not said so yet
     workers.heartbeat(worker_record("w2"), other.told())
     look()
-    assert messages.published == [(job_id, 0)]
+    assert jobs.pending(job_id) == [0]
     look()
-    assert messages.published == [(job_id, 0)]
+    assert jobs.pending(job_id) == [0]
 
 
 def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
     jobs: JobStore, redis: Redis, look: Callable[[], None], hand: Hand
 ) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w1", hand.take())
+    lease_batch(jobs, job_id, 0, "w1", hand.take())
     jobs.complete(job_id, 0, ["v1"])
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         assert jobs.finish(job_id)

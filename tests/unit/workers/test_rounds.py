@@ -18,9 +18,8 @@ from redis.exceptions import ConnectionError, ResponseError
 from poc_core.errors import ProoflineError
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state import RoundStore, WorkerRegistry
 from poc_core.state.delivery import entries
-from poc_core.state.hand import Hand
 from tests.harness.samples import MODEL, Clock, round_config, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
@@ -28,10 +27,8 @@ from workers import patience
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate
 from workers.engines.ticks import EngineLostError
-from workers.housekeeping import Housekeeper
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
-from workers.queue.job_queue import JobQueue, StepQueue
-from workers.rounds import RoundSteps
+from workers.rounds import RoundWork
 
 MICRO_BATCH_S = 0.02
 STEP_S = 0.25  # of steps that end in time
@@ -66,6 +63,26 @@ def engine_for_four(n_stages: int = 1, layers: int = 1) -> FakeEngine:
 @pytest.fixture
 def engine() -> FakeEngine:
     return engine_for_four()
+
+
+class RoundSteps:
+    """Turns of a round, one after the other while it goes on."""
+
+    def __init__(
+        self,
+        proofs: Proofs,
+        worker_id: str,
+        rounds: RoundStore,
+        publish: Callable[[str], None],
+        step_s: float,
+    ) -> None:
+        self._work = RoundWork(proofs, worker_id, rounds)
+        self._publish, self._step_s = publish, step_s
+        self.leave = self._work.leave
+
+    def step(self, round_id: str) -> None:
+        if self._work.run(round_id, time.monotonic() + self._step_s):
+            self._publish(round_id)
 
 
 @pytest.fixture
@@ -260,20 +277,6 @@ def test_each_step_logs_one_line(
     assert "waits for chat" not in lines[1]
 
 
-def test_a_second_step_beside_the_first_does_nothing(
-    runner: RoundSteps,
-    engine: FakeEngine,
-    rounds: RoundStore,
-    record: RoundRecord,
-    published: list[str],
-) -> None:
-    with under_way(runner, rounds, record):
-        wait_until(lambda: bool(engine.begun))
-        runner.step(record.round_id)
-        assert runner.is_in_step
-    assert published == []
-
-
 def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_next(
     runner: RoundSteps,
     engine: FakeEngine,
@@ -290,10 +293,10 @@ def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_ne
         patch.setattr(rounds, "complete", refuses)
         with pytest.raises(ResponseError):
             runner.step(record.round_id)
-    assert not runner.is_in_step
+    n_before = len(engine.begun)
     rounds.switch(record, RoundState.GENERATING)
     with under_way(runner, rounds, record):
-        wait_until(lambda: runner.is_in_step)
+        wait_until(lambda: len(engine.begun) > n_before)
 
 
 @pytest.mark.parametrize("round_id", ["0" * 32, None], ids=["unknown", "stopped"])
@@ -750,165 +753,3 @@ def test_a_round_whose_sequence_has_ended_asks_for_no_more_steps(
     assert (ended.state, ended.n_processed, published) == (RoundState.STOPPED, 2, [])
     assert engine.begun == [[0, 2**62]]
     assert rounds.generating(MODEL) is None  # housekeeping queues no further step
-
-
-# Joining.
-
-
-class Messages:
-    """Stands in for the queue of one worker's steps."""
-
-    def __init__(self) -> None:
-        self.waiting: list[str] = []
-
-    def publish(self, round_id: str) -> None:
-        self.waiting.append(round_id)
-
-    def is_empty(self) -> bool:
-        return not self.waiting
-
-
-class FakeJobQueue:
-    def publish(self, job_id: str, batch_indexes: object) -> None: ...
-
-    def is_empty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def messages() -> Messages:
-    return Messages()
-
-
-@pytest.fixture
-def housekeeper(
-    jobs: JobStore,
-    workers: WorkerRegistry,
-    rounds: RoundStore,
-    messages: Messages,
-    keep_house: Callable[[], None],
-) -> Iterator[Housekeeper]:
-    settings = Settings()
-    queue, steps, hand = cast(JobQueue, FakeJobQueue()), cast(StepQueue, messages), Hand(str)
-    keeper = Housekeeper(
-        worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings
-    )
-    keeper.start()
-    yield keeper
-    keeper.stop()
-
-
-def test_a_worker_that_starts_during_a_round_joins_it(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    proofs: Proofs,
-    runner: RoundSteps,
-    messages: Messages,
-    record: RoundRecord,
-) -> None:
-    housekeeper.ready(proofs, runner, None)
-    keep_house()
-    assert messages.waiting == [record.round_id]
-
-
-def test_a_worker_that_still_loads_does_not_join(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    messages: Messages,
-    record: RoundRecord,
-) -> None:
-    keep_house()
-    assert messages.waiting == []
-
-
-def test_a_step_that_waits_is_not_queued_twice(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    proofs: Proofs,
-    runner: RoundSteps,
-    messages: Messages,
-    record: RoundRecord,
-) -> None:
-    housekeeper.ready(proofs, runner, None)
-    keep_house()
-    assert messages.waiting
-    keep_house()
-    assert len(messages.waiting) == 1
-
-
-def test_a_step_whose_message_was_lost_is_queued_again(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    proofs: Proofs,
-    runner: RoundSteps,
-    messages: Messages,
-    record: RoundRecord,
-) -> None:
-    housekeeper.ready(proofs, runner, None)
-    keep_house()
-    assert messages.waiting
-    messages.waiting.clear()
-    keep_house()
-    assert messages.waiting == [record.round_id]
-
-
-def test_no_step_is_queued_while_one_runs(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    proofs: Proofs,
-    runner: RoundSteps,
-    engine: FakeEngine,
-    rounds: RoundStore,
-    messages: Messages,
-    record: RoundRecord,
-) -> None:
-    with under_way(runner, rounds, record):
-        wait_until(lambda: bool(engine.begun))
-        housekeeper.ready(proofs, runner, None)
-        keep_house()
-        assert messages.waiting == []
-
-
-def test_chat_is_let_in_again_when_the_round_ended_and_no_step_came(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    exclusive: tuple[ChatGate, Proofs, RoundSteps],
-) -> None:
-    gate, proofs, runner = exclusive
-    gate.set_computes_round(True)
-    housekeeper.ready(proofs, runner, None)
-    keep_house()
-    assert gate.enter_chat()
-
-
-def test_a_worker_that_is_to_end_takes_nothing_new(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    proofs: Proofs,
-    runner: RoundSteps,
-    messages: Messages,
-    workers: WorkerRegistry,
-    record: RoundRecord,
-) -> None:
-    housekeeper.ready(proofs, runner, None)
-    keep_house()
-    assert messages.waiting
-    housekeeper.drain()
-    messages.waiting.clear()
-    keep_house()
-    assert messages.waiting == []
-    assert workers.is_alive("w1")  # what it still computes is its own
-
-
-def test_a_worker_does_not_join_a_round_of_another_model(
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    proofs: Proofs,
-    runner: RoundSteps,
-    messages: Messages,
-    rounds: RoundStore,
-) -> None:
-    rounds.store(round_config(model="other"), RoundState.GENERATING)
-    housekeeper.ready(proofs, runner, None)
-    keep_house()
-    assert messages.waiting == []

@@ -20,6 +20,7 @@ from tests.harness.samples import (
     MODEL,
     Clock,
     RecordingDispatcher,
+    lease_batch,
     new_job,
     round_config,
     worker_record,
@@ -209,7 +210,7 @@ def test_a_job_that_expired_is_not_listed(view: View, jobs: JobStore, redis: Red
 
 
 def finish(jobs: JobStore, job_id: str, values: list[str]) -> None:
-    lease: Any = jobs.lease(job_id, 0, "w1")
+    lease: Any = lease_batch(jobs, job_id, 0, "w1")
     jobs.complete(job_id, lease.place, list(values))
     assert jobs.finish(job_id)
     record = jobs.read(job_id)

@@ -63,7 +63,7 @@ def test_a_start_starts_the_same_round_as_the_nodes_own_path(
     record = current(rounds)
     assert record.state is RoundState.GENERATING
     assert (record.config.node_id, record.config.node_count, record.config.n_groups) == (1, 3, 1)
-    assert dispatcher.steps == [("w1", record.round_id), ("w2", record.round_id)]
+    assert dispatcher.each == ["w1", "w2"]
     assert client.get("/api/v1/pow/status").json()["state"] == "GENERATING"
 
 

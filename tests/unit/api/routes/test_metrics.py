@@ -13,7 +13,7 @@ from poc_core.records import Lease, RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
-from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
+from tests.harness.samples import MODEL, Clock, lease_batch, new_job, round_config, worker_record
 from tests.harness.stored import outbox_status
 from workers.chat_gate import GateStats
 from workers.engines.validations import Validations
@@ -66,7 +66,7 @@ def test_jobs_by_status(client: TestClient, jobs: JobStore, workers: WorkerRegis
     queued = jobs.create(new_job([4, 5, 6]))
     done = jobs.create(new_job([7]))
     for job_id in (waiting, running, done):
-        jobs.lease(job_id, 0, "w1")
+        lease_batch(jobs, job_id, 0, "w1")
     jobs.note_waiting(waiting, "chat")
     jobs.note_waiting(queued, "chat")
     jobs.complete(done, 0, ["v7"])
@@ -164,7 +164,7 @@ def test_workers_and_their_chat(client: TestClient, workers: WorkerRegistry) -> 
 def test_validations_and_those_that_found_fraud(client: TestClient, jobs: JobStore) -> None:
     for claimed in ("AAAA" * 8, "AAAA" * 8, "forged"):
         job_id = jobs.create(new_job([0], claimed={0: claimed}))
-        jobs.lease(job_id, 0, "w1")
+        lease_batch(jobs, job_id, 0, "w1")
         jobs.complete(job_id, 0, ["AAAA" * 8])
         jobs.finish(job_id)
         jobs.finish(job_id)  # twice counts once

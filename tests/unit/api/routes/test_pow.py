@@ -18,7 +18,7 @@ from poc_core.records import JobKind, JobRecord, Lease
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, keys
-from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
+from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, lease_batch, round_body
 from tests.harness.waiting import wait_until
 
 GENERATE = "/api/v1/pow/generate"
@@ -44,7 +44,7 @@ def record_of(jobs: JobStore, job_id: str) -> JobRecord:
 
 
 def compute(jobs: JobStore, job_id: str, index: int) -> None:
-    lease = jobs.lease(job_id, index, "w1")
+    lease = lease_batch(jobs, job_id, index, "w1")
     assert isinstance(lease, Lease)
     if jobs.complete(job_id, index, [VECTOR for _ in lease.nonces]):
         jobs.finish(job_id)
@@ -103,7 +103,17 @@ def test_a_request_is_queued_stored_and_published(
     assert (record.kind, record.n_total, record.n_batches) == (JobKind.GENERATE, 3, 2)
     assert record.spec.options == {"k_dim": K_DIM, "stronger_rng": False}
     assert (record.request.block_height, record.request.url) == (7, "http://receiver:9000/poc")
-    assert dispatcher.published == [(MODEL, job_id, 2)]
+    assert dispatcher.woken == [(MODEL, 1)]  # there is one worker
+
+
+def test_no_more_workers_are_woken_than_a_job_has_batches(
+    client: TestClient, dispatcher: RecordingDispatcher, serve: Callable[..., Any]
+) -> None:
+    for number in range(5):
+        serve(f"w{number}")
+    for nonces in ([1], [1, 2, 3], list(range(40))):
+        client.post(GENERATE, json=body(nonces=nonces, batch_size=2))
+    assert dispatcher.woken == [(MODEL, 1), (MODEL, 2), (MODEL, 5)]
 
 
 def test_the_largest_nonces_keep_their_last_digit(client: TestClient, jobs: JobStore) -> None:
@@ -291,7 +301,7 @@ def test_waiting_for_a_verdict_that_too_few_values_allow_is_503(
     client: TestClient, jobs: JobStore, redis: Redis, n: int
 ) -> None:
     def exclude_all(job_id: str) -> None:
-        jobs.lease(job_id, 0, "w1")
+        lease_batch(jobs, job_id, 0, "w1")
         jobs.complete(job_id, 0, [None] * n)
         jobs.finish(job_id)
 

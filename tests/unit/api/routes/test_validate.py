@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from poc_core.records import Lease
 from poc_core.state import JobStore
-from tests.harness.samples import MODEL, distance_body, round_body
+from tests.harness.samples import MODEL, distance_body, lease_batch, round_body
 from tests.harness.waiting import wait_until
 
 POW = "/api/v1/pow"
@@ -67,7 +67,7 @@ def test_a_batch_is_judged_by_the_rounds_r_target(
     def compute() -> None:
         wait_until(lambda: jobs.active_jobs(MODEL), "the batch")
         (job_id,) = jobs.active_jobs(MODEL)
-        lease = jobs.lease(job_id, 0, "w1")
+        lease = lease_batch(jobs, job_id, 0, "w1")
         assert isinstance(lease, Lease)
         if jobs.complete(job_id, 0, [1.0, 1.9]):
             jobs.finish(job_id)

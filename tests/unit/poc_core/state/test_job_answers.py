@@ -12,7 +12,7 @@ from poc_core.records import JobStatus, NewJob
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
 from poc_core.state import JobStore
-from tests.harness.samples import K_DIM, MODEL, REQUEST, SPEC, result_body
+from tests.harness.samples import K_DIM, MODEL, REQUEST, SPEC, lease_batch, result_body
 
 VECTORS = encode_vectors(np.eye(K_DIM, dtype=np.float32))
 
@@ -31,7 +31,7 @@ def computed_validation(
     job_id = jobs.create(
         NewJob(MODEL, SPEC, request, nonces, len(nonces), dict(zip(nonces, claimed, strict=True)))
     )
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     jobs.complete(job_id, 0, computed)
     return job_id
 

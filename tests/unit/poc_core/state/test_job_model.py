@@ -10,7 +10,7 @@ import fakeredis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poc_core.records import JobStatus, Lease, NewJob, Refusal
+from poc_core.records import JobStatus, Lease, NewJob
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, keys
 from poc_core.state.hand import Hand
@@ -20,7 +20,7 @@ from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, result_body, work
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
 PICK = st.integers(0, 1000)  # of a list, modulo its length
-AFTER_LEASE = st.sampled_from(["nothing", "again", "complete", "complete"])
+AFTER_LEASE = st.sampled_from(["nothing", "complete", "complete"])
 # An event happens the more often, the more often it is named.
 EVENTS = [
     *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"]
@@ -58,6 +58,7 @@ class Job:
     status: JobStatus = JobStatus.QUEUED
     todo: set[int] = field(default_factory=set)
     leases: dict[int, Named] = field(default_factory=dict)
+    came_back: set[int] = field(default_factory=set)  # batches whose leases ended
     lost: dict[int, set[str]] = field(default_factory=dict)  # by batch, workers that it cost
 
     @property
@@ -67,6 +68,18 @@ class Job:
     @property
     def n_left(self) -> int:
         return sum(len(self.new.batch(index)) for index in self.todo)
+
+    @property
+    def in_line(self) -> list[int]:
+        """The batches to lease, in their order."""
+        free = sorted(self.todo - self.leases.keys()) if self.is_active else []
+        return [i for i in free if i in self.came_back] + [
+            i for i in free if i not in self.came_back
+        ]
+
+    def end_lease(self, index: int) -> None:
+        del self.leases[index]
+        self.came_back.add(index)
 
     def lose(self, index: int, worker: str) -> bool:
         """A worker died or lost its engine on a batch. True when the job failed of it."""
@@ -186,32 +199,26 @@ class JobMachine(RuleBasedStateMachine):
     # Workers.
 
     @precondition(lambda self: self.jobs and self.alive)
-    @rule(
-        pick=PICK,
-        index=st.integers(0, 7),
-        worker=PICK,
-        room=st.sampled_from([0, 0, 2, 9]),
-        then=AFTER_LEASE,
-    )
-    def lease(self, pick: int, index: int, worker: int, room: int, then: str) -> None:
-        job_id, job = self.job(pick, active=True)
-        index %= job.new.n_batches
+    @rule(worker=PICK, room=st.sampled_from([0, 0, 2, 9]), then=AFTER_LEASE)
+    def lease(self, worker: int, room: int, then: str) -> None:
         worker_id = self.a_worker(worker)
         name = self.alive[worker_id].hand.take()
         self.alive[worker_id].taken.append(name)
         number = len(self.alive[worker_id].taken)
         self.alive[worker_id].held.add(number)
-        expected = self.expected_refusal(job, index, Named(worker_id, int(self.clock.now), number))
-        found = self.store.lease(job_id, index, worker_id, name)
-        if expected is not None:
-            assert found is expected
+        named = Named(worker_id, int(self.clock.now), number)
+        expected = self.expected_next(named)
+        found = self.store.lease(MODEL, name)
+        if expected is None:
+            assert found is None
             return
-        assert isinstance(found, Lease)
-        assert (found.spec, found.nonces) == (job.new.spec, job.new.batch(index))
-        if then == "again":  # the answer was lost
-            assert self.store.lease(job_id, index, worker_id, name) == found
-        more = self.expected_more(job_id, index, job.leases[index], room)
-        granted = self.store.lease_more(found, name, room)
+        job_id, index = expected
+        job = self.jobs[job_id]
+        assert found is not None
+        assert (found.owner_id, found.place, found.spec) == (job_id, index, job.new.spec)
+        assert (found.nonces, found.alone) == (job.new.batch(index), index in job.lost)
+        more = self.expected_more(found, named, room)
+        granted = self.store.lease_more(found, room)
         assert [(lease.owner_id, lease.place) for lease in granted] == more
         for lease in granted:
             assert lease.nonces == self.jobs[lease.owner_id].new.batch(lease.place)
@@ -239,7 +246,7 @@ class JobMachine(RuleBasedStateMachine):
         job, index = self.jobs[held.lease.owner_id], held.lease.place
         expected = job.is_active and index in job.leases and job.leases[index].worker == held.worker
         if expected:
-            del job.leases[index]
+            job.end_lease(index)
             expected = not (lost_engine and job.lose(index, held.worker))
         found = self.store.release(held.lease.owner_id, index, held.worker, lost_engine)
         assert found == expected
@@ -283,7 +290,7 @@ class JobMachine(RuleBasedStateMachine):
             for index, lease in list(job.leases.items()) if job.is_active else []:
                 if self.holds(lease):
                     continue
-                del job.leases[index]
+                job.end_lease(index)
                 freed.append(index)
                 if lease.worker not in self.alive and job.lose(index, lease.worker):
                     freed.clear()
@@ -303,8 +310,6 @@ class JobMachine(RuleBasedStateMachine):
             if not all(map(self.holds, job.leases.values()))
         ]
         assert [job_id for one in slices for job_id in one.orphaned] == orphaned
-        waiting = [job_id for job_id, job in active.items() if job.todo - job.leases.keys()]
-        assert [job_id for one in slices for job_id in one.waiting] == waiting
         assert [(one.n_dropped, one.broken) for one in slices] == [(0, [])]
 
     # What always holds.
@@ -334,12 +339,10 @@ class JobMachine(RuleBasedStateMachine):
         self.clock.now += 200
         self.reap()
         name = list(self.alive)[-1]
+        while lease := self.store.lease(MODEL, self.store.name_lease(name)):
+            self.store.complete(lease.owner_id, lease.place, values_of(lease))
+            self.jobs[lease.owner_id].todo.discard(lease.place)
         for job_id, job in self.jobs.items():
-            for index in self.store.pending(job_id) if job.is_active else []:
-                lease = self.store.lease(job_id, index, name)
-                assert isinstance(lease, Lease)
-                self.store.complete(job_id, index, values_of(lease))
-                job.todo.discard(index)
             if job.is_active:
                 assert self.store.finish(job_id)
                 job.status = JobStatus.COMPLETED
@@ -383,53 +386,33 @@ class JobMachine(RuleBasedStateMachine):
     def a_round_generates(self) -> bool:
         return bool(self.redis.exists(keys.generating(MODEL)))
 
-    def expected_refusal(self, job: Job, index: int, lease: Named) -> Refusal | None:
-        """Why a batch is refused; None when it is granted."""
-        if not job.is_active:
-            return Refusal.ENDED
+    def expected_next(self, lease: Named) -> tuple[str, int] | None:
+        """The batch that is leased next."""
         if self.a_round_generates:
-            return Refusal.ROUND
-        if index not in job.todo:
-            return Refusal.DONE
-        holder = job.leases.get(index)
-        if holder is not None:
-            if self.holds(holder):
-                return Refusal.HELD
-            if holder.worker not in self.alive and job.lose(index, holder.worker):
-                return Refusal.ENDED
-        job.leases[index] = lease
-        job.status = JobStatus.RUNNING
+            return None
+        for job_id, job in self.jobs.items():
+            for index in job.in_line:
+                self.grant(job, index, lease)
+                return job_id, index
         return None
 
-    def expected_more(
-        self, job_id: str, index: int, lease: Named, room: int
-    ) -> list[tuple[str, int]]:
-        """The batches that a worker gets beside one it has claimed."""
-        found = []
-        spec = self.jobs[job_id].new.spec
-        places = [
-            (job_id, index + 1),
-            *((other, 0) for other in self.active_ids() if self.is_behind(other, job_id)),
-            *((other, 0) for other in self.active_ids() if self.is_behind(job_id, other)),
-        ]
-        for other, first in places:
-            job = self.jobs[other]
-            if room <= 0 or job.new.spec != spec:
-                continue
-            for batch in range(first, job.new.n_batches):
-                if batch in job.todo and batch not in job.leases and batch not in job.lost:
-                    n = len(job.new.batch(batch))
-                    if n > room:
-                        break
-                    room -= n
-                    job.leases[batch] = lease
-                    job.status = JobStatus.RUNNING
-                    found.append((other, batch))
-        return found
+    def grant(self, job: Job, index: int, lease: Named) -> None:
+        job.leases[index] = lease
+        job.came_back.discard(index)
+        job.status = JobStatus.RUNNING
 
-    def is_behind(self, job_id: str, other: str) -> bool:
-        ids = list(self.jobs)
-        return ids.index(job_id) > ids.index(other)
+    def expected_more(self, first: Lease, lease: Named, room: int) -> list[tuple[str, int]]:
+        """The batches that a worker gets beside one."""
+        found: list[tuple[str, int]] = []
+        for job_id, job in self.jobs.items():
+            for index in job.in_line if job.new.spec == first.spec and not first.alone else []:
+                n = len(job.new.batch(index))
+                if room <= 0 or n > room or index in job.lost:
+                    break
+                room -= n
+                self.grant(job, index, lease)
+                found.append((job_id, index))
+        return found
 
     def active_ids(self) -> list[str]:
         return [job_id for job_id, job in self.jobs.items() if job.is_active]

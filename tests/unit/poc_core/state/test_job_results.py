@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError
 from poc_core.records import JobStatus, Lease, NewJob
 from poc_core.state import JobStore, Outbox
 from poc_core.state import jobs as jobs_module
-from tests.harness.samples import MODEL, REQUEST, SPEC, new_job, result_body
+from tests.harness.samples import MODEL, REQUEST, SPEC, lease_batch, new_job, result_body
 from tests.harness.stored import outbox_status
 from workers.jobs import finish_or_fail
 
@@ -34,7 +34,7 @@ def done(
         NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), nonces, batch_size=2)
     )
     for index in range((len(nonces) + 1) // 2):
-        lease = jobs.lease(job_id, index, "w1")
+        lease = lease_batch(jobs, job_id, index, "w1")
         assert isinstance(lease, Lease)
         given = (
             [f"v{nonce}" for nonce in lease.nonces]
@@ -233,7 +233,7 @@ def test_a_large_verdict_is_kept_in_pieces_too(jobs: JobStore) -> None:
     nonces = list(range(40))
     claimed = dict.fromkeys(nonces, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
     job_id = jobs.create(new_job(nonces, batch_size=40, claimed=claimed))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     jobs.complete(job_id, 0, ["ADwAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] * 40)
     assert jobs.finish(job_id)
     answer = jobs.result(job_id)

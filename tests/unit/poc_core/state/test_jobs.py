@@ -12,7 +12,7 @@ from redis import Redis
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import AnswerTooLargeError, QueueFullError
 from poc_core.queues import model_queue
-from poc_core.records import JobStatus, Lease, NewJob, Refusal, RoundState
+from poc_core.records import JobStatus, Lease, NewJob, RoundState
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
@@ -24,6 +24,7 @@ from tests.harness.samples import (
     REQUEST,
     SPEC,
     Clock,
+    lease_batch,
     new_job,
     result_body,
     round_config,
@@ -39,7 +40,7 @@ def a_worker(serve: Serve) -> None:
 
 
 def compute(jobs: JobStore, job_id: str, index: int, worker: str = "w1") -> bool:
-    lease = jobs.lease(job_id, index, worker)
+    lease = lease_batch(jobs, job_id, index, worker)
     assert isinstance(lease, Lease)
     return jobs.complete(job_id, index, [f"v{nonce}" for nonce in lease.nonces])
 
@@ -73,7 +74,7 @@ def test_an_unknown_job_reads_as_none(jobs: JobStore) -> None:
 def test_batches_hold_the_nonces_in_order_and_exactly(jobs: JobStore) -> None:
     nonces = [MAX_NONCE, 0, MAX_NONCE - 1, 2**53 + 1, 9]
     job_id = jobs.create(new_job(nonces, batch_size=2))
-    leases = [jobs.lease(job_id, index, "w1") for index in range(3)]
+    leases = [lease_batch(jobs, job_id, index, "w1") for index in range(3)]
     assert [
         nonce for lease in leases if isinstance(lease, Lease) for nonce in lease.nonces
     ] == nonces
@@ -82,9 +83,9 @@ def test_batches_hold_the_nonces_in_order_and_exactly(jobs: JobStore) -> None:
 def test_the_first_claim_sets_the_job_running(jobs: JobStore, clock: Clock) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     clock.now += 5
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     clock.now += 5
-    jobs.lease(job_id, 1, "w1")
+    lease_batch(jobs, job_id, 1, "w1")
     record = jobs.read(job_id)
     assert record is not None
     assert (record.status, record.started_at) == (JobStatus.RUNNING, clock.now - 5)
@@ -93,9 +94,9 @@ def test_the_first_claim_sets_the_job_running(jobs: JobStore, clock: Clock) -> N
 def test_a_batch_is_held_while_its_worker_lives(jobs: JobStore, serve: Serve) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w1")
-    assert jobs.lease(job_id, 0, "w2") is Refusal.HELD
-    assert jobs.lease(job_id, 0, "w1") is Refusal.HELD
+    lease_batch(jobs, job_id, 0, "w1")
+    assert jobs.lease(MODEL, jobs.name_lease("w2")) is None
+    assert jobs.lease(MODEL, jobs.name_lease("w1")) is None
 
 
 def test_a_dead_workers_batch_goes_to_the_next_that_asks(
@@ -103,30 +104,30 @@ def test_a_dead_workers_batch_goes_to_the_next_that_asks(
 ) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     workers.remove("w1")
-    assert isinstance(jobs.lease(job_id, 0, "w2"), Lease)
+    assert jobs.orphans(job_id) == [0]
+    assert jobs.lease(MODEL, jobs.name_lease("w2")) is not None
 
 
 def test_a_lease_that_its_live_worker_forgot_ends_by_age(
     jobs: JobStore, settings: Any, clock: Clock
 ) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     clock.now += settings.visibility_timeout_s
     assert jobs.orphans(job_id) == []
     clock.now += 1
     assert jobs.orphans(job_id) == [0]
-    assert isinstance(jobs.lease(job_id, 0, "w1"), Lease)
+    assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
 
 
-def test_done_ended_and_unknown_batches_are_not_claimed(jobs: JobStore) -> None:
+def test_what_is_done_or_ended_is_not_leased(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     compute(jobs, job_id, 0)
-    assert jobs.lease(job_id, 0, "w1") is Refusal.DONE
     jobs.cancel(job_id)
-    assert jobs.lease(job_id, 1, "w1") is Refusal.ENDED
-    assert jobs.lease("0" * 32, 0, "w1") is Refusal.GONE
+    assert jobs.lease(MODEL, jobs.name_lease("w1")) is None
+    assert jobs.next_in_line(MODEL) is None
 
 
 def test_while_a_round_generates_its_models_batches_wait(
@@ -135,11 +136,11 @@ def test_while_a_round_generates_its_models_batches_wait(
     job_id, other = jobs.create(new_job([1])), jobs.create(new_job([1], model="other"))
     record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert record is not None
-    assert jobs.lease(job_id, 0, "w1") is Refusal.ROUND
+    assert lease_batch(jobs, job_id, 0, "w1") is None
     assert not jobs.note_waiting(job_id, "chat")
-    assert isinstance(jobs.lease(other, 0, "w2"), Lease)
+    assert isinstance(lease_batch(jobs, other, 0, "w2"), Lease)
     rounds.switch(record, RoundState.VALIDATING)
-    assert isinstance(jobs.lease(job_id, 0, "w1"), Lease)
+    assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
 
 
 def test_only_the_last_batch_completes_the_job(jobs: JobStore) -> None:
@@ -176,7 +177,7 @@ def test_the_result_of_a_large_job_is_read_in_pieces(
 
 def test_values_may_hold_commas_and_line_ends(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     jobs.complete(job_id, 0, ["a,b", "c\nd"])
     assert jobs.finish(job_id)
     assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == [
@@ -209,7 +210,7 @@ def test_a_repeated_last_completion_still_asks_for_the_finish(jobs: JobStore) ->
 
 def test_values_that_do_not_match_the_batch_are_refused(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     for values in (["one"], ["one", "two", "three"]):
         with pytest.raises(Exception, match="another number of nonces"):
             jobs.complete(job_id, 0, list(values))
@@ -243,7 +244,7 @@ def test_a_job_that_was_cancelled_during_its_finish_stays_cancelled(
 
 def test_excluded_nonces_are_left_out_and_listed(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     jobs.complete(job_id, 0, [None, "v2"])
     jobs.finish(job_id)
     answer = result(jobs, job_id)
@@ -268,7 +269,7 @@ def test_every_key_has_a_ttl_at_every_step(jobs: JobStore, redis: Redis) -> None
 
     job_id = jobs.create(new_job([1, 2, 3], claimed={1: "a", 2: "b", 3: "c"}))
     assert_all_expire()
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     assert_all_expire()
     jobs.release(job_id, 0, "w1", lost_engine=True)
     assert_all_expire()
@@ -357,7 +358,7 @@ def test_cancelling_makes_room_for_what_was_not_computed(jobs: JobStore) -> None
 
 def test_what_is_completed_after_the_end_is_dropped(jobs: JobStore, redis: Redis) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     jobs.cancel(job_id)
     assert not jobs.complete(job_id, 0, ["late"])
     assert jobs.total_processed() == 0
@@ -407,7 +408,7 @@ def test_stop_finds_all_that_are_queued_among_those_that_stay(
     assert jobs.cancel_queued() == 16
     assert set(jobs.active_jobs(MODEL)) == set(waited_for)
     assert (jobs.cancel_queued(), redis.llen(model_queue(MODEL))) == (0, 0)
-    redis.rpush(model_queue(MODEL), *waited_for)  # as housekeeping does
+    redis.rpush(model_queue(MODEL), *waited_for)
     assert (jobs.cancel_queued(), redis.llen(model_queue(MODEL))) == (0, 8)
 
 
@@ -430,16 +431,16 @@ def test_a_failed_job_says_why(jobs: JobStore) -> None:
 def test_a_released_batch_waits_again(jobs: JobStore, serve: Serve) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1, 2, 3]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     assert jobs.pending(job_id) == [1]
     assert jobs.release(job_id, 0, "w1")
     assert jobs.pending(job_id) == [0, 1]
-    assert isinstance(jobs.lease(job_id, 0, "w2"), Lease)
+    assert isinstance(lease_batch(jobs, job_id, 0, "w2"), Lease)
 
 
 def test_only_the_holder_can_release(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     assert not jobs.release(job_id, 0, "w2")
     assert jobs.pending(job_id) == []
 
@@ -448,9 +449,9 @@ def test_a_batch_that_loses_three_engines_fails_its_job(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     for worker in ("w1", "w11"):
         for _ in range(MAX_LOSSES):  # a worker counts once, however often it tries
-            jobs.lease(job_id, 1, worker)
+            lease_batch(jobs, job_id, 1, worker)
             assert jobs.release(job_id, 1, worker, lost_engine=True)
-    jobs.lease(job_id, 1, "1")
+    lease_batch(jobs, job_id, 1, "1")
     assert not jobs.release(job_id, 1, "1", lost_engine=True)
     record = jobs.read(job_id)
     assert record is not None
@@ -462,96 +463,94 @@ def test_a_batch_that_loses_three_engines_fails_its_job(jobs: JobStore) -> None:
 def test_releasing_without_a_lost_engine_never_fails_a_job(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1]))
     for _ in range(2 * MAX_LOSSES):
-        jobs.lease(job_id, 0, "w1")
+        lease_batch(jobs, job_id, 0, "w1")
         assert jobs.release(job_id, 0, "w1")
 
 
-# Batches beside one that was claimed.
+# The line.
 
 
-def claim_beside(
-    jobs: JobStore, job_id: str, index: int = 0, room: int = 100, worker: str = "w1"
+def lease_next(
+    jobs: JobStore, room: int = 0, worker: str = "w1", only_validations: bool = False
 ) -> list[Lease]:
-    """What a worker gets that leases a batch and has room for further nonces."""
+    """What a worker gets that has room for further nonces beside the next batch."""
     name = jobs.name_lease(worker)
-    lease = jobs.lease(job_id, index, worker, name)
-    assert isinstance(lease, Lease)
-    return jobs.lease_more(lease, name, room)
+    lease = jobs.lease(MODEL, name, only_validations)
+    return [] if lease is None else [lease, *jobs.lease_more(lease, room)]
 
 
 def places(leases: list[Lease]) -> list[tuple[str, int]]:
     return [(lease.owner_id, lease.place) for lease in leases]
 
 
-def test_a_worker_with_room_gets_the_neighbours_of_its_batch_as_they_stand(
-    jobs: JobStore, serve: Serve
+def validation(nonces: list[int]) -> NewJob:
+    return new_job(nonces, claimed=dict.fromkeys(nonces, "AAAA"))
+
+
+def test_batches_are_leased_in_their_order_with_as_many_more_as_there_is_room_for(
+    jobs: JobStore,
 ) -> None:
-    serve("w2")
-    job_id = jobs.create(new_job(list(range(10))))
-    found = claim_beside(jobs, job_id, 1, room=5)
-    # 2 nonces each: a third batch would be one too many.
-    assert places(found) == [(job_id, 2), (job_id, 3)]
-    assert [lease.nonces for lease in found] == [[4, 5], [6, 7]]
-    assert [(lease.model, lease.spec) for lease in found] == [(MODEL, SPEC)] * 2
-    assert jobs.pending(job_id) == [0, 4]
-    assert jobs.lease(job_id, 2, "w2") is Refusal.HELD
-    assert [jobs.complete(job_id, lease.place, ["v"] * 2) for lease in found] == [
-        False,
-        False,
-    ]
-
-
-def test_the_last_batch_may_be_smaller_and_fits_where_a_whole_one_would_not(jobs: JobStore) -> None:
-    job_id = jobs.create(new_job([0, 1, 2, 3, 4]))
-    assert places(claim_beside(jobs, job_id, 1, room=1)) == [(job_id, 2)]
+    job_id = jobs.create(new_job(list(range(11))))
+    assert places(lease_next(jobs)) == [(job_id, 0)]
+    found = lease_next(jobs, room=5)
+    # 2 nonces each: a fourth batch would be one too many.
+    assert places(found) == [(job_id, 1), (job_id, 2), (job_id, 3)]
+    assert [lease.nonces for lease in found] == [[2, 3], [4, 5], [6, 7]]
+    assert [(lease.model, lease.spec) for lease in found] == [(MODEL, SPEC)] * 3
+    assert jobs.pending(job_id) == [4, 5]
+    # The last batch is smaller, and fits where a whole one would not.
+    assert places(lease_next(jobs, room=1)) == [(job_id, 4), (job_id, 5)]
+    assert lease_next(jobs) == []
 
 
 @pytest.mark.parametrize("room", [0, -3])
 def test_a_worker_without_room_gets_nothing_more(jobs: JobStore, room: int) -> None:
-    job_id = jobs.create(new_job([0, 1, 2, 3]))
     jobs.create(new_job([0, 1, 2, 3]))
-    assert claim_beside(jobs, job_id, room=room) == []
+    jobs.create(new_job([0, 1, 2, 3]))
+    assert len(lease_next(jobs, room)) == 1
 
 
-def test_what_others_hold_or_is_done_is_left_alone(jobs: JobStore, serve: Serve) -> None:
-    serve("w2")
-    job_id = jobs.create(new_job(list(range(10))))
-    jobs.lease(job_id, 1, "w2")
-    compute(jobs, job_id, 3)
-    assert places(claim_beside(jobs, job_id)) == [(job_id, 2), (job_id, 4)]
-
-
-def test_a_batch_that_engines_were_lost_on_is_computed_alone(jobs: JobStore) -> None:
-    job_id = jobs.create(new_job([0, 1, 2, 3, 4]))
-    jobs.lease(job_id, 1, "w1")
-    jobs.release(job_id, 1, "w1", lost_engine=True)
-    assert places(claim_beside(jobs, job_id)) == [(job_id, 2)]
-    assert isinstance(jobs.lease(job_id, 1, "w1"), Lease)
-
-
-def test_a_dead_workers_batch_is_left_to_its_own_message(
+def test_what_came_back_is_leased_before_what_was_never_leased(
     jobs: JobStore, serve: Serve, workers: WorkerRegistry
 ) -> None:
     serve("w2")
-    job_id = jobs.create(new_job([0, 1, 2, 3]))
-    jobs.lease(job_id, 1, "w2")
+    job_id = jobs.create(new_job(list(range(12))))
+    for worker in ("w1", "w2", "w1"):
+        lease_next(jobs, worker=worker)
+    jobs.release(job_id, 2, "w1")
     workers.remove("w2")
-    assert claim_beside(jobs, job_id) == []
-    assert jobs.orphans(job_id) == [1]
+    assert places(lease_next(jobs)) == [(job_id, 2)]
+    jobs.orphans(job_id)
+    assert places(lease_next(jobs, room=2)) == [(job_id, 1)]  # alone: it cost a worker
+    assert places(lease_next(jobs, room=100)) == [(job_id, index) for index in (3, 4, 5)]
 
 
-def test_the_search_ends_after_many_batches_that_are_not_to_be_had(
-    jobs: JobStore, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("poc_core.state.jobs._MOST_MISSES", 3)
-    serve("w2")
-    job_id = jobs.create(new_job(list(range(14))))
-    for index in (1, 2, 4, 5, 6):
-        jobs.lease(job_id, index, "w2")
-    assert places(claim_beside(jobs, job_id)) == [(job_id, 3)]
+def test_what_was_done_after_it_had_come_back_is_not_leased_again(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3]))
+    lease_next(jobs)
+    jobs.release(job_id, 0, "w1")
+    jobs.complete(job_id, 0, ["v0", "v1"])
+    assert places(lease_next(jobs, room=100)) == [(job_id, 1)]
 
 
-def test_room_that_its_job_leaves_goes_to_other_jobs_of_the_same_spec(
+def test_a_batch_that_engines_were_lost_on_is_computed_alone(jobs: JobStore, clock: Clock) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3, 4, 5, 6]))
+    lease_next(jobs, room=2)
+    jobs.release(job_id, 1, "w1", lost_engine=True)
+    clock.now += 1
+    other = jobs.create(new_job([7]))
+    assert places(lease_next(jobs, room=100)) == [(job_id, 1)]
+    jobs.release(job_id, 1, "w1")
+    lease = jobs.lease(MODEL, jobs.name_lease("w2"))
+    assert lease is not None
+    assert (lease.place, lease.alone) == (1, True)
+    jobs.release(job_id, 1, "w2", lost_engine=True)
+    first = lease_batch(jobs, other, 0, "w1")
+    assert first is not None
+    assert jobs.lease_more(first, 100) == []  # nor is it taken along
+
+
+def test_room_that_a_job_leaves_goes_to_later_jobs_of_the_same_spec(
     jobs: JobStore, clock: Clock
 ) -> None:
     job_ids = []
@@ -559,23 +558,86 @@ def test_room_that_its_job_leaves_goes_to_other_jobs_of_the_same_spec(
         job_ids.append(jobs.create(new_job([n, n + 1, n + 2])))
         clock.now += 5
     first, second, third = job_ids
-    found = claim_beside(jobs, second, room=6)
-    assert places(found) == [(second, 1), (third, 0), (third, 1), (first, 0)]
-    assert [status(jobs, job_id) for job_id in (first, second, third)] == [JobStatus.RUNNING] * 3
-    record = jobs.read(third)
+    assert places(lease_next(jobs, room=4)) == [
+        (first, 0),
+        (first, 1),
+        (second, 0),
+        (second, 1),
+    ]
+    assert [status(jobs, job_id) for job_id in (first, second)] == [JobStatus.RUNNING] * 2
+    record = jobs.read(second)
     assert record is not None
     assert record.started_at == clock.now
+    assert status(jobs, third) is JobStatus.QUEUED
+
+
+def test_validations_come_first_and_are_not_mixed_with_other_jobs(
+    jobs: JobStore, clock: Clock
+) -> None:
+    plain = jobs.create(new_job([0, 1, 2, 3]))
+    clock.now += 1
+    urgent = [jobs.create(validation([n])) for n in (5, 6)]
+    found = lease_next(jobs, room=100)
+    assert set(places(found)) == {(job_id, 0) for job_id in urgent}
+    assert all(lease.urgent for lease in found)
+    assert lease_next(jobs, only_validations=True) == []
+    found = lease_next(jobs, room=100)
+    assert (places(found), found[0].urgent) == ([(plain, 0), (plain, 1)], False)
+
+
+def test_a_record_that_cannot_be_read_leaves_the_line_and_hides_no_other(
+    jobs: JobStore, redis: Redis, clock: Clock
+) -> None:
+    ids = []
+    for nonce in range(4):
+        ids.append(jobs.create(new_job([nonce])))
+        clock.now += 1
+    redis.delete(*(f"poc:job:{job_id}" for job_id in ids[:2]))
+    redis.set(f"poc:job:{ids[0]}", "no hash", ex=100)
+    redis.hset(f"poc:job:{ids[2]}", "n_batches", "many")
+    assert places(lease_next(jobs)) == [(ids[3], 0)]
+
+
+def test_a_job_of_an_earlier_release_joins_the_line(
+    jobs: JobStore, redis: Redis, serve: Serve
+) -> None:
+    """As release 59 left it: batches done, leased, given back and waiting; no cursor, no line."""
+    serve("w2")
+    job_id = jobs.create(new_job(list(range(10))))
+    compute(jobs, job_id, 1)
+    lease_batch(jobs, job_id, 3, "w2")
+    redis.delete(f"poc:jobs:line:{MODEL}", f"poc:job:{job_id}:free")
+    redis.hdel(f"poc:job:{job_id}", "next")
+    redis.zadd(f"poc:jobs:validations:{MODEL}", {job_id: 1})
+    assert lease_next(jobs) == []
+    assert [one.broken for one in jobs.survey.stuck(MODEL)] == [[]]
+    assert places(lease_next(jobs, room=100)) == [(job_id, 0), (job_id, 2), (job_id, 4)]
+    assert redis.ttl(f"poc:jobs:line:{MODEL}") != -1
+
+
+def test_a_batch_that_an_earlier_release_gave_back_is_found(jobs: JobStore, redis: Redis) -> None:
+    """Its workers know no line; they serve the same jobs while a node is upgraded."""
+    job_id = jobs.create(new_job(list(range(4))))
+    lease_next(jobs, room=100)
+    redis.hdel(f"poc:job:{job_id}:leases", "0")
+    assert lease_next(jobs) == []
+    list(jobs.survey.stuck(MODEL))
+    assert places(lease_next(jobs, room=100)) == [(job_id, 0)]
 
 
 def test_jobs_of_another_spec_or_model_or_that_ended_are_left_alone(
-    jobs: JobStore, serve: Serve
+    jobs: JobStore, clock: Clock
 ) -> None:
     other_spec = SPEC.model_copy(update={"block_hash": "other"})
     mine = jobs.create(new_job([0]))
-    jobs.create(NewJob(MODEL, other_spec, REQUEST, [1], 1, None))
+    clock.now += 1
+    other = jobs.create(NewJob(MODEL, other_spec, REQUEST, [1], 1, None))
     jobs.create(new_job([2], model="other"))
     jobs.cancel(jobs.create(new_job([3])))
-    assert claim_beside(jobs, mine) == []
+    clock.now += 1
+    last = jobs.create(new_job([4]))
+    assert places(lease_next(jobs, room=100)) == [(mine, 0), (last, 0)]
+    assert places(lease_next(jobs, room=100)) == [(other, 0)]
 
 
 def test_while_a_round_has_the_workers_nothing_more_is_had(
@@ -583,27 +645,19 @@ def test_while_a_round_has_the_workers_nothing_more_is_had(
 ) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3]))
     name = jobs.name_lease("w1")
-    lease = jobs.lease(job_id, 0, "w1", name)
+    lease = lease_batch(jobs, job_id, 0, "w1", name)
     assert isinstance(lease, Lease)
     rounds.store(round_config(), RoundState.GENERATING)
-    assert jobs.lease_more(lease, name, 100) == []
-
-
-def test_more_may_be_asked_for_again_when_the_answer_was_lost(jobs: JobStore) -> None:
-    job_id = jobs.create(new_job([0, 1, 2, 3, 4, 5]))
-    jobs.create(new_job([6, 7]))
-    name = jobs.name_lease("w1")
-    lease = jobs.lease(job_id, 0, "w1", name)
-    assert isinstance(lease, Lease)
-    assert jobs.lease_more(lease, name, 6) == jobs.lease_more(lease, name, 6)
+    assert jobs.lease_more(lease, 100) == []
 
 
 def test_batches_beside_keep_the_job_from_expiring(
     jobs: JobStore, redis: Redis, settings: Any
 ) -> None:
-    mine, other = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
+    jobs.create(new_job([0, 1]))
+    other = jobs.create(new_job([2, 3]))
     redis.expire(f"poc:job:{other}", 5)
-    claim_beside(jobs, mine)
+    lease_next(jobs, room=100)
     assert redis.ttl(f"poc:job:{other}") == settings.job_ttl_sec
     assert redis.ttl(f"poc:job:{other}:leases") == settings.job_ttl_sec
 
@@ -613,7 +667,7 @@ def test_any_active_tells_whether_one_of_the_jobs_is_still_wanted(jobs: JobStore
     jobs.cancel(cancelled)
     assert jobs.any_active([cancelled, queued])
     assert not jobs.any_active([cancelled, "0" * 32])
-    jobs.lease(queued, 0, "w1")
+    lease_batch(jobs, queued, 0, "w1")
     assert jobs.any_active([queued])
 
 
@@ -622,8 +676,8 @@ def test_orphans_are_the_batches_of_dead_workers(
 ) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
-    jobs.lease(job_id, 0, "w1")
-    jobs.lease(job_id, 2, "w2")
+    lease_batch(jobs, job_id, 0, "w1")
+    lease_batch(jobs, job_id, 2, "w2")
     assert jobs.orphans(job_id) == []
     workers.remove("w1")
     assert jobs.orphans(job_id) == [0]
@@ -639,17 +693,16 @@ def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_n
     leases = [hand.take() for _ in range(12)]
     job_id = jobs.create(new_job(list(range(24))))
     for index, lease in enumerate(leases):
-        jobs.lease(job_id, index, "w1", lease)
+        lease_batch(jobs, job_id, index, "w1", lease)
     assert jobs.orphans(job_id) == []  # its heartbeat was before all of them
     for number in (1, 3, 11):
         hand.drop(leases[number - 1])
-    assert jobs.lease(job_id, 0, "w2") is Refusal.HELD
     workers.heartbeat(worker_record("w1"), hand.told())
-    later = hand.take()
-    assert isinstance(jobs.lease(job_id, 0, "w1", later), Lease)
     assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[job_id]]
-    assert jobs.orphans(job_id) == [2, 10]
+    assert jobs.orphans(job_id) == [0, 2, 10]
     assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[]]
+    later = hand.take()
+    assert isinstance(lease_batch(jobs, job_id, 0, "w1", later), Lease)
     assert jobs.pending(job_id) == [2, 10]
     assert not redis.exists(f"poc:job:{job_id}:attempts")
 
@@ -660,7 +713,7 @@ def test_leases_of_a_worker_that_tells_of_none_are_held_until_they_are_too_old(
     serve("w1")
     hand = Hand(partial(jobs.name_lease, "w1"))
     job_id = jobs.create(new_job([1]))
-    jobs.lease(job_id, 0, "w1", hand.take())
+    lease_batch(jobs, job_id, 0, "w1", hand.take())
     assert jobs.orphans(job_id) == []
     clock.now += settings.visibility_timeout_s + 1
     serve("w1")
@@ -673,15 +726,10 @@ def test_a_batch_that_kills_its_workers_fails_its_job(
     job_id = jobs.create(new_job([1]))
     for worker_id in ("a", "b", "c"):
         serve(worker_id)
-        jobs.lease(job_id, 0, worker_id)
+        lease_batch(jobs, job_id, 0, worker_id)
         workers.remove(worker_id)
         jobs.orphans(job_id)
     assert status(jobs, job_id) is JobStatus.FAILED
-
-
-def test_pending_batches_can_be_limited(jobs: JobStore) -> None:
-    job_id = jobs.create(new_job(list(range(100)), batch_size=1))
-    assert jobs.pending(job_id, limit=3) == [0, 1, 2]
 
 
 def test_recounting_forgets_expired_jobs(jobs: JobStore, redis: Redis) -> None:

@@ -15,7 +15,7 @@ from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.overview import CurrentRound, GoneHost, Overviews
 from poc_core.state.past.history import History
 from poc_core.state.rounds import LEASE_S
-from tests.harness.samples import Clock, new_job, round_config
+from tests.harness.samples import Clock, lease_batch, new_job, round_config
 from tests.harness.stored import outbox_status
 
 Serve = Callable[..., Any]
@@ -75,7 +75,7 @@ def test_it_is_what_the_stores_tell_one_by_one(
     settings: Settings,
 ) -> None:
     job_id = jobs.create(new_job(list(range(6))))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     jobs.complete(job_id, 0, ["a", "b"])
     record = start(rounds, url="http://receiver:9000/poc")
     compute(rounds, record)

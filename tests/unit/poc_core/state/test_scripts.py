@@ -46,7 +46,7 @@ def test_a_key_that_a_script_spells_out_is_one_that_keys_names() -> None:
     prefixes = {
         key("")
         for key in (
-            *(keys.job, keys.active, keys.validating, keys.round, keys.generating),
+            *(keys.job, keys.active, keys.line, keys.round, keys.generating),
             *(keys.outbox, keys.receiver, keys.worker, keys.host, keys.download, keys.events),
         )
     }

@@ -31,7 +31,15 @@ from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.outbox import Due
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
 from tests.harness.documents import ROOT
-from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
+from tests.harness.samples import (
+    MODEL,
+    REQUEST,
+    SPEC,
+    Clock,
+    lease_batch,
+    round_config,
+    worker_record,
+)
 from tests.harness.stored import outbox_status, spared_receivers
 from tests.harness.waiting import wait_until
 from workers import patience
@@ -652,7 +660,7 @@ def test_the_ticker_outlives_a_mistake(
 def finished_job(jobs: JobStore, url: str, n_nonces: int = 1) -> str:
     request = REQUEST.model_copy(update={"url": url})
     job_id = jobs.create(NewJob(MODEL, SPEC, request, list(range(n_nonces)), n_nonces))
-    lease = jobs.lease(job_id, 0, "w1")
+    lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
     jobs.complete(job_id, 0, ["A" * 32] * n_nonces)
     assert jobs.finish(job_id)

@@ -28,6 +28,7 @@ from tests.harness.samples import (
     SPEC,
     Clock,
     due_now,
+    lease_batch,
     round_config,
 )
 from tests.harness.stored import n_outboxes, outbox_status
@@ -448,7 +449,7 @@ def finish(
 ) -> str:
     request = REQUEST.model_copy(update={"url": url})
     job_id = jobs.create(NewJob(MODEL, SPEC, request, nonces, len(nonces), claimed))
-    lease = jobs.lease(job_id, 0, "w1")
+    lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
     jobs.complete(job_id, 0, values or [VECTOR] * len(nonces))
     assert jobs.finish(job_id)
@@ -1040,7 +1041,7 @@ def job_of(jobs: JobStore, client: str, receiver: str) -> str:
 
 
 def computed(jobs: JobStore, job_id: str) -> str:
-    assert isinstance(jobs.lease(job_id, 0, "w1"), Lease)
+    assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
     jobs.complete(job_id, 0, [VECTOR])
     assert jobs.finish(job_id)
     return job_id

@@ -10,7 +10,7 @@ from poc_core.records import Lease, NewJob, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
-from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, due_now, round_config
+from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, due_now, lease_batch, round_config
 from tests.harness.stored import spared_receivers
 
 URL = "http://receiver:9000/poc"
@@ -29,7 +29,7 @@ def receivers(redis: Redis, clock: Clock) -> Receivers:
 
 def finished_job(jobs: JobStore, url: str = URL) -> str:
     job_id = jobs.create(NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), [5], 1))
-    lease = jobs.lease(job_id, 0, "w1")
+    lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
     jobs.complete(job_id, 0, ["A" * 32])
     assert jobs.finish(job_id)

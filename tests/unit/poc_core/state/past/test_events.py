@@ -12,7 +12,7 @@ from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, keys, scripts
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.past.events import Event, Events
-from tests.harness.samples import Clock, new_job, round_config
+from tests.harness.samples import Clock, lease_batch, new_job, round_config
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_validation_counts_for_its_day_and_a_fraud_is_an_event(
 ) -> None:
     for claim in ("A" * 32, "P" * 32):
         job_id = jobs.create(new_job([1, 2], claimed={1: claim, 2: claim}))
-        jobs.lease(job_id, 0, "w1")
+        lease_batch(jobs, job_id, 0, "w1")
         jobs.complete(job_id, 0, ["A" * 32, "A" * 32])
         assert jobs.finish(job_id)
     assert jobs.validations(clock.now) == {"honest": 1, "fraud": 1}

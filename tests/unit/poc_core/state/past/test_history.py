@@ -19,7 +19,7 @@ from poc_core.state.past.history import (
     first_token_p95,
 )
 from poc_core.state.past.shares import shares
-from tests.harness.samples import Clock, new_job, round_config
+from tests.harness.samples import Clock, lease_batch, new_job, round_config
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_nonces_of_rounds_and_jobs_count_by_the_workers_name(
         rounds.complete(lease, worker_id, ["AAAA"] * 4)
     rounds.switch(current, RoundState.STOPPED)
     job_id = jobs.create(new_job([1, 2]))
-    batch: Any = jobs.lease(job_id, 0, ids[1])
+    batch: Any = lease_batch(jobs, job_id, 0, ids[1])
     jobs.complete(job_id, batch.place, ["AAAA", "BBBB"])
     assert history.read(5, 1_000_000, 1) == [{"here/gpu0": 10}]
     assert shares(redis, keys.round(current.round_id)) == {"here/gpu0": 8}
@@ -80,7 +80,7 @@ def test_a_batch_that_comes_twice_counts_once(
 ) -> None:
     serve("w1")
     job_id = jobs.create(new_job([1, 2]))
-    jobs.lease(job_id, 0, "w1")
+    lease_batch(jobs, job_id, 0, "w1")
     for _ in range(2):
         jobs.complete(job_id, 0, ["AAAA", "BBBB"])
     assert history.read(5, 1_000_000, 1) == [{"w1": 2}]

@@ -1,0 +1,343 @@
+"""A worker's turns: what is next, a round before jobs, and when another one is published."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from redis import Redis
+
+from poc_core.records import JobStatus, RoundRecord, RoundState
+from poc_core.settings import parse_chat_policy
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.hand import Hand
+from tests.harness.samples import (
+    MODEL,
+    SPEC,
+    Clock,
+    new_job,
+    result_body,
+    round_config,
+    worker_record,
+)
+from tests.harness.waiting import wait_until
+from tests.peers.fake_engine import FakeEngine, value
+from workers.chat_gate import ChatGate, Starvation
+from workers.jobs import JobWork
+from workers.proofs import Proofs
+from workers.queue.wake import Wake
+from workers.rounds import RoundWork
+from workers.turns import Turns
+
+RELEASE = Path(__file__).parents[2] / "data" / "releases" / "2026-11-26.json"
+
+
+class Queue:
+    """Stands in for the worker's own queue."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def myself(self) -> None:
+        self.waiting += 1
+
+    def waits(self) -> bool:
+        return self.waiting > 0
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+Make = Callable[..., Turns]
+
+
+@pytest.fixture
+def make(
+    engine: FakeEngine, jobs: JobStore, rounds: RoundStore, workers: WorkerRegistry, queue: Queue
+) -> Iterator[Make]:
+    started: list[Proofs] = []
+
+    def made(turn_s: float = 60.0, gate: ChatGate | None = None) -> Turns:
+        proofs = Proofs(engine, gate)
+        started.append(proofs)
+        hand = Hand(partial(jobs.name_lease, "w1"))
+        plain, urgent = (
+            JobWork(proofs, "w1", jobs, hand, is_urgent) for is_urgent in (False, True)
+        )
+        work = RoundWork(proofs, "w1", rounds)
+        return Turns(MODEL, plain, urgent, work, rounds, cast(Wake, queue), turn_s)
+
+    workers.heartbeat(worker_record("w1"))
+    yield made
+    for proofs in started:
+        proofs.stop()
+
+
+@pytest.fixture
+def turns(make: Make) -> Turns:
+    return make()
+
+
+def a_round(rounds: RoundStore, **config: Any) -> RoundRecord:
+    record = rounds.read(rounds.store(round_config(**config), RoundState.GENERATING))
+    assert record is not None
+    return record
+
+
+def status(jobs: JobStore, job_id: str) -> JobStatus:
+    record = jobs.read(job_id)
+    assert record is not None
+    return record.status
+
+
+def test_a_turn_computes_all_that_there_is_and_says_what(
+    turns: Turns, jobs: JobStore, queue: Queue
+) -> None:
+    plain = jobs.create(new_job([0, 1, 2]))
+    claimed = {nonce: str(value(SPEC, nonce)) for nonce in (7, 8)}
+    validation = jobs.create(new_job([7, 8], claimed=claimed))
+    assert turns.take() == (
+        f"{MODEL}: 2 nonces of validation {validation}, 3 nonces of job {plain}"
+    )
+    assert [status(jobs, job_id) for job_id in (plain, validation)] == [JobStatus.COMPLETED] * 2
+    assert (turns.take(), queue.waiting) == (f"{MODEL}: nothing to compute", 0)
+
+
+def test_what_a_turn_says_is_short_however_many_jobs_it_served(
+    turns: Turns, jobs: JobStore
+) -> None:
+    for nonce in range(25):
+        jobs.create(new_job([nonce]))
+    said = turns.take()
+    assert said.endswith(", 15 nonces of 15 more")
+    assert len(said) < 1000
+
+
+def test_a_round_comes_before_jobs_which_go_on_in_the_same_turn(
+    turns: Turns, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+) -> None:
+    job_id = jobs.create(new_job([1000]))
+    record = a_round(rounds)
+    engine.events[3] = lambda: rounds.switch(record, RoundState.STOPPED)
+    said = turns.take()
+    assert status(jobs, job_id) is JobStatus.COMPLETED
+    assert engine.begun[-1] == [1000]
+    assert f"nonces of round {record.round_id}, 1 nonces of job {job_id}" in said
+
+
+def test_what_is_held_of_jobs_is_completed_before_a_round_begins(
+    make: Make, jobs: JobStore, rounds: RoundStore, engine: FakeEngine, queue: Queue
+) -> None:
+    turns = make(0.05)
+    job_id = jobs.create(new_job([1000]))
+    engine.layer_s = 0.1
+    turns.take()
+    assert (queue.waiting, status(jobs, job_id)) == (1, JobStatus.RUNNING)
+    engine.layer_s = 0.0
+    record = a_round(rounds)
+    behind = jobs.create(new_job([1001]))
+    begun: list[list[int]] = engine.begun
+    while status(jobs, job_id) is JobStatus.RUNNING:
+        assert begun == [[1000]]
+        turns.take()
+    while len(begun) < 3:
+        turns.take()
+    assert status(jobs, job_id) is JobStatus.COMPLETED
+    assert status(jobs, behind) is JobStatus.QUEUED
+    assert rounds.generating(MODEL) == record.round_id
+
+
+def test_a_round_that_ended_between_two_turns_is_given_back_and_chat_let_in(
+    make: Make, rounds: RoundStore, redis: Redis, engine: FakeEngine, queue: Queue
+) -> None:
+    gate = ChatGate(parse_chat_policy("exclusive"), engine.unfinished_chat, Starvation())
+    turns = make(0.1, gate)
+    record = a_round(rounds)
+    turns.take()
+    assert queue.waiting == 1
+    assert not gate.enter_chat()
+    rounds.switch(record, RoundState.STOPPED)
+    queue.waiting = 0  # the message is lost
+    turns.look()
+    assert queue.waiting == 1
+    turns.take()
+    assert gate.enter_chat()
+    assert redis.hlen(f"poc:round:{record.round_id}:leases") == 0
+
+
+def test_a_second_turn_does_nothing_alongside_the_first(
+    turns: Turns, rounds: RoundStore, engine: FakeEngine, queue: Queue
+) -> None:
+    record = a_round(rounds)
+    first = threading.Thread(target=turns.take)
+    first.start()
+    wait_until(lambda: bool(engine.begun))
+    assert turns.take() == ""
+    turns.look()
+    assert queue.waiting == 0
+    rounds.switch(record, RoundState.STOPPED)
+    first.join(60)
+
+
+def test_a_turn_that_raises_leaves_the_way_free_for_the_next(
+    turns: Turns, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = jobs.create(new_job([0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "lease", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            turns.take()
+    turns.take()
+    assert status(jobs, job_id) is JobStatus.COMPLETED
+
+
+def test_a_worker_that_is_to_end_publishes_no_further_turn_and_holds_nothing(
+    make: Make, jobs: JobStore, engine: FakeEngine, queue: Queue
+) -> None:
+    turns = make(0.05)
+    job_ids = [jobs.create(new_job([nonce], model=MODEL)) for nonce in range(3)]
+    engine.layer_s = 0.1
+    engine.events[0] = turns.leave
+    turns.take()
+    turns.end()
+    assert queue.waiting == 0
+    held = {status(jobs, job_id) for job_id in job_ids}
+    assert JobStatus.RUNNING not in held
+
+
+def test_what_is_held_between_two_turns_is_given_back_at_the_end(
+    make: Make, jobs: JobStore, engine: FakeEngine
+) -> None:
+    turns = make(0.05)
+    job_id = jobs.create(new_job([0, 1]))
+    engine.layer_s = 0.2
+    turns.take()
+    turns.end()
+    assert jobs.pending(job_id) == [0]
+
+
+# Without messages.
+
+
+def test_a_worker_looks_for_jobs_by_itself_and_waits_for_one_message(
+    turns: Turns, jobs: JobStore, queue: Queue
+) -> None:
+    turns.look()
+    assert queue.waiting == 0
+    jobs.create(new_job([1]))
+    turns.look()
+    turns.look()
+    assert queue.waiting == 1
+
+
+def test_a_worker_looks_for_its_models_round_by_itself(
+    turns: Turns, rounds: RoundStore, queue: Queue
+) -> None:
+    record = a_round(rounds, model="other")
+    turns.look()
+    assert queue.waiting == 0
+    rounds.switch(record, RoundState.STOPPED)
+    a_round(rounds)
+    turns.look()
+    assert queue.waiting == 1
+
+
+def test_two_workers_share_a_job_that_one_message_told_of(
+    make: Make, jobs: JobStore, engine: FakeEngine, queue: Queue
+) -> None:
+    """The other one looked by itself."""
+    first, second = make(), make()
+    job_id = jobs.create(new_job(list(range(400)), batch_size=1))
+    engine.layer_s = 0.01
+    threads = [threading.Thread(target=one.take) for one in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert status(jobs, job_id) is JobStatus.COMPLETED
+    assert sorted(nonce for nonces in engine.begun for nonce in nonces) == list(range(400))
+
+
+def test_a_job_that_waits_for_chat_keeps_the_turn_until_chat_ends(
+    make: Make, jobs: JobStore, engine: FakeEngine
+) -> None:
+    gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat, Starvation())
+    turns = make(60.0, gate)
+    engine.chat = 1
+    job_id = jobs.create(new_job([0]))
+    thread = threading.Thread(target=turns.take)
+    thread.start()
+    time.sleep(0.1)
+    assert status(jobs, job_id) is JobStatus.QUEUED
+    engine.chat = 0
+    thread.join(60)
+    assert status(jobs, job_id) is JobStatus.COMPLETED
+
+
+# What an earlier release left, see tests/data/releases.
+
+
+def restored(redis: Redis) -> dict[str, Any]:
+    """Jobs, a round and an outbox as the release before this kind of message wrote them."""
+    left: dict[str, Any] = json.loads(RELEASE.read_text(encoding="utf-8"))
+    writers: dict[str, Callable[[str, Any], object]] = {
+        "string": redis.set,
+        "hash": lambda key, value: redis.hset(key, mapping=value),
+        "set": lambda key, value: redis.sadd(key, *value),
+        "zset": lambda key, value: redis.zadd(key, value),
+        "list": lambda key, value: redis.rpush(key, *value),
+    }
+    for key, one in left["keys"].items():
+        writers[one["type"]](key, one["value"])
+        redis.expire(key, one["ttl"])
+    return left
+
+
+def test_jobs_and_a_round_of_an_earlier_release_are_computed_to_their_ends(
+    make: Make,
+    jobs: JobStore,
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    redis: Redis,
+    clock: Clock,
+    engine: FakeEngine,
+) -> None:
+    clock.now += 10
+    left = restored(redis)
+    workers.heartbeat(worker_record("alive"), "2:2")  # which computes its second lease still
+    record = rounds.read(left["round"])
+    assert record is not None
+    turns = make()
+    engine.events[2] = lambda: rounds.switch(record, RoundState.STOPPED)
+    assert f"of round {record.round_id}" in turns.take()
+    assert engine.begun[0] == [4, 5, 6, 7]  # what a dead worker had of it
+    assert jobs.next_in_line(MODEL) is None  # until somebody has looked over all jobs
+    for found in jobs.survey.stuck(MODEL):
+        assert found.broken == []
+        for job_id in found.orphaned:
+            jobs.orphans(job_id)
+    turns.look()
+    turns.take()
+    assert status(jobs, left["validation"]) is JobStatus.COMPLETED
+    assert jobs.pending(left["plain"]) == []
+    assert status(jobs, left["plain"]) is JobStatus.RUNNING  # the other worker has a batch
+    workers.remove("alive")
+    jobs.orphans(left["plain"])
+    turns.take()
+    answer = json.loads(result_body(jobs, left["plain"]) or b"")
+    assert [(one["nonce"], one["vector_b64"]) for one in answer["artifacts"]] == [
+        (nonce, value(SPEC, nonce)) for nonce in range(10)
+    ]
+    assert jobs.queued_nonces() == 0
+    assert redis.llen(f"poc:outbox:{record.round_id}:entries") >= 3  # the first was there

@@ -1,0 +1,34 @@
+"""A worker's messages to itself, and those of its model that nobody needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from redis import Redis
+
+from poc_core.queues import WORK_TASK, messages, model_queue, worker_queue
+from poc_core.state import keys
+
+
+class Wake:
+    """The queues of one worker: its own, and its model's."""
+
+    def __init__(self, app: Celery, redis: Redis, model: str, worker_id: str) -> None:
+        self._app = app
+        self._redis: Any = redis
+        self._model = model
+        self._own_queue = worker_queue(worker_id)
+
+    def myself(self) -> None:
+        """This worker takes another turn, after those that wait in its own queue."""
+        self._app.send_task(WORK_TASK, args=[self._model], queue=self._own_queue)
+
+    def trim(self) -> None:
+        """Drops the model's messages beyond one for each worker, which only busy workers leave."""
+        n_workers = max(1, self._redis.zcard(keys.WORKERS))
+        self._redis.ltrim(messages(model_queue(self._model)), 0, n_workers - 1)
+
+    def waits(self) -> bool:
+        """Whether this worker has a message that it has not taken."""
+        return bool(self._redis.llen(messages(self._own_queue)) > 0)
