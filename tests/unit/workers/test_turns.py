@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -278,7 +277,7 @@ def test_a_job_that_waits_for_chat_keeps_the_turn_until_chat_ends(
     job_id = jobs.create(new_job([0]))
     thread = threading.Thread(target=turns.take)
     thread.start()
-    time.sleep(0.1)
+    wait_until(lambda: (record := jobs.read(job_id)) and record.waiting_for == "chat")
     assert status(jobs, job_id) is JobStatus.QUEUED
     engine.chat = 0
     thread.join(60)

@@ -18,7 +18,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK
+from poc_core.queues import EARLIER_TASKS, WORK_TASK
 from workers.queue import broker
 from workers.queue.app import create_app
 
@@ -339,9 +339,9 @@ def test_a_message_that_redis_does_not_let_go_ends_no_worker_and_is_done_with_he
             channel.basic_ack("tag")
 
 
-def test_a_message_can_ask_for_the_two_tasks_of_workers_alone() -> None:
+def test_a_message_can_ask_for_the_tasks_of_workers_alone() -> None:
     """Whoever may write to the queues, such as a worker host gone bad."""
     for _ in range(2):  # tasks that are loaded before an application are its own from the start
         app = create_app(URL)
         app.loader.import_default_modules()
-        assert set(app.tasks) == {RUN_BATCH_TASK, ROUND_STEP_TASK}
+        assert set(app.tasks) == {WORK_TASK, *EARLIER_TASKS}
