@@ -57,7 +57,7 @@ class JobWork:
 
     @property
     def holds(self) -> bool:
-        """Whether leases are held between two turns."""
+        """True if leases are held between two turns."""
         return bool(self._runner.held)
 
     def run(self, deadline: float = math.inf) -> bool:

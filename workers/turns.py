@@ -81,7 +81,7 @@ class Turns:
         self._jobs.give_back()
 
     def _compute(self, deadline: float) -> bool:
-        """Whether there is more to do."""
+        """True if there is more to do."""
         if self._jobs.holds and self._jobs.run(deadline):  # else a round has come
             return True
         round_id = until_redis_answers(lambda: self._round_store.generating(self._model))

@@ -30,5 +30,5 @@ class Wake:
         self._redis.ltrim(messages(model_queue(self._model)), 0, n_workers - 1)
 
     def waits(self) -> bool:
-        """Whether this worker has a message that it has not taken."""
+        """True if this worker has a message that it has not taken."""
         return bool(self._redis.llen(messages(self._own_queue)) > 0)
