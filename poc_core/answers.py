@@ -159,7 +159,7 @@ class Status(BaseModel):
     queued_nonces: int = Field(description="Nonces accepted and not yet computed, over all jobs.")
     callbacks_waiting: int = Field(
         description="Rounds and jobs, also past ones, whose receiver lacks something; a stopped"
-        " round also while workers have some of it in hand."
+        " round also while workers still compute some of it."
     )
     silent_receivers: list[SilentReceiver] = Field(
         description="Receivers that did not answer for some tries in a row; of many the latest."

@@ -82,7 +82,7 @@ class GpuWatch:
             except Exception as error:
                 self._found = MachineGpus()
                 if not self._failed:
-                    logger.warning("NVML fails, so no figures of the GPUs are told: %r", error)
+                    logger.warning("NVML fails, so the GPUs are not reported: %r", error)
                 self._failed = True
             else:
                 self._failed = False

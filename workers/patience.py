@@ -31,6 +31,6 @@ def until_redis_answers(step: Callable[[], T]) -> T:
             if isinstance(error, ResponseError) and not is_transient(error):
                 raise  # an error in a command would come again
             if time.monotonic() - logged_at > _LOG_INTERVAL_S:
-                logger.warning("waiting for Redis with work in hand: %s", error)
+                logger.warning("waiting for Redis with unfinished work: %s", error)
                 logged_at = time.monotonic()
             time.sleep(PAUSE_S)

@@ -150,7 +150,7 @@ class KeyFile:
             )
         except OSError as error:
             raise KeysError(
-                f"Cannot write beside {self.path} ({error.strerror}); choose another place with"
+                f"Cannot write next to {self.path} ({error.strerror}); choose another place with"
                 " POC_API_KEYS_FILE."
             ) from None
         try:

@@ -164,7 +164,7 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
                 "loc": ["body", "additional_args"],
                 "msg": (
                     "--middleware is not among the arguments that a deployment may bring here:"
-                    " leave it out, or whoever runs this node's hosts gives it to `proofline"
+                    " leave it out, or the operator of the hosts gives it to `proofline"
                     " workers` after --."
                 ),
                 "type": "deployment_arguments",

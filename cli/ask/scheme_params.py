@@ -47,7 +47,7 @@ class OfScheme(NamedTuple):
             return False
         if given := [name for name, value in flags.items() if value]:
             raise UsageError(
-                f"{' and '.join(given)} cannot stand beside --scheme; write --param KEY=VALUE."
+                f"{' and '.join(given)} cannot be combined with --scheme; write --param KEY=VALUE."
             )
         return True
 

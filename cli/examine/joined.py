@@ -99,7 +99,7 @@ def _reach(host: str, port: int) -> Finding:
             "redis",
             f"{host}:{port}, which the operator gave as Redis' address, is not reachable from here"
             f" ({error}).",
-            "Open that port to this host; or have it invited anew with the address that leads"
+            "Open that port to this host; or have it invited again with the address that leads"
             " there (--hosts-redis-url).",
         )
     return ok("redis", f"{host}:{port} is reachable from here")

@@ -40,7 +40,7 @@ def read_access(path: Path) -> Access | None:
     if others:
         raise AccessError(
             f"Others may read or write {path}, which has a password: chmod 600 {path}, and have"
-            " this host revoked and invited anew if they could."
+            " this host revoked and invited again if they could."
         )
     try:
         return Access.model_validate_json(text)

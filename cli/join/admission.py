@@ -15,7 +15,7 @@ from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S
 
 LOOK_S = 5.0
-_ANEW = "to have it back, the operator invites it anew"
+_ANEW = "to have it back, the operator invites it again"
 
 
 class ShutOutError(ProoflineError):

@@ -35,7 +35,7 @@ def flower(
             help=(
                 f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH"
                 " (USER:PASSWORD), else one "
-                "that is made up and shown."
+                "that is generated and printed."
             ),
             show_default=False,
         ),

@@ -162,7 +162,7 @@ def workers(
         follower.begin()
         if log.where:
             announce(log.where)
-        exits.callback(hurry_on_signals, follower.kill, "workers: finishing what is in hand")
+        exits.callback(hurry_on_signals, follower.kill, "workers: finishing the running batches")
         if follower.waits:
             announce(
                 "no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"

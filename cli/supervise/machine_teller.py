@@ -48,4 +48,4 @@ class MachineTeller:
                         if not sensors.wait_for_events(look_s):
                             self._stop.wait(look_s)
         except Exception as error:  # of our own: the workers go on without it
-            self._announce(f"the sensors of this machine are not told any more: {error!r}")
+            self._announce(f"the sensors of this machine are no longer reported: {error!r}")

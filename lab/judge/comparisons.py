@@ -187,7 +187,7 @@ def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProo
     if len(same) > 1:
         raise UsageError(
             f"{other.path} holds several proofs, and the file it is compared with does not say for"
-            " which block hash it was made; compute it anew, or note it under `request`."
+            " which block hash it was made; compute it again, or note it under `request`."
         )
     return same[0] if same else None
 

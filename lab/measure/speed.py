@@ -183,7 +183,7 @@ def measure(
         parts = time_parts(engine.profile(spec, range(most)), most)
     # profiling needs memory for the peak's matrices, and tools that may be missing
     except ProoflineError as error:
-        note(f"Where the time goes at seq_len {spec.seq_len} cannot be told: {error}")
+        note(f"The time at seq_len {spec.seq_len} cannot be divided into parts: {error}")
         parts = None
     on_step()
     return SeqLenSpeeds(spec.seq_len, by_size, list(_trades(turns, limits_ms)), parts)

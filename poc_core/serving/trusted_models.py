@@ -34,7 +34,7 @@ def why_not_trusted(
     """Why a model's code is not run; None: it is. `arguments`: last value by name, no dashes."""
     for name in _ELSEWHERE:
         if name in arguments:
-            return f"not beside --{name}, whose code nobody has named"
+            return f"not together with --{name}, whose code is not listed"
     revision = arguments.get("revision")
     if revision is None:
         return (

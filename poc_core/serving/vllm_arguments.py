@@ -208,7 +208,7 @@ def _known(option: str) -> str:
         )
     raise ArgumentsError(
         f"{option[:80]} is not among the arguments that a deployment may bring here: leave it"
-        " out, or whoever runs this node's hosts gives it to `proofline workers` after --."
+        " out, or the operator of the hosts gives it to `proofline workers` after --."
     )
 
 

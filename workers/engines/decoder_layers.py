@@ -78,7 +78,7 @@ def _path(model: nn.Module, n_layers: int) -> str:
         else f"no list of {n_layers} layers"
     )
     raise LookupError(
-        f"{type(model).__name__} has {why}, so its decoder layers cannot be told; proofs cannot be"
+        f"{type(model).__name__} has {why}, so its decoder layers were not found; proofs cannot be"
         " computed with this model"
     )
 

@@ -17,7 +17,7 @@ OTHER_INPUTS = (
 )
 SOME_MADE_UP = (
     "Some lie apart as vectors of other inputs do, and the rest agrees: these nonces were exchanged"
-    " or made up."
+    " or invented."
 )
 LITTLE_APART = (
     "They lie apart by less than vectors of other inputs do: another number format, quantisation,"

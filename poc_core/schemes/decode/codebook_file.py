@@ -29,7 +29,7 @@ def read_codebook_file(file: str = "") -> tuple[bytes, str]:
         remedy = (
             f"the network's own (POC_DECODE_CODEBOOK) has {NETWORK_SHA256}"
             if file
-            else "it is damaged: install Proofline anew"
+            else "it is damaged: reinstall Proofline"
         )
         raise SettingsError(f"The codebook {path} has the sha256 {digest}; {remedy}.")
     return raw, digest

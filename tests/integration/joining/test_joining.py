@@ -261,7 +261,7 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
 
     again = node.start_host("gpu2", *join)
     assert again.wait(PATIENCE_S) == 1
-    assert node.log("gpu2").rstrip().endswith("the operator invites it anew.")
+    assert node.log("gpu2").rstrip().endswith("the operator invites it again.")
     looked = node.run(
         "doctor", "--json", "--without-workers", "--join-file", str(kept), HOME=str(node.folder)
     )

@@ -192,7 +192,7 @@ class ProofRunner:
         spec = ProofSpec.model_validate(fields)
         scheme = self._schemes.of(spec)
         if not isinstance(scheme, PrefillScheme):
-            raise SpecError(f"Where the time of {spec.scheme} proofs goes cannot be told.")
+            raise SpecError(f"The time of {spec.scheme} proofs cannot be divided into parts.")
         own = Slice(-1, self._own.start, self._own.stop)  # the micro-batch is nobody else's
         try:
             marked = profiler.MarkedScheme(scheme) if watch else scheme

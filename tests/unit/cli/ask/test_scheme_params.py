@@ -79,7 +79,7 @@ def test_an_unknown_scheme_is_told_with_those_there_are() -> None:
 
 
 def test_flags_of_other_schemes_stand_beside_no_name() -> None:
-    with pytest.raises(UsageError, match="--k-dim cannot stand beside --scheme"):
+    with pytest.raises(UsageError, match="--k-dim cannot be combined with --scheme"):
         OfScheme("decode").refuse_flags({"--k-dim": 8, "--max-tokens": None})
     with pytest.raises(UsageError, match="name the scheme too"):
         OfScheme(None, ["a=1"]).refuse_flags({})

@@ -68,7 +68,7 @@ def test_a_sensor_that_breaks_ends_the_telling_alone_and_says_so(
     teller.start()
     wait_until(lambda: said)
     assert said == [
-        "the sensors of this machine are not told any more: ZeroDivisionError('division by zero')"
+        "the sensors of this machine are no longer reported: ZeroDivisionError('division by zero')"
     ]
 
 

@@ -36,12 +36,12 @@ def test_the_code_of_a_trusted_repository_at_a_trusted_commit_is_run() -> None:
         (
             "acme/model",
             (TRUST, "--revision", COMMIT, "--tokenizer", "evil/code"),
-            "not beside --tokenizer, whose code nobody has named",
+            "not together with --tokenizer, whose code is not listed",
         ),
         (
             "acme/model",
             (TRUST, "--revision", COMMIT, "--tokenizer-revision", "evil"),
-            "not beside --tokenizer-revision",
+            "not together with --tokenizer-revision",
         ),
     ],
 )

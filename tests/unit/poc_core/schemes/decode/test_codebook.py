@@ -82,6 +82,6 @@ def test_a_damaged_installation_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(codebook_file, "SHIPPED", tmp_path / "codebook.f32")
         with pytest.raises(
-            SettingsError, match=r"codebook.f32 has the sha256 .*; it is damaged: install"
+            SettingsError, match=r"codebook.f32 has the sha256 .*; it is damaged: reinstall"
         ):
             read_codebook_file()
