@@ -166,7 +166,7 @@ def test_a_host_that_is_killed_is_missed_and_another_worker_goes_on(
 def test_a_follower_waits_for_a_head_that_is_killed(net: Network, node: Node) -> None:
     node.wait_ready()
     net.programs["a"].kill()
-    node.wait(lambda: "This host waits for it again" in net.programs["b"].log, LOST_S, "a lost head")
+    node.wait(lambda: "host waits for it again" in net.programs["b"].log, LOST_S, "a lost head")
     node.wait(lambda: "a" not in node.workers(), LOST_S, "the end of its record")
     node.start_part(0)
     node.wait_ready()
