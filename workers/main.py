@@ -25,6 +25,7 @@ from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
 from poc_core.state.rounds import RoundStore
+from workers import tasks
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
@@ -32,7 +33,7 @@ from workers.housekeeping import Housekeeper
 from workers.jobs import JobWork
 from workers.load import load_engine
 from workers.proofs import Proofs
-from workers.queue import broker, tasks
+from workers.queue import broker
 from workers.queue.app import create_app
 from workers.queue.wake import Wake
 from workers.rounds import RoundWork

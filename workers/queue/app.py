@@ -9,9 +9,9 @@ from workers.queue.broker import SteadyAMQP
 
 def create_app(redis_url: str | None = None, consumer: Consumer = "monitor") -> Celery:
     """A Celery application on the broker of the settings, or on `redis_url`."""
-    app = Celery("proofline", amqp=SteadyAMQP, include=["workers.queue.tasks"])
+    app = Celery("proofline", amqp=SteadyAMQP, include=["workers.tasks"])
     app.conf.update(celery_config(load_settings(redis_url=redis_url), consumer))
-    # Without Celery's own tasks, messages can only ask for those of workers.queue.tasks.
+    # Without Celery's own tasks, messages can only ask for those of workers.tasks.
     for name in [one for one in app.tasks if one.startswith("celery.")]:
         del app.tasks[name]
     return app

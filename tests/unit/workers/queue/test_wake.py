@@ -10,7 +10,7 @@ from redis import Redis
 
 from poc_core.queues import WORK_TASK, model_queue, worker_queue
 from tests.harness.samples import MODEL
-from workers.queue import tasks
+from workers import tasks
 from workers.queue.app import create_app
 from workers.queue.wake import Wake
 from workers.turns import Turns
