@@ -20,12 +20,10 @@ from api.edge.version_segment import VersionSegment
 from api.models.downloads import LOOK_S
 from api.routes import (
     aggregator,
-    clock,
     console,
     gpus,
     health,
     hosts,
-    metrics,
     models,
     node,
     node_metrics,
@@ -111,7 +109,6 @@ def create_app(
     app.add_middleware(VersionSegment)  # outermost: all others see the path without its version
     errors.install(app)
     app.include_router(health.router)
-    app.include_router(clock.router)
     app.include_router(pow.router)
     app.include_router(rounds.router)
     app.include_router(validate.router)
@@ -121,7 +118,6 @@ def create_app(
     app.include_router(hosts.router)
     app.include_router(models.router)
     app.include_router(openai.router)
-    app.include_router(metrics.router)
     if node_metrics.is_on(os.environ):
         app.include_router(node_metrics.router)
     app.include_router(console.router)

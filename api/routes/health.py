@@ -1,11 +1,15 @@
-"""/health for the network's client, /livez and /readyz for supervisors and load balancers."""
+"""Health for the network node, supervisors, load balancers and Prometheus; the clock."""
 
-from fastapi import APIRouter
+import time
+
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client.exposition import choose_encoder
 
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
 from api.health.reading import told
+from api.metrics import NodeMetrics
 from api.schema import examples
 from api.services import AppServices
 from poc_core import answers
@@ -82,3 +86,33 @@ def _waits_for_its_first_deployment(seen: Overview) -> bool:
     status = seen.deployment
     nothing = not seen.workers and status.record is None
     return nothing and bool(status.hosts) and status.is_gone
+
+
+@router.get("/api/v1/clock", summary="Read this machine's clock", status_code=204)
+async def clock() -> Response:
+    """X-Server-Recv-Ns is the time of the request, X-Server-Send-Ns that of the answer.
+
+    Unix time in nanoseconds. Needs no key.
+    """
+    received = time.time_ns()
+    response = Response(status_code=204, headers={"X-Server-Recv-Ns": str(received)})
+    response.headers["X-Server-Send-Ns"] = str(time.time_ns())
+    return response
+
+
+@router.get(
+    "/metrics",
+    summary="Read metrics for Prometheus",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/plain": {}, "application/openmetrics-text": {}},
+            "description": "Prometheus' text format, or OpenMetrics if asked for.",
+        },
+        **examples.REDIS_AWAY,
+    },
+)
+def metrics(request: Request, services: AppServices) -> Response:
+    """Round, outbox, jobs, workers and chat of the complete node, from any API process."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(NodeMetrics(services)), headers={"content-type": content_type})

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from redis.exceptions import RedisError
 from cli.machine.cgroup import memory_left
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
-from cli.supervise.happenings import happenings
 from cli.supervise.machine_teller import MachineTeller
 from poc_core import life_signs
 from poc_core.errors import ProoflineError
@@ -392,3 +391,22 @@ def _vllm_version() -> str | None:
         except importlib.metadata.PackageNotFoundError:
             pass
     return None
+
+
+def happenings(
+    before: Sequence[WorkerPlace], now: Sequence[WorkerPlace]
+) -> Iterator[tuple[str, str]]:
+    """Each worker that ended, was given up or got ready: its name, and what happened to it."""
+    earlier = {place.name: place for place in before}
+    for place in now:
+        was = earlier.get(place.name)
+        ended_at = was.last_exit_at if was is not None else None
+        if place.last_exit_at != ended_at:
+            then = place.gave_up or f"{place.name} ended ({place.last_exit}); it is started again."
+            yield place.name, then
+        was_ready = was is not None and was.is_ready and place.last_exit_at == ended_at
+        if place.is_ready and not was_ready:
+            again = ""
+            if place.last_exit_at is not None:
+                again = f" again, {place.since - place.last_exit_at:.0f} s after its end"
+            yield place.name, f"{place.name} is ready{again}."

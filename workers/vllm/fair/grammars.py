@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poc_core.fair.tags import Tags
+from poc_core.fair.waiting import Tags
 from workers.vllm.chat.errors import BadRequest, Unavailable
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cli.supervise.happenings import happenings
+from cli.supervise.follower import happenings
 from poc_core.serving.places import WorkerPlace
 
 READY = WorkerPlace(name="h/gpu0", pid=1, is_ready=True, since=100.0)

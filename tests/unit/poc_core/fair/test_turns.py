@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from poc_core.fair.tags import Tags
 from poc_core.fair.turns import Turns
+from poc_core.fair.waiting import Tags
 
 
 def test_who_takes_little_is_next_whenever_it_comes() -> None:
