@@ -98,6 +98,7 @@ def found(pattern: str) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
+@cache
 def protocol() -> dict[str, str]:
     """Number -> text of the protocol's sections, "2" and "2.6" alike."""
     text = (ROOT / "docs/protocol.md").read_text()
@@ -110,6 +111,7 @@ def protocol() -> dict[str, str]:
     return sections
 
 
+@cache
 def headings(document: Path) -> set[str]:
     return set(re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE))
 
