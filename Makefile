@@ -23,6 +23,8 @@ CASES ?= 10000
 # Of `make faults` and `make soak`; `make failover` and `make hostile` last 10 minutes unless told.
 MINUTES ?= 20
 ENGINE ?= synthetic
+# Of `make mutants`: how many are drawn.
+MUTANTS ?= 300
 # Of `make failover`.
 KILLS ?= 10
 FORGET ?= 0
@@ -31,7 +33,7 @@ FAMILIES ?=
 VARIANTS ?=
 JOBS ?=
 
-.PHONY: help setup setup-gpu demo test unit integration docker slow fuzz faults failover soak hostile patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
+.PHONY: help setup setup-gpu demo test unit integration docker slow mutants fuzz faults failover soak hostile patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -86,6 +88,10 @@ patience: setup ## an engine under too much chat and one that stands still, with
 
 docker: setup ## all images, compose.yaml, and the swap with MLNode, on a Docker engine, of its own where none answers
 	@bash tests/docker/engine.sh $(BIN)/python -m pytest -v -s -n 0 tests/docker
+
+mutants: setup ## which mutations of the product the unit tests do not find (MUTANTS=300 SEED=1); hours
+	@$(PYTHON) -m venv build/mutants && build/mutants/bin/python -m pip install --quiet "cosmic-ray>=8.7,<9"
+	@build/mutants/bin/python scripts/mutants.py -n $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests

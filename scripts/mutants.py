@@ -1,0 +1,122 @@
+"""Mutations of the product that unit tests alone should find: `make mutants` (N=300 SEED=1).
+
+cosmic-ray makes them in a copy of the tracked files, one at a time. Only tests of the mutated
+package run; a mutation that they pass with survives and is printed with its change. Lua is left
+out.
+"""
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cosmic_ray.work_db import use_db
+from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkItem, WorkResult
+
+ROOT = Path(__file__).resolve().parents[1]
+# What is mutated -> the unit tests that should see it.
+AREAS = {
+    "poc_core/state": ["tests/unit/poc_core/state"],
+    "poc_core/schemes": ["tests/unit/poc_core/schemes", "tests/unit/api/routes"],
+    "api/proofs": ["tests/unit/api/proofs", "tests/unit/api/routes"],
+    "api/edge": ["tests/unit/api/edge"],
+    "api/chat": ["tests/unit/api/chat"],
+    "workers/courier": ["tests/unit/workers/courier"],
+    **{
+        f"workers/{name}.py": [f"tests/unit/workers/test_{tests}.py" for tests in tests]
+        for name, tests in {
+            "pipeline": ["pipeline", "proofs"],
+            "proofs": ["proofs", "jobs", "rounds"],
+            "chat_gate": ["chat_gate", "proofs"],
+            "jobs": ["jobs"],
+            "rounds": ["rounds"],
+            "housekeeping": ["housekeeping", "rounds"],
+        }.items()
+    },
+}
+# `X | None` of annotations, which nothing computes.
+NOT_MADE = "core/ReplaceBinaryOperator_BitOr_"
+SKIPPED = WorkResult(worker_outcome=WorkerOutcome.SKIPPED, output="not drawn")
+
+CONFIG = """
+[cosmic-ray]
+module-path = {path!r}
+timeout = 600.0
+excluded-modules = []
+test-command = {command!r}
+[cosmic-ray.distributor]
+name = "local"
+"""
+
+
+def copied(folder: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().rstrip("\0").split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def session(folder: Path, path: str) -> Path:
+    return folder / f"{path.replace('/', '-')}.sqlite"
+
+
+def place_of(item: WorkItem) -> str:
+    """What a seed draws by; a job's id is another one each time."""
+    (one,) = item.mutations
+    return f"{one.module_path}:{one.start_pos}:{one.operator_name}:{one.occurrence:06}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", type=int, default=300, help="how many are drawn")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--python", default=str(ROOT / ".venv/bin/python"), help="runs the tests")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+        return mutate(Path(temporary), given.n, given.seed, given.python)
+
+
+def mutate(folder: Path, n: int, seed: int, python: str) -> int:
+    copied(folder)
+    tool = str(Path(sys.executable).with_name("cosmic-ray"))
+    every: list[tuple[str, str, str]] = []  # path, place, job
+    for path, tests in AREAS.items():
+        command = f"{python} -m pytest -x -q -n 0 -p no:cacheprovider -m 'not slow' "
+        config = session(folder, path).with_suffix(".toml")
+        config.write_text(CONFIG.format(path=path, command=command + " ".join(tests)))
+        subprocess.run([tool, "init", config, session(folder, path)], cwd=folder, check=True)
+        with use_db(str(session(folder, path))) as work:
+            every += [
+                (path, place_of(item), item.job_id)
+                for item in work.work_items
+                if not item.mutations[0].operator_name.startswith(NOT_MADE)
+            ]
+    drawn = {
+        (path, job)
+        for path, _, job in random.Random(seed).sample(sorted(every), min(n, len(every)))
+    }
+    print(f"{len(drawn)} of {len(every)} mutations", flush=True)
+    n_survived = 0
+    for path in dict.fromkeys(path for path, _ in sorted(drawn)):
+        with use_db(str(session(folder, path))) as work:
+            others = [one.job_id for one in work.work_items if (path, one.job_id) not in drawn]
+            work.set_multiple_results(others, SKIPPED)
+        config = session(folder, path).with_suffix(".toml")
+        subprocess.run([tool, "exec", config, session(folder, path)], cwd=folder, check=True)
+        with use_db(str(session(folder, path))) as work:
+            found = [result for _, result in work.results if result.output != "not drawn"]
+        survived = [one for one in found if one.test_outcome is TestOutcome.SURVIVED]
+        n_survived += len(survived)
+        print(f"{path}: {len(survived)} of {len(found)} survived", flush=True)
+        for one in survived:
+            print(one.diff, flush=True)
+    print(f"{n_survived} of {len(drawn)} survived")
+    return int(n_survived > 0.05 * len(drawn))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
