@@ -191,8 +191,8 @@ def print_findings(findings: Findings) -> None:
     console.print(rules)
     title, columns, rows = findings.tests()
     tests = result_table(title, *columns)
-    for row in rows:
-        tests.add_row(*row)
+    for cells in rows:
+        tests.add_row(*cells)
     console.print(tests)
     for sentence in findings.sentences():
         console.print(sentence)
