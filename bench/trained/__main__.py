@@ -1,8 +1,8 @@
 """What proofs and chats tell of a model that was trained: the tables of docs/proofs.md, decode.md
 and chat.md, and their picture.
 
-    python -m bench.trained              # about 30 minutes on two cores
-    python -m bench.trained --tables     # of what the folder holds, and the picture
+    python -m bench.trained
+    python -m bench.trained --tables  # of what the folder holds, and the picture
 
 What a machine gave is kept in --folder, and not asked for again.
 """
