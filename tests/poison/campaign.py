@@ -33,6 +33,8 @@ from workers.vllm.start import cpu_threads
 
 # What vLLM says to what this model or node does not have.
 _NOT_HERE = (501, 503)
+# vLLM closes a connection after a 500, maybe when the next request is on it.
+_HEADERS = {"Content-Type": "application/json", "Connection": "close"}
 # Requests under way at a time, and between two looks at the engine with none under way.
 _AT_ONCE, _BETWEEN_LOOKS = 8, 100
 
@@ -98,9 +100,7 @@ class Campaign:
         content = json.dumps({"model": self._server.model, **body}).encode()
         began = time.monotonic()
         try:
-            answer = self._server.http.post(
-                path, content=content, headers={"Content-Type": "application/json"}
-            )
+            answer = self._server.http.post(path, content=content, headers=_HEADERS)
         except httpx.HTTPError as error:
             return f"{said}: {error!r}"
         if self._verbose:

@@ -33,6 +33,7 @@ _START_S, PATIENCE_S, _AGAIN_S = 120.0, 60.0, 60.0
 # Grammars that were compiled and need no other try.
 _REMEMBERED = 4096
 
+_ANY_OBJECT = '{"type": "object"}'  # what vLLM makes of json_object
 # Ends the trial under way.
 _END = b"null"
 PROCESS = (sys.executable, "-m", "workers.vllm.fair.grammar_process")
@@ -249,4 +250,4 @@ def text_of(params: Any) -> tuple[str, str] | None:
         said = getattr(params, kind, None)
         if said is not None:
             return kind, said if isinstance(said, str) else json.dumps(said)
-    return None
+    return ("json", _ANY_OBJECT) if getattr(params, "json_object", None) else None
