@@ -353,14 +353,6 @@ class JobStore:
         """The ids of the model's active jobs, oldest first; at most `most`, 0 for all."""
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
-    def pending(self, job_id: str) -> list[int]:
-        """The batches that are neither done nor leased, lowest first."""
-        with self._redis.pipeline(transaction=True) as pipe:
-            pipe.smembers(keys.job(job_id) + ":todo")
-            pipe.hkeys(keys.job(job_id) + ":leases")
-            todo, leased = pipe.execute()
-        return sorted(int(index) for index in set(todo).difference(leased))
-
     def orphans(self, job_id: str) -> list[int]:
         """Frees the leases that ended uncompleted (see `lease`); returns their batches.
 

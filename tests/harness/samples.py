@@ -164,7 +164,7 @@ def lease_batch(
     redis: Any = jobs._redis  # noqa: SLF001
     name = name or jobs.name_lease(worker_id)
     model = redis.hget(keys.job(job_id), "model")
-    if model is None or batch not in jobs.pending(job_id):
+    if model is None or batch not in pending(jobs, job_id):
         return None
     line = keys.line(model.decode())
     score = redis.zscore(line, job_id)
@@ -179,3 +179,13 @@ def lease_batch(
         redis.zrem(keys.job(job_id) + ":free", batch)
     assert lease is None or (lease.owner_id, lease.place) == (job_id, batch)
     return lease
+
+
+def pending(jobs: JobStore, job_id: str) -> list[int]:
+    """The batches that are neither done nor leased, lowest first."""
+    redis: Any = jobs._redis  # noqa: SLF001
+    todo, leased = (
+        redis.smembers(f"{keys.job(job_id)}:todo"),
+        redis.hkeys(f"{keys.job(job_id)}:leases"),
+    )
+    return sorted(int(index) for index in set(todo).difference(leased))

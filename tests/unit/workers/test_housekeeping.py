@@ -17,7 +17,15 @@ from poc_core.records import JobStatus, Lease, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
-from tests.harness.samples import MODEL, Clock, lease_batch, new_job, round_config, worker_record
+from tests.harness.samples import (
+    MODEL,
+    Clock,
+    lease_batch,
+    new_job,
+    pending,
+    round_config,
+    worker_record,
+)
 from tests.harness.waiting import wait_until
 from tests.planted.forgetful import forgetting
 from workers import housekeeping
@@ -126,10 +134,10 @@ def test_a_dead_workers_batch_joins_the_line_again(
     job_id = jobs.create(new_job([1, 2, 3]))
     lease_batch(jobs, job_id, 1, "w2")
     look()
-    assert jobs.pending(job_id) == [0]
+    assert pending(jobs, job_id) == [0]
     workers.remove("w2")
     look()
-    assert jobs.pending(job_id) == [0, 1]
+    assert pending(jobs, job_id) == [0, 1]
 
 
 def test_a_round_that_another_followed_is_forgotten(
@@ -328,7 +336,7 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     lease_batch(jobs, left, 0, "w2")
     workers.remove("w2")
     look()
-    assert jobs.pending(left) == [0]
+    assert pending(jobs, left) == [0]
     assert redis.hget(f"poc:job:{bad_lease}", "status") == b"failed"
     assert redis.hget(f"poc:job:{bad_spec}", "status") == b"failed"
     look()
@@ -401,12 +409,12 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once
     lease = hand.take()
     assert isinstance(lease_batch(jobs, job_id, 1, "w1", lease), Lease)
     look()
-    assert jobs.pending(job_id) == [0]  # it is in hand
+    assert pending(jobs, job_id) == [0]  # it is in hand
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         jobs.complete(job_id, 1, ["v3"])
         hand.drop(lease)
     look()
-    assert jobs.pending(job_id) == [0, 1]
+    assert pending(jobs, job_id) == [0, 1]
     assert isinstance(lease_batch(jobs, job_id, 1, "w1", hand.take()), Lease)
     record = jobs.read(job_id)
     assert record is not None
@@ -426,15 +434,15 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
     look()
     workers.heartbeat(worker_record("w2"), other.told())
     look()
-    assert jobs.pending(job_id) == []
+    assert pending(jobs, job_id) == []
     other.drop(forgotten)
     look()
-    assert jobs.pending(job_id) == []  # it has not said so yet
+    assert pending(jobs, job_id) == []  # it has not said so yet
     workers.heartbeat(worker_record("w2"), other.told())
     look()
-    assert jobs.pending(job_id) == [0]
+    assert pending(jobs, job_id) == [0]
     look()
-    assert jobs.pending(job_id) == [0]
+    assert pending(jobs, job_id) == [0]
 
 
 def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(

@@ -25,6 +25,7 @@ from tests.harness.samples import (
     Clock,
     lease_batch,
     new_job,
+    pending,
     result_body,
     round_config,
     worker_record,
@@ -273,7 +274,7 @@ def test_a_batch_that_waits_for_chat_is_free_for_a_worker_whose_chat_is_idle(
     job_id = jobs.create(new_job([0, 1], batch_size=2))
     with InBackground(runner):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
-        assert jobs.pending(job_id) == [0]
+        assert pending(jobs, job_id) == [0]
         assert lease_batch(jobs, job_id, 0, "w2")
         jobs.complete(job_id, 0, ["v0", "v1"])
         chat_ends(engine)
@@ -461,7 +462,7 @@ def test_a_round_takes_a_batch_back_that_waits_for_chat(
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         rounds.store(round_config(), RoundState.GENERATING)
     assert read(jobs, job_id).status is JobStatus.QUEUED
-    assert jobs.pending(job_id) == [0]  # free, for whoever asks after the round
+    assert pending(jobs, job_id) == [0]  # free, for whoever asks after the round
     assert engine.begun == []
 
 
@@ -473,7 +474,7 @@ def test_a_round_takes_batches_back_that_wait_for_chat_between_two_slices(
     with InBackground(runner):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         rounds.store(round_config(), RoundState.GENERATING)
-    assert jobs.pending(job_id) == [0, 1]
+    assert pending(jobs, job_id) == [0, 1]
     wait_until(lambda: engine.is_idle)
     assert len(engine.ticks) <= 2  # of 4
 
@@ -487,7 +488,7 @@ def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         runner.leaving.set()
     assert read(jobs, job_id).status is JobStatus.QUEUED
-    assert jobs.pending(job_id) == [0]
+    assert pending(jobs, job_id) == [0]
     assert engine.begun == []
 
 
@@ -499,7 +500,7 @@ def test_a_worker_that_is_to_end_gives_batches_back_that_wait_for_chat_between_t
     with InBackground(runner):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         runner.leaving.set()
-    assert jobs.pending(job_id) == [0, 1]
+    assert pending(jobs, job_id) == [0, 1]
     wait_until(lambda: engine.is_idle)
 
 
@@ -576,7 +577,7 @@ def test_a_lost_engine_gives_all_claims_back(
     with pytest.raises(SystemExit) as ended:
         runner.run()
     assert ended.value.code == ENGINE_LOST_STATUS
-    assert [jobs.pending(job_id) for job_id in (first, second)] == [[0, 1], [0]]
+    assert [pending(jobs, job_id) for job_id in (first, second)] == [[0, 1], [0]]
     assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING] * 2
 
 
@@ -627,7 +628,7 @@ def test_an_engine_that_died_while_it_was_idle_is_given_nothing(
     job_id = jobs.create(new_job([0]))
     runner.run()
     assert engine.begun == []
-    assert jobs.pending(job_id) == [0]
+    assert pending(jobs, job_id) == [0]
 
 
 def test_a_spec_that_no_engine_can_follow_fails_every_job_that_has_it(
@@ -756,7 +757,7 @@ def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
     engine.events[0] = break_down
     job_id = jobs.create(new_job([0, 1]))
     runner.run()
-    assert jobs.pending(job_id) == []  # as Redis believes
+    assert pending(jobs, job_id) == []  # as Redis believes
     assert hand.told().endswith(":")
 
 

@@ -19,6 +19,7 @@ from tests.harness.samples import (
     SPEC,
     Clock,
     new_job,
+    pending,
     result_body,
     round_config,
     worker_record,
@@ -223,7 +224,7 @@ def test_what_is_held_between_two_turns_is_given_back_at_the_end(
     engine.layer_s = 0.2
     turns.take()
     turns.end()
-    assert jobs.pending(job_id) == [0]
+    assert pending(jobs, job_id) == [0]
 
 
 # Without messages.
@@ -329,7 +330,7 @@ def test_jobs_and_a_round_of_an_earlier_release_are_computed_to_their_ends(
     turns.look()
     turns.take()
     assert status(jobs, left["validation"]) is JobStatus.COMPLETED
-    assert jobs.pending(left["plain"]) == []
+    assert pending(jobs, left["plain"]) == []
     assert status(jobs, left["plain"]) is JobStatus.RUNNING  # the other worker has a batch
     workers.remove("alive")
     jobs.orphans(left["plain"])

@@ -16,7 +16,7 @@ from poc_core.state import JobStore, WorkerRegistry, keys
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
 from tests.harness.fuzz import FUZZ
-from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, result_body, worker_record
+from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, pending, result_body, worker_record
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
 PICK = st.integers(0, 1000)  # of a list, modulo its length
@@ -322,7 +322,7 @@ class JobMachine(RuleBasedStateMachine):
         assert self.store.active_jobs(MODEL) == list(active)
         assert self.store.queued_nonces() == sum(job.n_left for job in active.values())
         for job_id, job in active.items():
-            assert self.store.pending(job_id) == sorted(job.todo - job.leases.keys())
+            assert pending(self.store, job_id) == sorted(job.todo - job.leases.keys())
         counts = self.store.count_active()
         statuses = [job.status for job in active.values()]
         assert (counts.queued, counts.running) == (

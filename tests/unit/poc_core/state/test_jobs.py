@@ -26,6 +26,7 @@ from tests.harness.samples import (
     Clock,
     lease_batch,
     new_job,
+    pending,
     result_body,
     round_config,
     worker_record,
@@ -214,7 +215,7 @@ def test_values_that_do_not_match_the_batch_are_refused(jobs: JobStore) -> None:
     for values in (["one"], ["one", "two", "three"]):
         with pytest.raises(Exception, match="another number of nonces"):
             jobs.complete(job_id, 0, list(values))
-    assert jobs.pending(job_id) == []
+    assert pending(jobs, job_id) == []
 
 
 def test_a_job_is_finished_exactly_once(jobs: JobStore) -> None:
@@ -432,9 +433,9 @@ def test_a_released_batch_waits_again(jobs: JobStore, serve: Serve) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1, 2, 3]))
     lease_batch(jobs, job_id, 0, "w1")
-    assert jobs.pending(job_id) == [1]
+    assert pending(jobs, job_id) == [1]
     assert jobs.release(job_id, 0, "w1")
-    assert jobs.pending(job_id) == [0, 1]
+    assert pending(jobs, job_id) == [0, 1]
     assert isinstance(lease_batch(jobs, job_id, 0, "w2"), Lease)
 
 
@@ -442,7 +443,7 @@ def test_only_the_holder_can_release(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1")
     assert not jobs.release(job_id, 0, "w2")
-    assert jobs.pending(job_id) == []
+    assert pending(jobs, job_id) == []
 
 
 def test_a_batch_that_loses_three_engines_fails_its_job(jobs: JobStore) -> None:
@@ -497,7 +498,7 @@ def test_batches_are_leased_in_their_order_with_as_many_more_as_there_is_room_fo
     assert places(found) == [(job_id, 1), (job_id, 2), (job_id, 3)]
     assert [lease.nonces for lease in found] == [[2, 3], [4, 5], [6, 7]]
     assert [(lease.model, lease.spec) for lease in found] == [(MODEL, SPEC)] * 3
-    assert jobs.pending(job_id) == [4, 5]
+    assert pending(jobs, job_id) == [4, 5]
     # The last batch is smaller, and fits where a whole one would not.
     assert places(lease_next(jobs, room=1)) == [(job_id, 4), (job_id, 5)]
     assert lease_next(jobs) == []
@@ -682,7 +683,7 @@ def test_orphans_are_the_batches_of_dead_workers(
     workers.remove("w1")
     assert jobs.orphans(job_id) == [0]
     assert jobs.orphans(job_id) == []
-    assert jobs.pending(job_id) == [0, 1]
+    assert pending(jobs, job_id) == [0, 1]
 
 
 def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_no_loss(
@@ -703,7 +704,7 @@ def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_n
     assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[]]
     later = hand.take()
     assert isinstance(lease_batch(jobs, job_id, 0, "w1", later), Lease)
-    assert jobs.pending(job_id) == [2, 10]
+    assert pending(jobs, job_id) == [2, 10]
     assert not redis.exists(f"poc:job:{job_id}:attempts")
 
 
