@@ -68,7 +68,7 @@ def test_slow_grammars_hold_up_no_other_grammar(server: Server, others: ThreadPo
     is_over = threading.Event()
 
     def grammars(number: int) -> set[int]:
-        seen = set()
+        seen: set[int] = set()
         while not seen or not is_over.is_set():
             number += 8
             slow = {"type": "string", "minLength": 1, "maxLength": 1_000_000 + number}

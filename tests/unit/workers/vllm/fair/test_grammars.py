@@ -181,7 +181,7 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own(
             while not idle():  # the engine's steps go first
                 await asyncio.sleep(0.01)
         with suppress(PermissionError):  # on a busy machine it would get no turn
-            os.sched_setscheduler(*idle(), os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setscheduler(idle()[0], os.SCHED_OTHER, os.sched_param(0))
         await first
         for kind, text in {
             "json": '{"type": "object", "properties": {"a": {"type": "integer"}}}',
