@@ -121,7 +121,7 @@ class Outbox:
         `trouble` of the courier that asks: BAD_CERTIFICATES, or none.
         """
         now = self._clock()
-        args = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S, trouble]
+        args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S, trouble]
         found = iter(self._announce([keys.OUTBOX_DUE, keys.COURIER], args))
         told: list[Due] = []
         for outbox_id, *fields in zip(found, found, found, found, strict=True):
