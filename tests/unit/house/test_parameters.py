@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ["api", "workers", "poc_core", "cli", "lab", "proofline", "bench", "tests", "scripts", "models"]
+FOLDERS = ["api", "workers", "poc_core", "cli", "lab", "proofline"]
+FOLDERS += ["bench", "tests", "scripts", "models"]
 MOST, MOST_OF_A_COMMAND = 8, 12
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
