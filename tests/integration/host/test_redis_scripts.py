@@ -15,7 +15,7 @@ from api.health.judgement import Level, Snapshot, judge
 from api.health.redis_watch import BUSY, UNKILLABLE, RedisWatch
 from cli.examine.redis import server as findings_of
 from poc_core.settings import Settings
-from poc_core.state import scripts
+from poc_core.state import keys, scripts
 from poc_core.state.client import connect, is_transient
 from poc_core.state.scripts import ScriptsMissingError
 from tests.harness.waiting import wait_until
@@ -184,9 +184,11 @@ def test_no_argument_makes_a_script_run_without_end(as_user: As) -> None:
     huge = "1e15"
     worker.hset("poc:job:j", mapping={"status": "running", "spec": "s", "n_batches": huge})
     worker.hset("poc:job:j", "model", "m")
-    first, room, misses, jobs = "-1e15", "1e15", "1e15", "1e15"
-    more = scripts.load(worker, "lease_more")
-    assert more(["poc:job:j"], ["w|1|n1", 60, "s", first, room, misses, jobs]) == []
+    line, room, jobs = "poc:jobs:line:m", "1e15", "1e15"
+    worker.zadd(line, {"j": 1})
+    lease = scripts.load(worker, "lease_batches")
+    asked = ["w|1|n1", 1, 60, "-inf", "+inf", "s", room, jobs]
+    assert lease([line, keys.generating("m")], asked) == []
     names = [f"poc:job:{n}" for n in range(9)]
     scripts.load(worker, "read_overview")(names, [1000, huge, 10])
     for field, value in (("token", "t"), ("in_flight", huge), ("in_flight_artifacts", "1")):

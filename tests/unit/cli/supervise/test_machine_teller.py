@@ -42,11 +42,15 @@ def said() -> list[str]:
 @pytest.fixture
 def teller(told: Told, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineTeller]:
     monkeypatch.setattr(machine_teller, "TELL_S", 0.01)
+    before = set(threading.enumerate())
     teller = MachineTeller(told, "h1-7", "h1", said.append)  # type: ignore[arg-type]
     yield teller
     teller.stop()
     # What is patched is put back only now.
-    wait_until(lambda: "machine-teller" not in {one.name for one in threading.enumerate()})
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "machine-teller":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_it_tells_again_and_again_also_after_redis_was_away(

@@ -130,7 +130,7 @@ def test_speeds_are_not_lost_with_the_profile(
     found = speed.measure(engine, SPEC, [2], 200, [50], 1.0, lambda: None)
     assert found.parts is None
     assert found.best > 0
-    assert f"at seq_len 16 cannot be told: {error}" in capsys.readouterr().err
+    assert f"at seq_len 16 cannot be divided into parts: {error}" in capsys.readouterr().err
 
 
 def test_the_engines_errors_pass_through(engine: TimedEngine) -> None:
