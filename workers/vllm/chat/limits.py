@@ -14,6 +14,8 @@ from workers.vllm.chat.errors import BadRequest
 
 # Integers that msgpack has, by which vLLM's server talks to its core.
 _LEAST, _MOST = -(2**63), 2**64 - 1
+# Power of an answer's length by which vLLM divides a beam's score: it must be no 0 or infinity.
+_LENGTH_PENALTY = 10
 # Values that are looked at while nothing else of the event loop goes on: a millisecond.
 _AT_ONCE = 4096
 # Of vLLM's request to its core: what is looked at for itself, or made by vLLM.
@@ -104,6 +106,11 @@ class Limits:
             raise BadRequest(
                 "seed, and one more for each further answer, must be -2**63 to 2**63 - 1.",
                 "seed",
+            )
+        penalty = getattr(fields, "length_penalty", None)
+        if isinstance(penalty, int | float) and abs(penalty) > _LENGTH_PENALTY:
+            raise BadRequest(
+                f"length_penalty must be {-_LENGTH_PENALTY} to {_LENGTH_PENALTY}.", "length_penalty"
             )
         budget = getattr(fields, "thinking_token_budget", None)
         if budget is not None and budget > self.thinking_token_budget:

@@ -66,6 +66,8 @@ POISON: list[dict[str, Any]] = [
     {"seed": 2**63},
     {"seed": -(2**63) - 1},
     {"seed": 2**63 - 2, "n": 3},
+    {"length_penalty": -(2**31)},
+    {"length_penalty": 10.5},
     {"vllm_xargs": {"a": [1, {"b": 2**64}]}},
     {"vllm_xargs": {"a": [[[[-INFINITE]]]]}},
     {"inner": {"depth": [2**64]}},
@@ -85,6 +87,7 @@ GOOD: list[dict[str, Any]] = [
     {"thinking_token_budget": 2**31 - 1},
     {"seed": 2**63 - 1},
     {"seed": 2**63 - 2, "n": 2},
+    {"length_penalty": -10.0},
     {"vllm_xargs": {"a": [1.5, True, None, "NaN"]}},
 ]
 
