@@ -66,9 +66,8 @@ class _LayerTimes:
             self.too_long[self.n] = True
         if self.per_nonce_s * most <= limit_s:
             return most
-        at_once = int(min(limit_s / self.per_nonce_s, _GROWTH * self.n))
-        fits = most if at_once >= most else _step_below(at_once)
-        if fits != self.n or fits == most:
+        fits = _step_below(int(min(limit_s / self.per_nonce_s, _GROWTH * self.n)))
+        if fits != self.n:
             return fits
         larger = min(fits + _step(fits), most)
         may_fit = self.per_nonce_s * larger <= _TRY * limit_s and larger not in self.too_long
