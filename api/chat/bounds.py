@@ -23,8 +23,8 @@ _WHOLE_CONTEXTS = 16
 _LOGPROBS = 6
 # Texts that a model embeds, scores or classifies, and their tokens together: OpenAI's own limits.
 _INPUTS, _INPUT_TOKENS = 2048, 300_000
-# Characters of a text for each token of the context, and of one that a client has truncated. Of no
-# language do tokenizers make longer ones on average; four spaces count as one character.
+# Characters of a text for each token of the context, and of a text that a client has truncated.
+# Tokens are shorter on average in every language; four spaces count as one character.
 _TOKEN_CHARS, _TRUNCATED_CHARS = 8, 128 * 1024
 # Levels of lists and objects in each other.
 _DEEPEST = 64
@@ -136,8 +136,8 @@ _WITHIN = {
     "tool_choice": {"function": _OBJECT},
     "response_format": {"json_schema": _OBJECT},
 }
-# Characters of a known token, of a text to be encoded or an id. What else is wrong in them is a
-# worker's to say: its words decide about who gave the tokens.
+# Characters of a known token, in a text to be encoded or in an id. A worker finds all other errors,
+# because its words decide about who gave the tokens.
 KNOWN_TOKENS = {"enforced_str": 8, "enforced_tokens": 32}
 
 # Where a message or a part of one holds others, and where a part holds bytes that are no text.

@@ -63,7 +63,7 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """The same fields and body, but for `more`. Of two fields in a body the last one counts."""
+    """Adds `more` to the fields and the body. The last of two equal fields in a body counts."""
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form, or empty: a worker refuses it
         return asked, body
