@@ -2,13 +2,16 @@
 
 import fcntl
 import importlib.util
+import itertools
 import os
+import random
 import re
 import secrets
 import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +25,10 @@ from poc_core.redis_at.url import RedisUrl
 MIN_VERSION = (6, 2)
 START_TIMEOUT_S = 30.0  # reading a large append-only file back takes a while
 VERSION_TIMEOUT_S = 10.0
+
+# Below the ports that kernels give to connections by default (32768 and above): no connection can
+# take one before its server listens.
+_PORTS = itertools.cycle(random.sample(range(20_000, 32_768), 12_768))
 
 # everysec: a machine's crash (or Redis', while the disk is slow) costs a second of work, which is
 # computed again. noeviction: a full memory must fail loudly, not forget jobs.
@@ -88,11 +95,15 @@ def version_of(binary: str) -> tuple[int, ...] | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port nobody listens on at this moment; each call of a process gives another one.
+
+    RedisServerError: a hundred tries found none, as where `host` is no address of this machine.
+    """
+    for port in itertools.islice(_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise RedisServerError(f"No port of {host} is free.")
 
 
 def make_private(data_dir: Path) -> None:

@@ -6,7 +6,6 @@ Each answer is a sentence or two that say what to do, without a traceback, and n
 import os
 import re
 import shlex
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from cli.supervise.processes import command_of_proofline
+from cli.supervise.redis_server import free_port
 from tests.harness.documents import ROOT, blocks
 from tests.harness.waiting import wait_until
 from tests.stacks.up import Up, environment
@@ -80,9 +80,7 @@ def node() -> Iterator[Up]:
 @pytest.fixture(scope="module")
 def keyed() -> Iterator[str]:
     """An API that wants a key, and whose Redis is away."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {"POC_REQUIRE_KEYS": "always", "POC_API_KEY": KEY}
     api = subprocess.Popen(
         command_of_proofline("api", "--port", str(port), "--redis-url", NO_REDIS),

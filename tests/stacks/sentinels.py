@@ -203,10 +203,7 @@ def sentinels(
     `own`, `sentinel_own`: further lines of each server's and each Sentinel's redis.conf. `tls`: a
     certificate and its key; then nothing else is spoken.
     """
-    ports: list[int] = []
-    while len(ports) < n_servers + n_sentinels:
-        if (port := free_port()) not in ports:
-            ports.append(port)
+    ports = [free_port() for _ in range(n_servers + n_sentinels)]
     servers, watchers = [], []
     for place, port in enumerate(ports[:n_servers]):
         follows = [f"replicaof {HOST} {ports[0]}"] * (place > 0)

@@ -176,6 +176,20 @@ def test_a_redis_that_is_not_there_is_given_up_with_advice() -> None:
         wait_for_redis(f"redis://127.0.0.1:{free_port()}/0", timeout_s=0.1)
 
 
+def test_a_free_port_is_given_once_and_never_to_a_connection() -> None:
+    ports = [free_port() for _ in range(3)]
+    assert len(set(ports)) == 3
+    first_of_connections = int(
+        Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    )
+    assert max(ports) < first_of_connections
+
+
+def test_a_free_port_of_another_machine_is_an_error() -> None:
+    with pytest.raises(RedisServerError, match=r"No port of 192\.0\.2\.1 is free"):
+        free_port("192.0.2.1")
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://127.0.0.1:port/0"])
 def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(RedisServerError, match="The Redis url cannot be read"):
