@@ -48,10 +48,9 @@ JOB = {
 MODEL, GENERATE, CHAT = "tiny-qwen3", "/api/v1/pow/generate", "/v1/chat/completions"
 NOBODY = "nobody"
 HONEST = ("health", "chat", "grammar", "job_with_url")
-# 64 jobs' callbacks, so that the places for them fill within seconds.
+# 64 jobs' callbacks, so that they fill within seconds.
 OUTBOX = {"POC_OUTBOX_MAX_BYTES": str(64 * 512 * 1024)}
-# Jobs of the honest client whose callbacks it may wait for: beside much chat few are computed, and
-# one who sent more would hold all places itself.
+# Jobs of the honest client whose callbacks may wait: a quarter of 64.
 OWN_CALLBACKS = 16
 # Seconds in which they come at the end, when nobody asks for anything else.
 CALLBACKS_S = 20.0

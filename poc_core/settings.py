@@ -223,8 +223,8 @@ class Settings(WorkSettings):
 
     @property
     def max_callbacks(self) -> int:
-        """Jobs with a url that may be under way or wait for their receivers; a quarter more of
-        clients that hold little.
+        """Jobs with a url that may be under way or wait for their receivers; a quarter of them of
+        one client, and for one receiver.
         """
         return max(64, self.outbox_max_bytes // (512 * 1024))
 

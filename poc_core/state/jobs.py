@@ -30,7 +30,6 @@ from poc_core.records import (
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
-from poc_core.state.delivery.receivers import BREAKS_AT
 from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
 from poc_core.state.job_survey import ActiveJobs, JobSurvey
 
@@ -132,7 +131,7 @@ class JobStore:
         limits: list[Any] = [settings.max_queued_nonces, settings.max_jobs]
         url = job.request.url
         limits += [settings.max_callbacks if url else "", settings.outbox_max_bytes]
-        limits += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec, BREAKS_AT]
+        limits += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
         pairs = [part for item in fields.items() for part in item]
         what, *number = self._create(
             [key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs]
@@ -146,10 +145,19 @@ class JobStore:
                 " request."
             )
         if what == b"callbacks":
+            all_of_them = (
+                f"{settings.max_callbacks} jobs or {settings.outbox_max_bytes} bytes of"
+                " them (POC_OUTBOX_MAX_BYTES)"
+            )
             raise QueueFullError(
-                f"The callbacks of {settings.max_callbacks} jobs or"
-                f" {settings.outbox_max_bytes} bytes of them (POC_OUTBOX_MAX_BYTES) wait for"
-                " their receivers already; try again later, or leave out the url and poll."
+                {
+                    b"all": f"The callbacks of {all_of_them} wait for their receivers already",
+                    b"client": "Your callbacks that wait for their receivers are a quarter of"
+                    f" {all_of_them}, as many as one client may have",
+                    b"receiver": "The callbacks that wait for this receiver are a quarter of"
+                    f" {all_of_them}, as many as one receiver may have",
+                }[number[0]]
+                + "; try again later, or leave out the url and poll."
             )
         return job_id
 

@@ -41,7 +41,7 @@ if verdict == 'fraud' then
   note_event('job', 'Job ' .. short_id(id) .. ' found fraud.', id, now)
 end
 -- In the same atomic step: exactly once, and never without the result.
-if url ~= '' and redis.call('HEXISTS', job, 'sends_nothing') == 0 then
+if url ~= '' then
   local outbox = 'poc:outbox:' .. id
   redis.call('HSET', outbox, 'url', url, 'closed', '1')
   local bytes = push_entry(id, body, 1, now, callback_ttl)

@@ -314,7 +314,7 @@ def test_429_when_the_queue_is_full(
 def test_429_when_jobs_with_a_url_have_all_places(
     client: TestClient, redis: Redis, settings: Settings, dispatcher: RecordingDispatcher
 ) -> None:
-    places = range(settings.max_callbacks * 5 // 4)  # with those for who holds little
+    places = range(settings.max_callbacks)
     redis.hset("poc:outbox:of_jobs", mapping=dict.fromkeys(places, "0 r c"))
     answer = client.post(GENERATE, json=body(url="http://receiver:9000"))
     assert answer.status_code == 429

@@ -903,11 +903,10 @@ def test_jobs_that_come_quickly_do_not_pass_one_for_each_half_mebibyte_of_the_ou
         update={"outbox_max_bytes": 70 * 512 * 1024, "max_queued_nonces": 10**6}
     )
     jobs, outbox = JobStore(redis, settings, clock), Outbox(redis, settings, clock)
-    request = REQUEST.model_copy(update={"url": URL})
     refusals = []
-    for _ in range(100):  # none of them is computed before all are asked for
+    for number in range(100):  # none of them is computed before all are asked for
         try:
-            jobs.create(NewJob(MODEL, SPEC, request, [1], 1))
+            queued_of(jobs, f"client {number}", f"receiver:{number}")
         except QueueFullError as error:
             refusals.append(str(error))
     assert (outbox.n_jobs(), len(refusals)) == (70, 30)
@@ -1024,9 +1023,7 @@ def test_any_order_of_events_loses_nothing_doubles_nothing_and_keeps_the_order(
     assert (status.waiting, status.waiting_bytes, status.delivered) == (0, 0, n_computed)
 
 
-# Shares of the jobs' places.
-
-FEW = 64  # the fewest places there are
+# Shares of the jobs' callbacks.
 
 
 def queued_of(jobs: JobStore, client: str, receiver: str) -> str:
@@ -1037,10 +1034,7 @@ def queued_of(jobs: JobStore, client: str, receiver: str) -> str:
 
 def job_of(jobs: JobStore, client: str, receiver: str) -> str:
     """A job whose callback waits for its receiver."""
-    return computed(jobs, queued_of(jobs, client, receiver))
-
-
-def computed(jobs: JobStore, job_id: str) -> str:
+    job_id = queued_of(jobs, client, receiver)
     assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
     jobs.complete(job_id, 0, [VECTOR])
     assert jobs.finish(job_id)
@@ -1059,154 +1053,49 @@ def is_not_taken(outbox: Outbox, job_id: str, clock: Clock, tries: int = 1) -> N
 
 
 @pytest.fixture
-def few_places() -> Settings:
-    return Settings(outbox_max_bytes=FEW * 512 * 1024)
+def few() -> Settings:
+    """64 callbacks, the fewest there may be."""
+    return Settings(outbox_max_bytes=64 * 512 * 1024)
 
 
 @pytest.fixture
-def shared(redis: Redis, few_places: Settings, clock: Clock) -> JobStore:
-    return JobStore(redis, few_places, clock)
+def shared(redis: Redis, few: Settings, clock: Clock) -> JobStore:
+    return JobStore(redis, few, clock)
 
 
-def test_the_oldest_callback_that_is_not_taken_gives_way_to_who_holds_fewer(
-    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
+@pytest.mark.parametrize("make", [queued_of, job_of], ids=["queued", "computed"])
+def test_one_client_and_one_receiver_have_a_quarter_of_the_callbacks(
+    shared: JobStore, redis: Redis, outbox: Outbox, make: Callable[[JobStore, str, str], str]
 ) -> None:
-    greedy = []
-    for _ in range(FEW):
-        clock.now += 1
-        greedy.append(job_of(shared, "greedy", "dead:1"))
-    for job_id in greedy[3:6]:
-        is_not_taken(outbox, job_id, clock)
-    new = job_of(shared, "other", "alive:1")
-    assert waiting_of(redis) == {*greedy, new} - {greedy[3]}
-    assert outbox.take(greedy[3]) is None
-    assert content(take(outbox, new))["request_id"] == new
-    assert shared.result(greedy[3]) is not None  # who polls has it
+    first = {make(shared, "greedy", f"dead:{number}") for number in range(16)}
+    with pytest.raises(QueueFullError, match=r"a quarter of 64 jobs .* one client"):
+        make(shared, "greedy", "alive:1")
+    second = {make(shared, f"client {number}", "silent:1") for number in range(16)}
+    with pytest.raises(QueueFullError, match=r"a quarter of 64 jobs .* one receiver"):
+        make(shared, "another", "silent:1")
+    rest = {make(shared, f"other {number}", f"alive:{number}") for number in range(32)}
+    with pytest.raises(QueueFullError, match="callbacks of 64 jobs"):
+        make(shared, "last", "last:1")
+    assert waiting_of(redis) == first | second | rest  # nobody lost one
+    one = next(iter(first))
+    if make is job_of:
+        outbox.delivered(take(outbox, one))
+    else:
+        shared.cancel(one)
+    make(shared, "greedy", "alive:1")
 
 
-def test_one_that_waits_behind_a_silent_receiver_gives_way_too(
-    shared: JobStore, redis: Redis, clock: Clock
+def test_one_client_and_one_receiver_have_a_quarter_of_the_bytes(
+    redis: Redis, few: Settings, clock: Clock, shared: JobStore
 ) -> None:
-    silent = [job_of(shared, "greedy", "silent:1") for _ in range(FEW)]
-    Receivers(redis, clock).silent("silent:1")
-    new = job_of(shared, "other", "alive:1")
-    assert new in waiting_of(redis)
-    assert len(waiting_of(redis) & {*silent}) == FEW - 1
-
-
-def test_one_client_has_all_places_and_loses_none_to_itself(
-    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
-) -> None:
-    own = [job_of(shared, "only", "down:1") for _ in range(FEW)]
-    is_not_taken(outbox, own[0], clock)
-    with pytest.raises(QueueFullError):
-        job_of(shared, "only", "down:1")
-    assert waiting_of(redis) == {*own}
-
-
-def test_who_holds_fewest_loses_nothing_to_many(
-    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
-) -> None:
-    honest = job_of(shared, "honest", "down:1")
-    is_not_taken(outbox, honest, clock)
-    for number in range(FEW - 1):
-        is_not_taken(outbox, job_of(shared, f"greedy {number % 8}", "dead:1"), clock)
-    for number in range(8):
-        job_of(shared, f"newcomer {number}", "alive:1")
-    assert honest in waiting_of(redis)
-    assert len(waiting_of(redis)) == FEW
-
-
-def test_who_is_heard_takes_places_of_the_unheard_though_each_of_them_holds_fewer(
-    shared: JobStore, redis: Redis, clock: Clock
-) -> None:
-    Receivers(redis, clock).silent("dead:1")
-    down = job_of(shared, "down for a while", "dead:1")
-    for number in range(FEW - 1):
-        clock.now += 1
-        job_of(shared, f"greedy {number % 21}", "dead:1")
-    honest = [job_of(shared, "honest", "alive:1") for _ in range(FEW // 2)]
-    assert {*honest, down} <= waiting_of(redis)
-    assert len(waiting_of(redis)) == FEW
-    with pytest.raises(QueueFullError):  # the other half is not its
-        job_of(shared, "honest", "alive:1")
-
-
-def test_the_place_of_a_job_not_computed_yet_gives_way_where_its_receiver_is_not_heard(
-    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
-) -> None:
-    queued = {queued_of(shared, f"greedy {number}", "dead:1") for number in range(FEW)}
-    receivers = Receivers(redis, clock)
-    for _ in range(BREAKS_AT - 1):
-        receivers.silent("dead:1")
-    beyond = queued_of(shared, "another", "alive:1")
-    assert queued < waiting_of(redis)  # what may still be taken stays
-    assert shared.cancel(beyond)
-    receivers.silent("dead:1")
-    assert job_of(shared, "other", "alive:1") in waiting_of(redis)
-    (given_up,) = queued - waiting_of(redis)
-    computed(shared, given_up)
-    assert outbox.take(given_up) is None
-    assert shared.result(given_up) is not None
-    assert given_up not in waiting_of(redis)
-
-
-@pytest.mark.parametrize(
-    ("clients", "receivers"), [(40, 1), (1, 40), (1, 1)], ids=["clients", "receivers", "one"]
-)
-def test_a_place_is_kept_for_who_holds_little_before_anything_is_known_of_receivers(
-    shared: JobStore, redis: Redis, clients: int, receivers: int
-) -> None:
-    def greedy(number: int) -> str:
-        return queued_of(shared, f"greedy {number % clients}", f"dead:{number % receivers}")
-
-    taken = {greedy(number) for number in range(FEW)}
-    for number in range(FEW):
-        with pytest.raises(QueueFullError):
-            greedy(number)
-    honest = {queued_of(shared, "honest", "alive:1") for _ in range(FEW // 4)}
-    assert waiting_of(redis) == taken | honest
-    with pytest.raises(QueueFullError):  # no more are kept
-        queued_of(shared, "honest", "alive:1")
-
-
-def test_of_many_that_hold_little_each_newcomer_has_one_of_the_places_kept(
-    shared: JobStore, redis: Redis
-) -> None:
-    for number in range(FEW):
-        queued_of(shared, f"client {number}", f"receiver:{number}")
-    for number in range(FEW // 4):
-        queued_of(shared, f"newcomer {number}", f"new:{number}")
-        with pytest.raises(QueueFullError):
-            queued_of(shared, f"newcomer {number}", f"new:{number}")
-    assert len(waiting_of(redis)) == FEW + FEW // 4
-    with pytest.raises(QueueFullError):
-        queued_of(shared, "last", "last:1")
-
-
-def test_who_is_not_heard_takes_no_places_from_others_like_it(
-    shared: JobStore, redis: Redis, clock: Clock
-) -> None:
-    Receivers(redis, clock).silent("dead:1")
-    before = [job_of(shared, f"greedy {number}", "dead:1") for number in range(FEW)]
-    job_of(shared, "another", "dead:1")  # it had none
-    left = waiting_of(redis)
-    with pytest.raises(QueueFullError):
-        job_of(shared, "another", "dead:1")
-    assert waiting_of(redis) == left
-    assert len(left & {*before}) == FEW - 1
-
-
-def test_bytes_that_nobody_takes_give_way_too(
-    redis: Redis, few_places: Settings, outbox: Outbox, clock: Clock
-) -> None:
-    large = job_of(JobStore(redis, few_places, clock), "greedy", "dead:1")
-    is_not_taken(outbox, large, clock)
+    job_of(shared, "greedy", "dead:1")
     size = int(redis.get("poc:outbox:job_bytes") or 0)
-    tight = few_places.model_copy(update={"outbox_max_bytes": size})
-    new = job_of(JobStore(redis, tight, clock), "other", "alive:1")
-    assert waiting_of(redis) == {new}
-    assert int(redis.get("poc:outbox:job_bytes") or 0) == size
+    tight = JobStore(redis, few.model_copy(update={"outbox_max_bytes": 4 * size}), clock)
+    with pytest.raises(QueueFullError, match="one client"):
+        job_of(tight, "greedy", "alive:1")
+    with pytest.raises(QueueFullError, match="one receiver"):
+        job_of(tight, "other", "dead:1")
+    job_of(tight, "other", "alive:1")
 
 
 def test_callbacks_that_nobody_takes_are_given_up_when_the_node_is_stopped(
