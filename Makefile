@@ -129,9 +129,10 @@ lint: setup ## ruff, mypy, and vulture, which finds what nothing calls
 	@$(BIN)/python -m mypy
 	@$(BIN)/python -m vulture
 
-format: setup ## let ruff fix and format
+format: setup ## let ruff fix and format; the synchronous client from the asynchronous one
 	@$(BIN)/python -m ruff check --fix .
 	@$(BIN)/python -m ruff format .
+	@$(BIN)/python -m scripts.sync_client
 
 clean: ## remove .venv and caches
 	rm -rf .venv .venv-vllm-* .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

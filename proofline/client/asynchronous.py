@@ -1,4 +1,4 @@
-"""The client for programs on asyncio."""
+"""The client for asyncio programs."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ OnProgress = Callable[[int, int], None]  # (nonces done, nonces in all)
 
 
 class AsyncClient:
-    """A node's API for asyncio, as `Client` is; one client may be used by several tasks.
+    """A node's API; one client may be used by several tasks.
 
     A call that the API asks to repeat (429 and 503 with Retry-After), or that can be repeated
     without harm, is tried again for `patience_s` seconds; `on_wait` gets the error and the seconds
@@ -71,7 +71,8 @@ class AsyncClient:
         node_count may be left out for a node alone. ApiError: the body is wrong (422), the model
         cannot compute it (409), or the queue is full (429). Never sent twice, unless the API asks.
         """
-        return (await self.call(calls.submit(body))).request_id
+        answer = await self.call(calls.submit(body))
+        return answer.request_id
 
     async def wait(
         self, request_id: str, answer: type[T], on_progress: OnProgress | None = None
@@ -133,7 +134,8 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> bool:
         """Cancels a job; False: the job had ended before. ApiError 404: nobody knows it."""
-        return (await self.call(calls.cancel(request_id))).cancelled
+        answer = await self.call(calls.cancel(request_id))
+        return answer.cancelled
 
     async def status(self) -> Status:
         """The current round (rates in nonces a second), nonces that wait, and the workers."""
@@ -152,7 +154,8 @@ class AsyncClient:
 
         Returns how many jobs. What is computed is still delivered. No round: no error.
         """
-        return (await self.call(calls.stop())).cancelled_jobs
+        answer = await self.call(calls.stop())
+        return answer.cancelled_jobs
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
         """Waits for a node that may not even run yet; returns the models that are served.
@@ -163,7 +166,8 @@ class AsyncClient:
         ends_at = time.monotonic() + timeout_s
         while True:
             try:
-                return (await self.call(calls.ready(), patience_s=0)).models
+                answer = await self.call(calls.ready(), patience_s=0)
+                return answer.models
             except ApiError as error:
                 if not error.is_temporary or time.monotonic() > ends_at:
                     raise

@@ -1,3 +1,4 @@
+# Generated from asynchronous.py by scripts/sync_client.py; not to be edited.
 """The client for programs that wait for each answer."""
 
 import time
@@ -70,7 +71,8 @@ class Client:
         node_count may be left out for a node alone. ApiError: the body is wrong (422), the model
         cannot compute it (409), or the queue is full (429). Never sent twice, unless the API asks.
         """
-        return self.call(calls.submit(body)).request_id
+        answer = self.call(calls.submit(body))
+        return answer.request_id
 
     def wait(self, request_id: str, answer: type[T], on_progress: OnProgress | None = None) -> T:
         """Waits for a job's end and returns its result.
@@ -128,7 +130,8 @@ class Client:
 
     def cancel(self, request_id: str) -> bool:
         """Cancels a job; False: the job had ended before. ApiError 404: nobody knows it."""
-        return self.call(calls.cancel(request_id)).cancelled
+        answer = self.call(calls.cancel(request_id))
+        return answer.cancelled
 
     def status(self) -> Status:
         """The current round (rates in nonces a second), nonces that wait, and the workers."""
@@ -147,7 +150,8 @@ class Client:
 
         Returns how many jobs. What is computed is still delivered. No round: no error.
         """
-        return self.call(calls.stop()).cancelled_jobs
+        answer = self.call(calls.stop())
+        return answer.cancelled_jobs
 
     def wait_ready(self, timeout_s: float) -> list[str]:
         """Waits for a node that may not even run yet; returns the models that are served.
@@ -158,7 +162,8 @@ class Client:
         ends_at = time.monotonic() + timeout_s
         while True:
             try:
-                return self.call(calls.ready(), patience_s=0).models
+                answer = self.call(calls.ready(), patience_s=0)
+                return answer.models
             except ApiError as error:
                 if not error.is_temporary or time.monotonic() > ends_at:
                     raise

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import sync_client
 from tests.harness.documents import ROOT
 
 PROGRAM = """
@@ -72,3 +73,7 @@ def test_the_defaults_of_bodies_are_named() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "Field" and call.args
     ]
     assert calls == []
+
+
+def test_the_synchronous_client_is_of_the_asynchronous_one_as_it_is_now() -> None:
+    assert sync_client.SYNC.read_text() == sync_client.generated(), "run `make format`"
