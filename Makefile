@@ -64,20 +64,20 @@ coverage: setup ## all tests once more, slower, and which lines and branches the
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
 
 faults: setup ## the whole stack under work while processes, network, disk and receivers fail (MINUTES=20 SEED=1 ENGINE=vllm)
-	@$(BIN)/python -m tests.faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m bench.faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
 
 failover: setup ## the same behind real Sentinels, whose primary is killed again and again (KILLS=10 MINUTES=10 FORGET=1)
-	@$(BIN)/python -m tests.faults.failover --kills $(KILLS) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES)) --forget $(FORGET) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m bench.faults.failover --kills $(KILLS) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES)) --forget $(FORGET) $(if $(SEED),--seed $(SEED))
 
 soak: setup ## the same without faults: nothing lost, nothing grows
-	@$(BIN)/python -m tests.faults --no-faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m bench.faults --no-faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
 
 fuzz: export PROOFLINE_FUZZ := long
 fuzz: setup ## what hypothesis and schemathesis try in `make test`, ever new and a hundred times as much (CASES=10000)
 	@$(BIN)/python -m pytest -n 2 --timeout 3600 -m fuzz tests/unit
-	@$(BIN)/python -m tests.described --cases $(CASES)
-	@$(BIN)/python -m tests.described --cases $(CASES) --keys
-	@$(BIN)/python -m tests.poison.campaign --cases $(CASES)
+	@$(BIN)/python -m bench.described --cases $(CASES)
+	@$(BIN)/python -m bench.described --cases $(CASES) --keys
+	@$(BIN)/python -m bench.poison.campaign --cases $(CASES)
 
 hostile: setup ## what honest clients see beside 20 hostile ones of 26 kinds (MINUTES=10)
 	@$(BIN)/python -m bench.hostile --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES)) $(if $(SEED),--seed $(SEED))
@@ -105,7 +105,7 @@ test-matrix: ## golden tests on several releases of vLLM, each in an environment
 	done
 
 models: setup ## the model matrix: tiny models of every family the network runs (FAMILIES="qwen3 gpt-oss" VARIANTS=float32)
-	@$(BIN)/python -m tests.families.matrix $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(JOBS),--jobs $(JOBS)) $(FAMILIES)
+	@$(BIN)/python -m bench.families.matrix $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(JOBS),--jobs $(JOBS)) $(FAMILIES)
 
 docs: setup ## build the documentation site into build/docs/site; a broken link or any other warning is an error
 	@$(BIN)/python scripts/build_docs.py

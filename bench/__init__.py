@@ -1,1 +1,3 @@
-"""Benchmarks with targets; docs/benchmarks.md tells what each measures. Linux only."""
+"""Benchmarks with targets (docs/benchmarks.md) and campaigns: faults, model families, random
+requests. Linux only.
+"""

@@ -20,6 +20,8 @@ from typing import Annotated, Any
 import redis
 import typer
 
+from bench.faults.reference import Reference
+from bench.faults.usage import uses_of
 from bench.harness import machine
 from bench.harness.asked_chat import AskedChat
 from bench.harness.growth import Growth
@@ -29,8 +31,6 @@ from cli.model_choice import with_chosen_model
 from poc_core.errors import OptionsError
 from poc_core.state import keys
 from poc_core.state.past.history import STEPS
-from tests.faults.reference import Reference
-from tests.faults.usage import uses_of
 from tests.stacks.round_client import MODEL, RoundClient, StackClient, running_stack
 from workers.engines.options import EngineOptions
 from workers.load import load_engine

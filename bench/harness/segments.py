@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
+from bench.faults.reference import same_artifacts
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.state import keys
-from tests.faults.reference import same_artifacts
 from tests.peers.receiver import Receiver, unrepeated
 from tests.stacks.computed import Computed, last_round
 from tests.stacks.round_client import RoundClient, round_body

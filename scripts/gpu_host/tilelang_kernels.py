@@ -40,7 +40,7 @@ class Connections(NamedTuple):
 MODELS = {
     "deepseek-v4-flash": Connections(4096, 1e-6, 20, True),
     "glm-5.3-flash": Connections(4096, 1e-5, 20, False),
-    # Of tests/families.
+    # Of bench/families.
     "tiny-deepseek-v4": Connections(2048, 1e-6, 4, True),
     "tiny-glm-5.3-flash": Connections(2048, 1e-5, 4, False),
 }

@@ -12,10 +12,10 @@ import torch
 from pydantic import JsonValue
 
 import workers.engines.base
+from bench.families import checks, look, make
+from bench.families.differences import Answer, Difference, of_answers, of_values
 from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import ModelInfo, ProofSpec
-from tests.families import checks, look, make
-from tests.families.differences import Answer, Difference, of_answers, of_values
 from workers.engines.ticks import Slice, Tick, TickResult
 
 

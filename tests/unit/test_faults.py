@@ -11,15 +11,15 @@ import httpx
 import pytest
 from pydantic import JsonValue
 
+from bench.faults.campaign import Report
+from bench.faults.inside import Inside
+from bench.faults.reference import Reference
+from bench.faults.usage import Usage, Use
+from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from poc_core.queues import model_queue
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
-from tests.faults.campaign import Report
-from tests.faults.inside import Inside
-from tests.faults.reference import Reference
-from tests.faults.usage import Usage, Use
-from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from tests.harness.samples import MODEL, lease_batch, new_job, worker_record
 from tests.peers.receiver import Payload, Receiver
 from tests.stacks.computed import Computed
@@ -230,7 +230,7 @@ def test_a_job_that_does_not_end_in_time_is_looked_at_and_told_with_what_happene
         work.happened("a fault")
 
     monkeypatch.setattr(
-        "tests.faults.work.time",
+        "bench.faults.work.time",
         SimpleNamespace(monotonic=lambda: now, sleep=sleep, strftime=time.strftime),
     )
     running = httpx.MockTransport(lambda _: httpx.Response(200, json={"status": "running"}))

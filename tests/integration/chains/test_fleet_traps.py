@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from bench.families.checks import ask, greedy
+from bench.families.make import make
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from tests.families.checks import ask, greedy
-from tests.families.make import make
 from tests.harness import golden
 from tests.harness.chains import assert_chains, nonces_of, spec_of
 from tests.harness.chains import golden as golden_chains

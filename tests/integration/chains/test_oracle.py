@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from bench.families.make import FOR_TRANSFORMERS, make
+from bench.families.oracle import Wanted, chains
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.proof import ArtifactScheme
-from tests.families.make import FOR_TRANSFORMERS, make
-from tests.families.oracle import Wanted, chains
 from tests.harness.chains import assert_chain, golden
 from tests.harness.golden import l2, model_dir
 from workers.engines.base import Engine

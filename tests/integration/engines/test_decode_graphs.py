@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from bench.families.checks import greedy
 from cli.machine.gpus import visible_gpus
 from poc_core.records import ProofSpec
-from tests.families.checks import greedy
 from tests.harness import one_gpu
 from tests.harness.chains import assert_chains, enforced_spec, golden, nonces_of, spec_of
 from tests.harness.marks import needs_vllm

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
+from bench.families.checks import greedy
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.codebook_file import SHIPPED_SHA256
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.schemes.decode.verdict import judge
-from tests.families.checks import greedy
 from tests.harness.chains import (
     assert_chain,
     assert_chains,

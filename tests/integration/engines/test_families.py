@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.families import chains, checks
-from tests.families.look import BFLOAT16_MEAN, agree
-from tests.families.make import FOLDER, families, make
+from bench.families import chains, checks
+from bench.families.look import BFLOAT16_MEAN, agree
+from bench.families.make import FOLDER, families, make
 from tests.harness.marks import needs_vllm
 from workers.engines.base import Engine
 from workers.engines.kinds import Dtype

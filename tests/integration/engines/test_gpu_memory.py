@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.families import checks
 from poc_core.records import ProofSpec
-from tests.families import checks
 from tests.harness import golden
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import Deployment

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from bench.families.make import given, make
 from cli.supervise.fleet import worker_command
 from cli.supervise.follower import deployed_options
 from poc_core.errors import ArgumentsError, ProoflineError
 from poc_core.serving.trusted_models import SHIPPED
 from poc_core.serving.vllm_arguments import harmless, read_deployment, without
-from tests.families.make import given, make
 from tests.harness.marks import needs_vllm
 from tests.harness.official import Official, official
 from tests.harness.waiting import wait_until

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from bench.families import checks
+from bench.families.make import make
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits
-from tests.families import checks
-from tests.families.make import make
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import QWEN3, Deployment
 from workers.engines.base import Engine

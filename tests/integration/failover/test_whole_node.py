@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.faults.failover import run
 from cli.supervise import redis_server
 from cli.supervise.processes import command_of_proofline
 from cli.supervise.redis_server import free_port
 from tests.certificates import make_certificate
-from tests.faults.failover import run
 from tests.harness.waiting import wait_until
 from tests.integration.node import run_node, synthetic_artifacts
 from tests.stacks.round_client import FAST

@@ -13,11 +13,11 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 
+from bench.faults.campaign import run
 from cli.supervise.processes import command_of_proofline
 from cli.supervise.redis_server import free_port
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
-from tests.faults.campaign import run
 from tests.harness.waiting import wait_until
 from tests.integration.node import run_node, synthetic_artifacts
 from tests.peers.receiver import Receiver

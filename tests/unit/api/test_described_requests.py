@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.described.node import Node
+from bench.described.node import Node
 from tests.harness.fuzz import FUZZ
 
 CASES_EACH = 400 if os.environ.get("PROOFLINE_FUZZ") == "long" else 4
@@ -23,7 +23,7 @@ def quiet() -> Iterator[None]:
 @FUZZ
 @pytest.mark.usefixtures("quiet")
 def test_no_request_made_from_our_description_is_answered_otherwise(tmp_path: Path) -> None:
-    from tests.described.requests import ask_all  # here: it imports schemathesis
+    from bench.described.requests import ask_all  # here: it imports schemathesis
 
     seen = ask_all(Node(tmp_path), CASES_EACH, seed=12)
     assert {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.families.make import FOLDER
+from bench.families.make import FOLDER
 from tests.harness.marks import needs_vllm
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM

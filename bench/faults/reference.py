@@ -15,9 +15,9 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from bench.faults.work import Artifacts
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
-from tests.faults.work import Artifacts
 from workers.engines.base import Engine
 from workers.pipeline import compute_all
 

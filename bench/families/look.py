@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import JsonValue
 
+from bench.families import against_oracle, checks
+from bench.families.differences import Difference
+from bench.families.make import FOR_TRANSFORMERS, given, is_quantized, kept, make, text_config
 from poc_core.records import ProofSpec
-from tests.families import against_oracle, checks
-from tests.families.differences import Difference
-from tests.families.kept import kept
-from tests.families.make import FOR_TRANSFORMERS, given, is_quantized, make, text_config
 from tests.harness import golden
 from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all

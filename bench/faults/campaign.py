@@ -15,15 +15,15 @@ from pathlib import Path
 
 from redis import Redis
 
+from bench.faults.faults import Fault, Victims
+from bench.faults.inside import Inside
+from bench.faults.reference import Reference, same_artifacts
+from bench.faults.stack import FaultyStack, MovedClock, small_disk
+from bench.faults.usage import Usage, uses_of
+from bench.faults.ways import Client, Ways, by_tls
+from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from cli.model_choice import with_chosen_model
 from poc_core.state import keys
-from tests.faults.faults import Fault, Victims
-from tests.faults.inside import Inside
-from tests.faults.reference import Reference, same_artifacts
-from tests.faults.stack import FaultyStack, MovedClock, small_disk
-from tests.faults.usage import Usage, uses_of
-from tests.faults.ways import Client, Ways, by_tls
-from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.peers.receiver import Receiver
 from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient
 from workers.engines.kinds import EngineKind

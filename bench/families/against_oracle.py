@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import JsonValue
 
+from bench.families import oracle
+from bench.families.make import FOR_TRANSFORMERS, is_quantized, kept, make, text_config
+from bench.families.oracle import Chain, Wanted, chains
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import why_no_chains
-from tests.families import oracle
-from tests.families.kept import kept
-from tests.families.make import FOR_TRANSFORMERS, is_quantized, make, text_config
-from tests.families.oracle import Chain, Wanted, chains
 from workers.pipeline import compute_all
 
 # Decode proofs read 256 dimensions of a state.

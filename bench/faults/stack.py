@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bench.faults.proxy import Proxy
 from cli.supervise.processes import Child
 from cli.supervise.stack import Stack
-from tests.faults.proxy import Proxy
 
 DISK_MIB = 2048  # of memory, when the disk is full
 _CLOCK_FOLDER = Path(__file__).parent / "clock"

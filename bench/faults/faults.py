@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import redis
 
+from bench.faults.stack import FaultyStack, MovedClock, fill
 from cli.supervise.redis_server import wait_for_redis
-from tests.faults.stack import FaultyStack, MovedClock, fill
 from tests.integration.processes import engine_cores
 from tests.peers.receiver import Receiver
 

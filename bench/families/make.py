@@ -1,7 +1,7 @@
 """Tiny models of the families that the network runs, with random weights, from the configurations
 beside this file.
 
-    python -m tests.families.make FOLDER [FAMILY ...]
+    python -m bench.families.make FOLDER [FAMILY ...]
 
 Weights are never committed: on one release of torch the same configuration gives the same weights,
 bfloat16 numbers from a fixed seed.
@@ -12,11 +12,13 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -213,6 +215,24 @@ def _save_for_transformers(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     plain = {name: value for name, value in config.items() if name != "quantization_config"}
     (folder / "config.json").write_text(json.dumps(plain))
+
+
+def kept(path: Path, asked: str, ask: Callable[[], JsonValue]) -> JsonValue:
+    """The answer in a file if it is one to what is `asked`; else a new one, which is kept there.
+
+    The file lies in the model's folder, which is removed when another model is made.
+    """
+    stamp = hashlib.sha256(asked.encode()).hexdigest()
+    if path.exists():
+        found = json.loads(path.read_text())
+        if found["asked"] == stamp:
+            kept_answer: JsonValue = found["answer"]
+            return kept_answer
+    answer = ask()
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"asked": stamp, "answer": answer}))
+    part.rename(path)
+    return answer
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 
+from bench.faults.work import TIMEOUT_S
 from tests.certificates import HOST, make_certificate
-from tests.faults.work import TIMEOUT_S
 from tests.stacks.tls_front import tls_front
 from tests.stacks.tls_redis import tls_redis
 

@@ -11,7 +11,7 @@ from typing import Any
 import requests
 
 from api.edge.keys import KeyFile, Role
-from tests.described.node import KNOWN
+from bench.described.node import KNOWN
 from tests.harness.samples import MODEL, body, distance_body, round_body
 from tests.stacks.up import Up
 

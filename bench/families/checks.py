@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
+from bench.families.differences import Answer, Difference, of_answers, of_values
 from poc_core.records import ProofSpec
-from tests.families.differences import Answer, Difference, of_answers, of_values
 from tests.harness import golden
 from workers.engines.base import Engine
 from workers.engines.ticks import MicroBatch, Slice, Tick

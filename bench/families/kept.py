@@ -1,6 +1,6 @@
 """Second opinions kept beside a family's tiny model.
 
-    python -m tests.families.kept [--variants bfloat16,decode] [FAMILY ...]
+    python -m bench.families.kept [--variants bfloat16,decode] [FAMILY ...]
 
 It makes the models and their opinions in build/families, with no engine of vLLM's. That folder can
 then be carried to a GPU host, whose time is short and whose transformers may know fewer families:
@@ -8,36 +8,12 @@ there the model is as carried, and nothing is asked again.
 """
 
 import argparse
-import hashlib
-import json
 import time
-from collections.abc import Callable
-from pathlib import Path
 
-from pydantic import JsonValue
-
-
-def kept(path: Path, asked: str, ask: Callable[[], JsonValue]) -> JsonValue:
-    """The answer in a file if it is one to what is `asked`; else a new one, which is kept there.
-
-    The file lies in the model's folder, which is removed when another model is made.
-    """
-    stamp = hashlib.sha256(asked.encode()).hexdigest()
-    if path.exists():
-        found = json.loads(path.read_text())
-        if found["asked"] == stamp:
-            kept_answer: JsonValue = found["answer"]
-            return kept_answer
-    answer = ask()
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"asked": stamp, "answer": answer}))
-    part.rename(path)
-    return answer
+from bench.families import against_oracle, look, make
 
 
 def main() -> None:
-    from tests.families import against_oracle, look, make
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

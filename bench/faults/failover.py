@@ -1,4 +1,4 @@
-"""python -m tests.faults.failover: the primary killed again and again under work (`make failover`).
+"""python -m bench.faults.failover: the primary killed again and again under work (`make failover`).
 
 A node with synthetic engines behind real Sentinels: rounds, jobs and chat go on while one primary
 after the other is killed and comes back as a replica. `--forget S` cuts the replicas off S seconds
@@ -25,14 +25,14 @@ from pathlib import Path
 import httpx
 from redis.exceptions import RedisError
 
+from bench.faults.inside import Inside
+from bench.faults.reference import Reference, same_artifacts
+from bench.faults.ways import Ways
+from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from cli.model_choice import with_chosen_model
 from cli.supervise.stack import Stack
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry, connect
-from tests.faults.inside import Inside
-from tests.faults.reference import Reference, same_artifacts
-from tests.faults.ways import Ways
-from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Call, FakeWorker
 from tests.peers.receiver import Payload, Receiver
@@ -297,7 +297,7 @@ def _let_go(work: Work, most: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.failover", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.faults.failover", description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None)

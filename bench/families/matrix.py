@@ -1,6 +1,6 @@
 """The model matrix: what holds of each family's tiny model, here. `make models` runs it.
 
-    python -m tests.families.matrix [--variants float32,bfloat16,fp8] [--jobs 4] [FAMILY ...]
+    python -m bench.families.matrix [--variants float32,bfloat16,fp8] [--jobs 4] [FAMILY ...]
 
 Each engine has a process of its own, and a log in build/families. What is neither right nor refused
 with a sentence is wrong: exit code 1. docs/models.md keeps what was seen.
@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench.families.look import FOLDER, VARIANTS, look
+from bench.families.make import families, make, text_config
 from cli.machine.gpus import visible_gpus
-from tests.families.look import FOLDER, VARIANTS, look
-from tests.families.make import families, make, text_config
 
 # What no CPU runs comes first on a GPU: its time may end before all families have had their turn.
 _FOR_GPUS = (
@@ -129,7 +129,7 @@ def in_a_process(
     command = [
         sys.executable,
         "-m",
-        f"tests.families.{module}",
+        f"bench.families.{module}",
         "--one",
         "--variants",
         variant,

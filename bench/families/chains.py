@@ -1,6 +1,6 @@
 """Decode proofs of each family's tiny model, here: steps against one forward, alone and together.
 
-    python -m tests.families.chains [--jobs 4] [--variants bfloat16,fp8] [FAMILY ...]
+    python -m bench.families.chains [--jobs 4] [--variants bfloat16,fp8] [FAMILY ...]
 
 A line a family: refused with a sentence, or every check. Each engine has a process of its own, and
 a log in build/families. What is neither right nor refused is wrong: exit code 1.
@@ -18,15 +18,15 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from bench.families import against_oracle
+from bench.families.checks import greedy
+from bench.families.look import FOLDER, START_S, VARIANTS, options_of
+from bench.families.matrix import in_a_process
 from cli.machine.gpus import visible_gpus
 from poc_core.errors import ProoflineError
 from poc_core.records import PassOrder, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
 from poc_core.schemes.decode.options import passes_of
-from tests.families import against_oracle
-from tests.families.checks import greedy
-from tests.families.look import FOLDER, START_S, VARIANTS, options_of
-from tests.families.matrix import in_a_process
 from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from redis.exceptions import RedisError
 
-from tests.faults.inside import Inside
+from bench.faults.inside import Inside
 from tests.peers.receiver import Payload, Receiver, unrepeated
 from tests.stacks.computed import Computed
 from tests.stacks.round_client import RoundClient, round_body

@@ -1,8 +1,8 @@
 """Requests made from the API's own description, against a real node with synthetic engines.
 
-    .venv/bin/python -m tests.described --cases 10000          # what `make fuzz` does
-    .venv/bin/python -m tests.described --keys                 # that too
-    .venv/bin/python -m tests.described --in-process --seed 7 # in this process: more situations, no
+    .venv/bin/python -m bench.described --cases 10000          # what `make fuzz` does
+    .venv/bin/python -m bench.described --keys                 # that too
+    .venv/bin/python -m bench.described --in-process --seed 7 # in this process: more situations, no
     engines
 
 An answer that is not described, or a 5xx other than 503 with Retry-After, ends it with the request
@@ -17,9 +17,9 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.described.node import Node
-from tests.described.requests import Target, ask_all
-from tests.described.stack import RealNode
+from bench.described.node import Node
+from bench.described.requests import Target, ask_all
+from bench.described.stack import RealNode
 
 # An operation that takes nothing is asked once a turn and situation, however many cases there shall
 # be.

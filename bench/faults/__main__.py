@@ -1,15 +1,15 @@
-"""python -m tests.faults: see `make faults` and `make soak`."""
+"""python -m bench.faults: see `make faults` and `make soak`."""
 
 import argparse
 import sys
 import time
 
-from tests.faults.campaign import run
-from tests.faults.faults import FAULTS
+from bench.faults.campaign import run
+from bench.faults.faults import FAULTS
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="how long faults are done (20)")
     parser.add_argument(
         "--seed", type=int, default=None, help="draws the faults; of the clock, unless given"

@@ -1,7 +1,7 @@
 """Requests made from vLLM's request models, against one engine of this process.
 
-    .venv/bin/python -m tests.poison.campaign --cases 10000          # what `make fuzz` does
-    .venv/bin/python -m tests.poison.campaign --minutes 3 --seed 7
+    .venv/bin/python -m bench.poison.campaign --cases 10000          # what `make fuzz` does
+    .venv/bin/python -m bench.poison.campaign --minutes 3 --seed 7
 
 Some requests are under way at a time. After each, the engine must live; after every hundred, with
 none under way, answer a chat as before and remember nothing. A 5xx ends the campaign too, with the
@@ -24,9 +24,9 @@ import pytest
 from pydantic import BaseModel
 
 from api.chat.bounds import Excess, excess
+from bench.poison.requests import Maker
 from cli.machine import cpu_memory
 from tests.integration.chat_checks.known import Server, chat, served, text_of
-from tests.poison.requests import Maker
 from tests.stacks.deployments import QWEN3
 from workers.vllm import compat
 from workers.vllm.start import cpu_threads
