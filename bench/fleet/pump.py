@@ -51,13 +51,17 @@ def in_turns(fleets: Sequence[int], batch: int, seconds: float) -> dict[int, Str
     seen: dict[int, list[Stretch]] = {n: [] for n in fleets}
     for _ in range(TURNS):
         for n in fleets:
-            seen[n] += _measure(n, batch, seconds / TURNS)
-    return {
-        n: sorted(windows, key=lambda one: one.redis_cores * one.seconds / one.n_nonces)[
-            len(windows) // 2
-        ]
-        for n, windows in seen.items()
-    }
+            # A window without nonces, on a machine that stood still, has no cost of one.
+            seen[n] += [one for one in _measure(n, batch, seconds / TURNS) if one.n_nonces]
+    return {n: _median(n, windows) for n, windows in seen.items()}
+
+
+def _median(n: int, windows: Sequence[Stretch]) -> Stretch:
+    """RuntimeError: there are none."""
+    if not windows:
+        raise RuntimeError(f"{n} workers computed nothing; the machine is too busy to measure it")
+    ordered = sorted(windows, key=lambda one: one.redis_cores * one.seconds / one.n_nonces)
+    return ordered[len(ordered) // 2]
 
 
 def _measure(n: int, batch: int, seconds: float) -> list[Stretch]:

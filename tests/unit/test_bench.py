@@ -9,6 +9,8 @@ import pytest
 
 from api.chat.prefixes import Prefix
 from bench import challenge, queue_overhead, queue_scale
+from bench.fleet import pump
+from bench.fleet.figures import Look, Stretch
 from bench.harness import growth, machine, timed_job
 from bench.harness.machine import Observed, Usage
 from bench.harness.timed_job import JobRun
@@ -198,3 +200,16 @@ def test_a_turn_that_moves_though_its_engine_has_room_is_told() -> None:
     ]
     assert list(moves(map(json.dumps, lines))) == [("p", "a", Why.OTHER)]
     assert prefix_routing.only_with_reason("two", [Move("p", "a", Why.OTHER)], gone=0) is False
+
+
+def test_a_window_of_the_fleet_without_nonces_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def window(n_nonces: int) -> Stretch:
+        return Stretch(Look(0.0, 0.0, {}, 0, 0, {}), Look(2.0, 1.0, {}, 0, n_nonces, {}))
+
+    found = {1: [window(0), window(8)], 2: [window(0)]}
+    monkeypatch.setattr(pump, "_measure", lambda n, *_: found[n])
+    assert pump.in_turns([1], 8, 6.0)[1].n_nonces == 8
+    with pytest.raises(RuntimeError, match="2 workers computed nothing"):
+        pump.in_turns([2], 8, 6.0)
