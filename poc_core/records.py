@@ -220,6 +220,7 @@ class Lease:
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # of a round: RoundConfig.terms
     urgent: bool = False  # of a validation, which has a deadline
     name: str = ""  # of a job's, by which its worker's heartbeats tell of it; see Hand
+    of_round: bool = False
     alone: bool = False  # a worker or engine was lost on it: nothing else is computed with it
 
 

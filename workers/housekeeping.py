@@ -18,10 +18,10 @@ from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.engines.ticks import EngineLostError
 from workers.heartbeat import Heartbeat
-from workers.jobs import finish_or_fail
 from workers.proofs import Proofs
 from workers.turns import Turns
 from workers.watchdog import Watchdog
+from workers.work import finish_or_fail
 
 logger = logging.getLogger(__name__)
 

@@ -30,14 +30,13 @@ from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.housekeeping import Housekeeper
-from workers.jobs import JobWork
 from workers.load import load_engine
 from workers.proofs import Proofs
 from workers.queue import broker
 from workers.queue.app import create_app
 from workers.queue.wake import Wake
-from workers.rounds import RoundWork
 from workers.turns import Turns
+from workers.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -98,15 +97,11 @@ def run_worker(
         try:
             gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
             proofs = Proofs(engine, gate, settings.max_step_ms)
-            urgent = JobWork(proofs, worker_id, jobs, hand, urgent=True)
-            turns = Turns(
-                model,
-                JobWork(proofs, worker_id, jobs, hand),
-                urgent,
-                RoundWork(proofs, worker_id, rounds),
-                rounds,
-                Wake(app, redis, model, worker_id),
-            )
+            wake = Wake(app, redis, model, worker_id)
+            stores = (jobs, rounds, hand)
+            urgent = Work(proofs, worker_id, *stores, urgent=True)
+            work = Work(proofs, worker_id, *stores, pass_on=wake.another)
+            turns = Turns(model, work, urgent, wake)
             tasks.install(turns)
             began_to_leave: list[float] = []
 

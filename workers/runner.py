@@ -1,4 +1,4 @@
-"""A worker's loop over its leases, of jobs and rounds alike: lease, compute, store the values.
+"""A worker's loop over its leases: lease, compute, store the values.
 
 As many micro-batches are under way as keep every stage of the engine busy while Redis is written.
 """
@@ -17,18 +17,19 @@ from poc_core.records import Lease
 from workers.engines.ticks import MicroBatch
 from workers.proofs import Proofs
 
+# Seconds between two looks whether the work is still wanted; delays /stop by as much. Of many
+# workers with slow batches they are most of what Redis is asked.
+_LOOK_S = 0.25
+
 
 class Source(Protocol):
-    """The source of leases: the job that a message names, or a round."""
-
-    look_s: float  # seconds between two looks whether the work is still wanted
-    cuts: bool  # whether a lease may be larger than a micro-batch
+    """Where leases come from."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Leases of one spec to compute beside the held ones. Empty: none now; None: no more."""
+        """Leases of one spec to compute alongside the held ones. Empty: none now; None: no more."""
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
-        """True if the leases are still to be computed; asked every `look_s`."""
+        """True if the leases are still to be computed; asked with each look."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         """Stores one value per nonce, at the latest with the next question."""
@@ -37,7 +38,7 @@ class Source(Protocol):
         """Gives a lease back uncomputed; `lost_engine`: because the engine could not."""
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
-        """Ends leases that no engine can compute."""
+        """Ends the jobs and rounds of leases that no engine can compute."""
 
 
 @dataclass
@@ -75,15 +76,17 @@ class Runner:
                 self.give_back()
         return goes_on
 
-    def bring_home(self) -> bool:
-        """Completes the oldest leases, if done within the source's look. False: nothing is left."""
+    def _bring_home(self) -> bool:
+        """Completes the oldest leases if they are done within a look. False: they failed."""
         unit = self._units[0]
         try:
-            values = unit.micro_batches[0].result(self._source.look_s)
+            values = unit.micro_batches[0].result(_LOOK_S)
         except ProoflineError as error:
             return self._fail(unit.leases, error)
         if values is None:
-            return self._source.is_wanted(unit.leases)
+            if not self._source.is_wanted(unit.leases):
+                self.give_back()
+            return True
         unit.micro_batches.popleft()
         unit.values += values
         if not (unit.micro_batches or unit.waiting):
@@ -109,7 +112,7 @@ class Runner:
         while not is_over():
             more = more and self._fill()
             if self._units:
-                if not self.bring_home():
+                if not self._bring_home():
                     return False
             elif not more:
                 return False
@@ -130,7 +133,7 @@ class Runner:
 
     def _submit(self, unit: _Unit) -> bool:
         spec, urgent = unit.leases[0].spec, unit.leases[0].urgent
-        size = self._proofs.batch_size(spec) if self._source.cuts else len(unit.waiting)
+        size = self._proofs.batch_size(spec)
         try:
             unit.micro_batches.append(self._proofs.submit(spec, unit.waiting[:size], urgent))
         except ProoflineError as error:

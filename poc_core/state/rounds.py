@@ -110,10 +110,6 @@ class RoundStore:
         round_id = self._redis.get(keys.generating(model))
         return None if round_id is None else str(round_id.decode())
 
-    def waiting_artifacts(self, round_id: str) -> int:
-        """Artifacts of the round that its receiver has not taken yet; 0 where it has none."""
-        return int(self._redis.hget(keys.outbox(round_id), "waiting") or 0)
-
     def forget_followed(self) -> int:
         """Forgets earlier rounds of which nothing is computed or delivered any more; how many."""
         return int(self._forget([keys.FOLLOWED_ROUNDS], [self._clock()]))
@@ -239,7 +235,8 @@ def _leased(round: RoundRecord, reason: bytes, *found: bytes) -> Lease | Refusal
         return Refusal(reason.decode())
     config, (place, places) = round.config, map(int, found)
     nonces = config.nonces.take(place, places)
-    return Lease(round.round_id, place, config.model, config.spec, nonces, config.terms)
+    about = (config.model, config.spec, nonces, config.terms)
+    return Lease(round.round_id, place, *about, of_round=True)
 
 
 def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:

@@ -13,12 +13,12 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from poc_core.schemes.requests import PLACE_EXAMPLE
-from poc_core.state import JobStore, WorkerRegistry
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from tests.harness.samples import MODEL, worker_record
 from tests.peers.fake_engine import FakeEngine
-from workers.jobs import JobWork
 from workers.proofs import Proofs
+from workers.work import Work
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 24
@@ -73,7 +73,7 @@ def test_a_nonce_meets_24_files_at_most_which_exist() -> None:
 
 
 def test_no_other_file_is_given_the_nonce(
-    client: TestClient, jobs: JobStore, workers: WorkerRegistry
+    client: TestClient, jobs: JobStore, rounds: RoundStore, workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w1"))
     params = {"model": MODEL, "seq_len": 16, "k_dim": 12}
@@ -81,7 +81,7 @@ def test_no_other_file_is_given_the_nonce(
     with noted() as found:
         proofs = Proofs(FakeEngine())
         hand = Hand(partial(jobs.name_lease, "w1"))
-        work = JobWork(proofs, "w1", jobs, hand)
+        work = Work(proofs, "w1", jobs, rounds, hand)
         job_id = client.post("/api/v1/pow/generate", json=body).json()["request_id"]
         work.run()
         answer = client.get(f"/api/v1/pow/generate/{job_id}").json()

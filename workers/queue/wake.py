@@ -20,6 +20,10 @@ class Wake:
         self._model = model
         self._own_queue = worker_queue(worker_id)
 
+    def another(self) -> None:
+        """Some worker of the model takes a turn: this one waits, and took its message."""
+        self._app.send_task(WORK_TASK, args=[self._model], queue=model_queue(self._model))
+
     def myself(self) -> None:
         """This worker takes another turn, after those that wait in its own queue."""
         self._app.send_task(WORK_TASK, args=[self._model], queue=self._own_queue)

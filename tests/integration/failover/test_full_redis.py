@@ -14,9 +14,9 @@ from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, scripts
 from tests.harness.samples import MODEL, new_job, worker_record
 from tests.stacks.own_redis import own_redis
-from workers.jobs import finish_or_fail
 from workers.queue import broker
 from workers.queue.app import create_app
+from workers.work import finish_or_fail
 
 pytestmark = pytest.mark.integration
 

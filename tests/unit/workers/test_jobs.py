@@ -32,22 +32,23 @@ from tests.harness.samples import (
 )
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine, value
-from workers import jobs as jobs_module
 from workers import proofs as proofs_module
+from workers import runner as runner_module
+from workers import work as work_module
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.ticks import EngineLostError
-from workers.jobs import JobWork
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
+from workers.work import Work
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
 
-MakeRunner = Callable[..., JobWork]
+MakeRunner = Callable[..., Work]
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_module, "_CHAT_WAIT_S", 0.05)
-    monkeypatch.setattr(jobs_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(work_module, "_CHAT_WAIT_S", 0.05)
+    monkeypatch.setattr(runner_module, "_LOOK_S", 0.01)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def hand(jobs: JobStore) -> Hand:
 
 @pytest.fixture
 def make_runner(
-    engine: FakeEngine, jobs: JobStore, workers: WorkerRegistry, hand: Hand
+    engine: FakeEngine, jobs: JobStore, rounds: RoundStore, workers: WorkerRegistry, hand: Hand
 ) -> Iterator[MakeRunner]:
     started: list[Proofs] = []
 
@@ -70,13 +71,13 @@ def make_runner(
         policy: str | None = "yield",
         starvation: Starvation | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> JobWork:
+    ) -> Work:
         gate = None
         if policy is not None:
             patience = starvation or Starvation()
             gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, patience, clock)
         started.append(Proofs(engine, gate))
-        return JobWork(started[-1], "w1", jobs, hand)
+        return Work(started[-1], "w1", jobs, rounds, hand)
 
     workers.heartbeat(worker_record("w1"))
     yield make
@@ -85,15 +86,15 @@ def make_runner(
 
 
 @pytest.fixture
-def runner(make_runner: MakeRunner) -> JobWork:
+def runner(make_runner: MakeRunner) -> Work:
     return make_runner()
 
 
 @pytest.fixture
-def validations(runner: JobWork, jobs: JobStore, hand: Hand) -> JobWork:
+def validations(runner: Work, jobs: JobStore, rounds: RoundStore, hand: Hand) -> Work:
     """Of the same worker."""
     proofs = runner._proofs  # noqa: SLF001
-    return JobWork(proofs, "w1", jobs, hand, urgent=True)
+    return Work(proofs, "w1", jobs, rounds, hand, urgent=True)
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def job_of(spec: ProofSpec, nonces: list[int], batch_size: int = 2) -> NewJob:
 class InBackground:
     """A turn on a thread of its own, as a Celery task has it."""
 
-    def __init__(self, runner: JobWork) -> None:
+    def __init__(self, runner: Work) -> None:
         self._thread = threading.Thread(target=runner.run)
 
     def __enter__(self) -> "InBackground":
@@ -151,7 +152,7 @@ def chat_ends(engine: FakeEngine) -> None:
 
 
 def test_without_chat_a_batch_runs_to_its_end(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
     runner.run()
@@ -171,7 +172,7 @@ def test_an_engine_without_chat_gets_whole_micro_batches(
 
 
 def test_what_is_done_is_not_computed_again(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     jobs.create(new_job([0, 1]))
     for _ in range(3):
@@ -198,10 +199,10 @@ def test_a_turn_ends_at_its_time_and_the_next_one_goes_on_with_what_is_in_hand(
     go_on = threading.Event()
     engine.events[0] = lambda: go_on.wait(60)
     assert runner.run(time.monotonic() + 0.05)
-    assert runner.holds
+    assert runner._runner.held  # noqa: SLF001
     go_on.set()
     assert not runner.run()
-    assert not runner.holds
+    assert not runner._runner.held  # noqa: SLF001
     assert [artifacts(jobs, job_id) for job_id in job_ids] == [
         expected(range(2)),
         expected(range(3), OTHER),
@@ -214,7 +215,7 @@ def test_a_turn_ends_at_its_time_and_the_next_one_goes_on_with_what_is_in_hand(
 
 
 def test_batches_of_a_job_are_computed_together_and_each_gets_its_own_values(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     nonces = list(range(50, 33, -1))
     job_id = jobs.create(new_job(nonces))
@@ -226,7 +227,7 @@ def test_batches_of_a_job_are_computed_together_and_each_gets_its_own_values(
 
 
 def test_batches_of_other_jobs_with_the_same_spec_join(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     ours = [jobs.create(new_job([n, n + 1, n + 2])) for n in (0, 10, 20)]
     other = jobs.create(job_of(OTHER, [30]))
@@ -240,7 +241,7 @@ def test_batches_of_other_jobs_with_the_same_spec_join(
 
 
 def test_no_more_is_leased_than_a_micro_batch_holds(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     job_id = jobs.create(new_job(list(range(300)), batch_size=50))
     runner.run()
@@ -253,7 +254,7 @@ def test_no_more_is_leased_than_a_micro_batch_holds(
 
 
 def test_a_batch_waits_for_chat_and_completes_when_chat_ends(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -267,7 +268,7 @@ def test_a_batch_waits_for_chat_and_completes_when_chat_ends(
 
 
 def test_a_batch_that_waits_for_chat_is_free_for_a_worker_whose_chat_is_idle(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine, workers: WorkerRegistry
+    runner: Work, jobs: JobStore, engine: FakeEngine, workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     chat_comes(engine)
@@ -282,7 +283,7 @@ def test_a_batch_that_waits_for_chat_is_free_for_a_worker_whose_chat_is_idle(
 
 
 def test_chat_that_comes_between_two_slices_is_waited_for(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events = dict.fromkeys(range(3), lambda: chat_comes(engine))
     job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
@@ -297,7 +298,7 @@ def test_chat_that_comes_between_two_slices_is_waited_for(
 
 
 def test_the_status_says_that_a_job_waits_and_no_longer_once_it_goes_on(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine, client: TestClient
+    runner: Work, jobs: JobStore, engine: FakeEngine, client: TestClient
 ) -> None:
     def waiting_for() -> object:
         return client.get(f"/api/v1/pow/generate/{job_id}").json().get("waiting_for")
@@ -315,7 +316,7 @@ def test_the_status_says_that_a_job_waits_and_no_longer_once_it_goes_on(
 
 
 def test_the_status_says_so_also_between_two_slices(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     goes_on = threading.Event()
     engine.events = {0: lambda: chat_comes(engine), 1: lambda: goes_on.wait(60)}
@@ -370,7 +371,7 @@ def validation(nonces: list[int], batch_size: int = 2) -> NewJob:
 
 
 def test_a_validation_has_its_share_of_the_engine_beside_constant_chat_at_once(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(validation([0, 1, 2]))
@@ -381,7 +382,7 @@ def test_a_validation_has_its_share_of_the_engine_beside_constant_chat_at_once(
 
 
 def test_a_validation_passes_plain_jobs_that_wait_for_chat_between_two_slices(
-    runner: JobWork, validations: JobWork, jobs: JobStore, engine: FakeEngine, clock: Clock
+    runner: Work, validations: Work, jobs: JobStore, engine: FakeEngine, clock: Clock
 ) -> None:
     engine.events[0] = lambda: chat_comes(engine)
     plain = jobs.create(new_job([0, 1]))
@@ -399,7 +400,7 @@ def test_a_validation_passes_plain_jobs_that_wait_for_chat_between_two_slices(
 
 
 def test_validations_are_computed_alone_beside_chat(
-    runner: JobWork, validations: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, validations: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     plain = jobs.create(new_job([0, 1]))
@@ -414,7 +415,7 @@ def test_validations_are_computed_alone_beside_chat(
 
 
 def test_what_a_dead_worker_had_of_a_validation_is_taken_up(
-    runner: JobWork, validations: JobWork, jobs: JobStore, workers: WorkerRegistry
+    runner: Work, validations: Work, jobs: JobStore, workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(validation([0, 1, 2]))
@@ -428,7 +429,7 @@ def test_what_a_dead_worker_had_of_a_validation_is_taken_up(
 
 
 def test_validations_wait_for_a_rounds_end(
-    runner: JobWork, validations: JobWork, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+    runner: Work, validations: Work, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
 ) -> None:
     job_id = jobs.create(validation([0]))
     round_id = rounds.store(round_config(), RoundState.GENERATING)
@@ -442,7 +443,7 @@ def test_validations_wait_for_a_rounds_end(
 
 
 def test_a_worker_that_is_to_end_takes_no_further_validation(
-    runner: JobWork, validations: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, validations: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     jobs.create(validation([0]))
     validations.leaving.set()
@@ -454,33 +455,36 @@ def test_a_worker_that_is_to_end_takes_no_further_validation(
 
 
 def test_a_round_takes_a_batch_back_that_waits_for_chat(
-    runner: JobWork, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
     with InBackground(runner):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         rounds.store(round_config(), RoundState.GENERATING)
+        wait_until(lambda: runner._round is not None)  # noqa: SLF001
+        runner.leaving.set()
     assert read(jobs, job_id).status is JobStatus.QUEUED
     assert pending(jobs, job_id) == [0]  # free, for whoever asks after the round
     assert engine.begun == []
 
 
 def test_a_round_takes_batches_back_that_wait_for_chat_between_two_slices(
-    runner: JobWork, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
 ) -> None:
     engine.events[1] = lambda: chat_comes(engine)
     job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
     with InBackground(runner):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         rounds.store(round_config(), RoundState.GENERATING)
-    assert pending(jobs, job_id) == [0, 1]
+        wait_until(lambda: pending(jobs, job_id) == [0, 1])
+        runner.leaving.set()
     wait_until(lambda: engine.is_idle)
     assert len(engine.ticks) <= 2  # of 4
 
 
 def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -493,7 +497,7 @@ def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
 
 
 def test_a_worker_that_is_to_end_gives_batches_back_that_wait_for_chat_between_two_slices(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events[1] = lambda: chat_comes(engine)
     job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
@@ -505,7 +509,7 @@ def test_a_worker_that_is_to_end_gives_batches_back_that_wait_for_chat_between_t
 
 
 def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events[1] = runner.leaving.set
     job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
@@ -514,7 +518,7 @@ def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
 
 
 def test_a_cancelled_job_is_not_waited_with(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -526,7 +530,7 @@ def test_a_cancelled_job_is_not_waited_with(
 
 
 def test_a_cancelled_job_frees_the_engine_before_its_last_slice(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     given_up = threading.Event()
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -552,7 +556,7 @@ def test_a_cancelled_job_of_many_parts_frees_the_engine_as_soon(
 
 
 def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.layer_s = 0.03
     cancelled, other = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
@@ -567,7 +571,7 @@ def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(
 
 @pytest.mark.usefixtures("exits")
 def test_a_lost_engine_gives_all_claims_back(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     def lose() -> None:
         raise EngineLostError("The engine does not answer.")
@@ -583,8 +587,8 @@ def test_a_lost_engine_gives_all_claims_back(
 
 @pytest.mark.usefixtures("exits")
 def test_a_worker_whose_engine_is_lost_leases_nothing_more(
-    runner: JobWork,
-    validations: JobWork,
+    runner: Work,
+    validations: Work,
     jobs: JobStore,
     engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
@@ -619,7 +623,7 @@ def test_a_worker_whose_engine_is_lost_leases_nothing_more(
 
 
 def test_an_engine_that_died_while_it_was_idle_is_given_nothing(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    runner: Work, jobs: JobStore, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def died() -> None:
         raise EngineLostError("The vLLM engine died between two batches.")
@@ -632,7 +636,7 @@ def test_an_engine_that_died_while_it_was_idle_is_given_nothing(
 
 
 def test_a_spec_that_no_engine_can_follow_fails_every_job_that_has_it(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.refuse["block"] = "k_dim must be at most 128."
     job_ids = [jobs.create(new_job([0, 1, 2])), jobs.create(new_job([3]))]
@@ -647,7 +651,7 @@ def break_down() -> None:
 
 
 def test_an_engine_that_fails_once_costs_nothing_but_time(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events[1] = break_down
     job_id = jobs.create(new_job([0, 1, 2, 3]))
@@ -658,7 +662,7 @@ def test_an_engine_that_fails_once_costs_nothing_but_time(
 
 @pytest.mark.usefixtures("exits")
 def test_an_engine_that_fails_again_and_again_is_replaced(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events = dict.fromkeys(range(9), break_down)
     first, second = jobs.create(new_job([0])), jobs.create(job_of(OTHER, [1]))
@@ -669,7 +673,7 @@ def test_an_engine_that_fails_again_and_again_is_replaced(
 
 
 def test_a_batch_that_cannot_be_stored_fails_its_job_and_no_other(
-    runner: JobWork, jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    runner: Work, jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = (jobs.create(new_job([n])) for n in range(3))
     complete = jobs.complete
@@ -687,7 +691,7 @@ def test_a_batch_that_cannot_be_stored_fails_its_job_and_no_other(
 
 
 def test_a_finish_without_redis_costs_no_other_batch(
-    runner: JobWork, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+    runner: Work, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = jobs.create(new_job([0])), jobs.create(new_job([1]))
     finish = jobs.finish
@@ -706,7 +710,7 @@ def test_a_finish_without_redis_costs_no_other_batch(
 
 
 def test_a_mistake_in_the_worker_gives_the_batches_back(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine
+    runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
     def mistake() -> None:
         raise ZeroDivisionError
@@ -722,7 +726,7 @@ def test_a_mistake_in_the_worker_gives_the_batches_back(
 
 
 def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
-    runner: JobWork, jobs: JobStore, hand: Hand, monkeypatch: pytest.MonkeyPatch
+    runner: Work, jobs: JobStore, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
 
@@ -744,7 +748,7 @@ def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
 
 
 def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
-    runner: JobWork,
+    runner: Work,
     jobs: JobStore,
     engine: FakeEngine,
     hand: Hand,
@@ -762,7 +766,7 @@ def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
 
 
 def test_what_redis_forgot_that_it_was_claimed_is_taken_once_all_the_same(
-    runner: JobWork, jobs: JobStore, engine: FakeEngine, redis: Redis, workers: WorkerRegistry
+    runner: Work, jobs: JobStore, engine: FakeEngine, redis: Redis, workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([0, 1, 2]))

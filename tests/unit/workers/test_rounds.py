@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import fakeredis
@@ -18,8 +19,9 @@ from redis.exceptions import ConnectionError, ResponseError
 from poc_core.errors import ProoflineError
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
-from poc_core.state import RoundStore, WorkerRegistry
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.delivery import entries
+from poc_core.state.hand import Hand
 from tests.harness.samples import MODEL, Clock, round_config, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
@@ -28,7 +30,7 @@ from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate
 from workers.engines.ticks import EngineLostError
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
-from workers.rounds import RoundWork
+from workers.work import Work
 
 MICRO_BATCH_S = 0.02
 STEP_S = 0.25  # of steps that end in time
@@ -76,12 +78,14 @@ class RoundSteps:
         publish: Callable[[str], None],
         step_s: float,
     ) -> None:
-        self._work = RoundWork(proofs, worker_id, rounds)
+        jobs = JobStore(rounds._redis, rounds._settings)  # noqa: SLF001
+        hand = Hand(partial(jobs.name_lease, worker_id))
+        self._work = Work(proofs, worker_id, jobs, rounds, hand)
         self._publish, self._step_s = publish, step_s
-        self.leave = self._work.leave
+        self.leave = self._work.leaving.set
 
     def step(self, round_id: str) -> None:
-        if self._work.run(round_id, time.monotonic() + self._step_s):
+        if self._work.run(time.monotonic() + self._step_s):
             self._publish(round_id)
 
 
@@ -261,20 +265,6 @@ def test_a_lease_is_what_the_engine_holds_whatever_the_rounds_batch_size(
     engine.events[0] = stop(rounds, record)
     runner.step(record.round_id)
     assert engine.begun[0] == list(range(holds))
-
-
-def test_each_step_logs_one_line(
-    timed_runner: RoundSteps, redis: Redis, record: RoundRecord, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    for _ in range(2):
-        timed_runner.step(record.round_id)
-    lines = [entry.message for entry in caplog.records if "nonces/s" in entry.message]
-    assert len(lines) == 2
-    n_done = [int(line.split(": ")[1].split(" ")[0]) for line in lines]
-    assert sum(n_done) == len(arrived(redis, record))
-    assert f"{len(arrived(redis, record))} wait in the outbox" in lines[1]
-    assert "waits for chat" not in lines[1]
 
 
 def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_next(
@@ -706,9 +696,7 @@ def test_while_chat_has_the_engine_nothing_is_leased_and_the_next_step_is_queued
     redis: Redis,
     record: RoundRecord,
     published: list[str],
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO)
     proofs = Proofs(engine, ChatGate(ChatPolicy("yield"), engine.unfinished_chat))
     engine.chat = 1
     RoundSteps(proofs, "w1", rounds, published.append, STEP_S).step(record.round_id)
@@ -716,8 +704,6 @@ def test_while_chat_has_the_engine_nothing_is_leased_and_the_next_step_is_queued
     assert engine.begun == []
     assert leases(redis, record) == 0
     assert published == [record.round_id]
-    (line,) = [entry.message for entry in caplog.records if "nonces/s" in entry.message]
-    assert "waits for chat" in line
 
 
 def test_a_stop_while_chat_has_the_engine_gives_back_what_is_in_hand(

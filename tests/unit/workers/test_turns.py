@@ -27,20 +27,23 @@ from tests.harness.samples import (
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine, value
 from workers.chat_gate import ChatGate, Starvation
-from workers.jobs import JobWork
 from workers.proofs import Proofs
 from workers.queue.wake import Wake
-from workers.rounds import RoundWork
 from workers.turns import Turns
+from workers.work import Work
 
 RELEASE = Path(__file__).parents[2] / "data" / "releases" / "2026-11-26.json"
 
 
 class Queue:
-    """Stands in for the worker's own queue."""
+    """Stands in for the worker's own queue, and its model's."""
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.passed_on = 0
+
+    def another(self) -> None:
+        self.passed_on += 1
 
     def myself(self) -> None:
         self.waiting += 1
@@ -72,11 +75,10 @@ def make(
         proofs = Proofs(engine, gate)
         started.append(proofs)
         hand = Hand(partial(jobs.name_lease, "w1"))
-        plain, urgent = (
-            JobWork(proofs, "w1", jobs, hand, is_urgent) for is_urgent in (False, True)
-        )
-        work = RoundWork(proofs, "w1", rounds)
-        return Turns(MODEL, plain, urgent, work, rounds, cast(Wake, queue), turn_s)
+        stores = (jobs, rounds, hand)
+        urgent = Work(proofs, "w1", *stores, urgent=True)
+        work = Work(proofs, "w1", *stores, pass_on=queue.another)
+        return Turns(MODEL, work, urgent, cast(Wake, queue), turn_s)
 
     workers.heartbeat(worker_record("w1"))
     yield made
@@ -269,8 +271,8 @@ def test_two_workers_share_a_job_that_one_message_told_of(
     assert sorted(nonce for nonces in engine.begun for nonce in nonces) == list(range(400))
 
 
-def test_a_job_that_waits_for_chat_keeps_the_turn_until_chat_ends(
-    make: Make, jobs: JobStore, engine: FakeEngine
+def test_a_job_that_waits_for_chat_wakes_another_worker_and_keeps_the_turn_until_chat_ends(
+    make: Make, jobs: JobStore, engine: FakeEngine, queue: Queue
 ) -> None:
     gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat, Starvation())
     turns = make(60.0, gate)
@@ -280,6 +282,7 @@ def test_a_job_that_waits_for_chat_keeps_the_turn_until_chat_ends(
     thread.start()
     wait_until(lambda: (record := jobs.read(job_id)) and record.waiting_for == "chat")
     assert status(jobs, job_id) is JobStatus.QUEUED
+    assert queue.passed_on == 1  # this one may have taken the only message
     engine.chat = 0
     thread.join(60)
     assert status(jobs, job_id) is JobStatus.COMPLETED

@@ -14,7 +14,7 @@ from poc_core.state import JobStore, Outbox
 from poc_core.state import jobs as jobs_module
 from tests.harness.samples import MODEL, REQUEST, SPEC, lease_batch, new_job, result_body
 from tests.harness.stored import outbox_status
-from workers.jobs import finish_or_fail
+from workers.work import finish_or_fail
 
 PIECE = 100
 URL = "http://receiver:9000/poc"
