@@ -33,7 +33,7 @@ FAMILIES ?=
 VARIANTS ?=
 JOBS ?=
 
-.PHONY: help setup setup-gpu demo test unit integration docker slow mutants fuzz faults failover soak hostile patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
+.PHONY: help setup setup-gpu demo test unit integration docker slow mutants fuzz faults failover soak hostile patience test-matrix models coverage docs docs-serve docs-tables lock manifest audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -112,6 +112,9 @@ docs: setup ## build the documentation site into build/docs/site; a broken link 
 
 docs-serve: setup ## the same on http://127.0.0.1:8001, following what you write
 	@$(BIN)/python scripts/build_docs.py --serve
+
+docs-tables: setup ## write the generated parts of the pages (settings, commands, recipes, promises)
+	@$(BIN)/python -m scripts.docs_tables
 
 lock: setup ## write locks/*.txt anew after pyproject.toml changed (UPGRADE=1: with the newest versions); needs the network
 	@$(BIN)/python -m pip install --quiet "uv>=0.13,<0.14"

@@ -67,6 +67,10 @@ def world(network: Network, url: str) -> int:
     return int(run("docker", "run", *arguments, "python", "-c", ASK, url))
 
 
+@pytest.mark.promise(
+    "a client with a public address, behind nginx or Docker, with POC_TRUSTED_NETWORKS=private",
+    "needs a key",
+)
 def test_the_node_is_swapped_works_and_is_swapped_back(network: Network) -> None:
     api_began = network.container("api")["State"]["StartedAt"]
     before = contents(network.folder / "cache")

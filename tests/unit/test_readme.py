@@ -7,24 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import typer
 from fastapi.testclient import TestClient
 
-from cli.main import app
-from poc_core.settings import Settings
 from tests.harness.documents import ROOT, blocks
 
 HOST = "http://127.0.0.1:8000"
 # Readers with five minutes see no more than a page or two.
 README_LINES = 90
-
-
-def settings_table() -> str:
-    rows = ["| Variable | Default | Meaning |", "|---|---|---|"]
-    for name, field in Settings.model_fields.items():
-        default = "unset" if field.default is None else f"`{field.default}`"
-        rows.append(f"| `POC_{name.upper()}` | {default} | {field.description} |")
-    return "\n".join(rows) + "\n"
 
 
 def requests(document: str) -> Iterator[tuple[str, str, str | None]]:
@@ -51,31 +40,6 @@ PROOF_BODIES = [(path, body) for path, body in BODIES if path.startswith("/api/"
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
-
-
-def test_every_setting_is_in_the_table_as_the_code_has_it() -> None:
-    settings = (ROOT / "docs" / "settings.md").read_text()
-    assert settings_table() in settings, (
-        f"put this table into docs/settings.md:\n{settings_table()}"
-    )
-
-
-def commands_table() -> str:
-    """The first sentence or paragraph of each command's help."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    rows = ["| Command | What it does |", "|---|---|"]
-    for name, command in commands.items():
-        if not command.hidden:
-            first = " ".join((command.help or "").split("\n\n")[0].split())
-            rows.append(f"| `proofline {name}` | {first} |")
-    return "\n".join(rows) + "\n"
-
-
-def test_every_command_is_in_the_table_as_its_help_has_it() -> None:
-    commands = (ROOT / "docs" / "commands.md").read_text()
-    assert commands_table() in commands, (
-        f"put this table into docs/commands.md:\n{commands_table()}"
-    )
 
 
 def test_there_are_examples_of_jobs_rounds_and_chat() -> None:

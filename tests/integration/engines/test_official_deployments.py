@@ -84,6 +84,7 @@ def all_words(options: EngineOptions) -> list[str]:
     return [*serve_words(options, on_cpu=False), *options.vllm_args]
 
 
+@pytest.mark.promise("a client that may deploy", "can run no code, read no file and open no port")
 @pytest.mark.parametrize("deployment", official(), ids=str)
 def test_the_engine_gets_what_vllm_serve_would_get(parse: Parser, deployment: Official) -> None:
     own = ["--model", deployment.model, "--served-model-name", deployment.name]
@@ -98,6 +99,7 @@ def test_the_engine_gets_what_vllm_serve_would_get(parse: Parser, deployment: Of
     assert changed == allowed
 
 
+@pytest.mark.promise("a chat user who sends pictures", "cannot make an engine fetch or read a file")
 @pytest.mark.parametrize("url", INTERNAL, ids=str)
 def test_no_picture_makes_the_engine_fetch_anything(parse: Parser, url: str) -> None:
     from vllm.multimodal.media import ImageMediaIO, MediaConnector

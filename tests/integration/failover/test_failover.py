@@ -174,6 +174,7 @@ def test_doctor_tells_of_sentinels_and_replicas(watched: Sentinels, no_slowness:
     assert replica == "It is a replica and takes no writes."
 
 
+@pytest.mark.promise("a process with a Sentinel user", "can ask for the primary, not name one")
 def test_a_user_of_the_sentinels_asks_for_the_primary_and_names_none(watched: Sentinels) -> None:
     of_asker = "sentinel_username=asker&sentinel_password=of-the-asker"
     with connect(Settings(redis_url=watched.url_of("", PASSWORD, of_asker))) as node:
@@ -197,6 +198,7 @@ def cluster_port() -> int:
             return port
 
 
+@pytest.mark.promise("a server that is not the primary", "gets no work")
 def test_what_will_not_do_is_refused_at_the_start(watched: Sentinels, tmp_path: Path) -> None:
     cluster = redis_server(tmp_path / "cluster", cluster_port(), ["cluster-enabled yes"])
     cluster.start()
@@ -222,6 +224,7 @@ def test_what_will_not_do_is_refused_at_the_start(watched: Sentinels, tmp_path: 
         wait_for_redis(away, timeout_s=0)
 
 
+@pytest.mark.promise("a server that is not the primary", "gets no work")
 def test_after_a_failover_work_goes_on_at_the_new_primary(watched: Sentinels) -> None:
     settings = Settings(redis_url=watched.url)
     app = create_app(watched.url)

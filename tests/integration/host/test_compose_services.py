@@ -212,6 +212,7 @@ def test_redis_takes_no_one_without_the_password(compose: LocalCompose) -> None:
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
 
 
+@pytest.mark.promise("a client without a key", "gets 401 for every path except the public ones")
 def test_a_stranger_gets_nothing_from_any_port(compose: LocalCompose) -> None:
     running = [
         psutil.Process(process.pid)
@@ -232,6 +233,10 @@ def test_a_stranger_gets_nothing_from_any_port(compose: LocalCompose) -> None:
     assert any(answer.startswith(b"-NOAUTH") for answer in own_redis)
 
 
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "may do everything that its process needs",
+)
 def test_redis_refused_the_services_nothing(compose: LocalCompose) -> None:
     """After all that the tests above had them do."""
     assert compose.refused_by_redis() == []

@@ -87,6 +87,10 @@ def hold_up(as_user: As, script: str) -> threading.Thread:
     return thread
 
 
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "can use scripts again after Redis forgot them",
+)
 @pytest.mark.parametrize("user", ["worker", "courier", "flower"])
 def test_what_redis_has_forgotten_the_api_loads_for_those_who_may_not(
     as_user: As, user: str
@@ -127,6 +131,10 @@ def test_celerys_scripts_are_the_apis_too(compose: LocalCompose, as_user: As) ->
         assert as_user("default").smembers("_kombu.binding.x") == {b"member"}
 
 
+@pytest.mark.promise(
+    "a Redis script that does not end",
+    "is reported and killed; no argument makes one of our scripts endless",
+)
 def test_a_script_that_does_not_end_is_told_and_killed(as_user: As) -> None:
     watch = RedisWatch(as_user("api"), time.time)
     thread = hold_up(as_user, "while true do end")
@@ -143,6 +151,10 @@ def test_a_script_that_does_not_end_is_told_and_killed(as_user: As) -> None:
     assert as_user("worker").get("poc:queued_nonces") is None
 
 
+@pytest.mark.promise(
+    "a Redis script that does not end",
+    "is reported and killed; no argument makes one of our scripts endless",
+)
 def test_a_script_that_has_written_is_told_with_what_ends_it(
     compose: LocalCompose, as_user: As
 ) -> None:
@@ -178,6 +190,10 @@ def test_doctor_tells_of_a_script_that_does_not_end(compose: LocalCompose, as_us
     thread.join(60)
 
 
+@pytest.mark.promise(
+    "a Redis script that does not end",
+    "is reported and killed; no argument makes one of our scripts endless",
+)
 def test_no_argument_makes_a_script_run_without_end(as_user: As) -> None:
     RedisWatch(as_user("api"), time.time).look()
     worker, courier = as_user("worker"), as_user("courier")

@@ -99,6 +99,7 @@ def own(tmp_path: Path) -> Iterator[OwnRedis]:
     redis.release()
 
 
+@pytest.mark.promise("another user of the machine", "cannot read key files or Redis' password")
 def test_only_its_owner_can_read_the_password(own: OwnRedis) -> None:
     assert stat.S_IMODE(os.stat(own.config_file).st_mode) == 0o600
     assert own.password in own.config_file.read_text()

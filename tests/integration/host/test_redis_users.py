@@ -148,6 +148,14 @@ def refused(client: redis.Redis, command: str) -> bool:
     return False
 
 
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "may not do what is forbidden above, nor EVAL, and has its own password",
+)
+@pytest.mark.promise(
+    "a compromised host",
+    "cannot write other hosts' records (Redis 7), forge events or stay without a heartbeat",
+)
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_may_touch_nothing_of_others(compose: LocalCompose, user: str) -> None:
     is_old = (version_of(str(REDIS)) or (0,)) < (7,)
@@ -187,6 +195,9 @@ def may_run(client: redis.Redis, words: list[str]) -> bool:
     return True
 
 
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)", "may run only the listed commands"
+)
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_may_run_no_command_but_those_named(compose: LocalCompose, user: str) -> None:
     """Of all that this server has: a category would let in those of a newer release too."""
@@ -207,6 +218,10 @@ def test_a_user_may_run_no_command_but_those_named(compose: LocalCompose, user: 
     assert {name for name in allowed if not commands[name][1]} - scripts <= WITHOUT_KEYS
 
 
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "may not do what is forbidden above, nor EVAL, and has its own password",
+)
 @pytest.mark.parametrize("user", USERS)
 def test_a_script_may_no_more_than_who_calls_it(compose: LocalCompose, user: str) -> None:
     with (
@@ -222,6 +237,7 @@ def test_a_script_may_no_more_than_who_calls_it(compose: LocalCompose, user: str
                 client.evalsha(operator.script_load(f"return {line}"), 0)
 
 
+@pytest.mark.promise("a compromised host", "can do only what is listed above")
 def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
     """SECURITY.md, A worker host gone bad: what is not kept from it, lest that be forgotten."""
     url = compose.redis_url_of("worker", password_of(compose, "worker"))
@@ -240,6 +256,10 @@ def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
         assert [command for command in can if refused(client, command)] == []
 
 
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "may not do what is forbidden above, nor EVAL, and has its own password",
+)
 def test_each_has_a_password_of_its_own(compose: LocalCompose) -> None:
     passwords = {user: password_of(compose, user) for user in USERS} | {
         "default": compose.secret("redis_password")
@@ -255,6 +275,7 @@ def test_each_has_a_password_of_its_own(compose: LocalCompose) -> None:
                     redis.Redis.from_url(compose.redis_url_of(user, password)).ping()
 
 
+@pytest.mark.promise("a stranger at Redis", "gets nothing")
 def test_without_a_password_nobody_is_let_in(compose: LocalCompose) -> None:
     with pytest.raises(redis.AuthenticationError):
         redis.Redis.from_url(f"redis://127.0.0.1:{compose.redis_port}/0").ping()

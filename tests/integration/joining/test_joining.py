@@ -200,6 +200,13 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, list[tuple[str
     return found
 
 
+@pytest.mark.promise(
+    "a host's token",
+    "is in no log, environment or argument; Redis and the API know no secret of it",
+)
+@pytest.mark.promise(
+    "a revoked host", "is locked out at once, also after a restart of Redis; others do its work"
+)
 def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     token_file = node.invite("gpu2")
     token = Token.read(token_file.read_text())
@@ -316,6 +323,9 @@ class Chats:
             self.statuses.append(answer.status_code)
 
 
+@pytest.mark.promise(
+    "a revoked host", "gets no chat after `revoke` returns, whatever it left in Redis"
+)
 def test_no_chat_goes_to_a_revoked_host_whatever_it_left_in_redis(node: Node) -> None:
     """It lies about its clock, its name and how long it lives, and others chat all the time."""
     redis_url = node.take(Token.read(node.invite("gpu9").read_text()))
@@ -343,6 +353,10 @@ def test_no_chat_goes_to_a_revoked_host_whatever_it_left_in_redis(node: Node) ->
     assert liar.record.id.encode() not in node.operator.zrange("poc:workers", 0, -1)
 
 
+@pytest.mark.promise(
+    "a compromised host",
+    "cannot write other hosts' records (Redis 7), forge events or stay without a heartbeat",
+)
 def test_a_host_writes_no_other_hosts_records(node: Node) -> None:
     if (version_of(str(REDIS)) or (0,)) < (7,):
         pytest.skip("this Redis knows no keys that may only be read")
@@ -360,6 +374,10 @@ def test_a_host_writes_no_other_hosts_records(node: Node) -> None:
     node.hosts.revoke("gpu2")
 
 
+@pytest.mark.promise(
+    "a host that joined",
+    "is its own Redis user with the rights of `worker`; the API makes no users",
+)
 def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
     """And its invitation is nothing to it, as the hosts' users are nothing to the API."""
     token = Token.read(node.invite("gpu4").read_text())
@@ -385,6 +403,9 @@ def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
     node.hosts.revoke("gpu4")
 
 
+@pytest.mark.promise(
+    "a revoked host", "is locked out at once, also after a restart of Redis; others do its work"
+)
 def test_redis_keeps_hosts_over_its_restart_and_forgets_those_revoked(node: Node) -> None:
     redis_url = node.take(Token.read(node.invite("gpu5").read_text()))
     node.invite("gpu6")
@@ -420,6 +441,9 @@ def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
     node.hosts.revoke("gpu7")
 
 
+@pytest.mark.promise(
+    "an operator whose Redis would forget hosts, or has no password", "cannot invite"
+)
 def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: Path) -> None:
     own = OwnRedis(tmp_path)
 

@@ -97,6 +97,10 @@ def broker(node: Node, request: pytest.FixtureRequest) -> Iterator[Broker]:
         broker.stop()
 
 
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "may do everything that its process needs",
+)
 def test_the_brokers_day(node: Node, broker: Broker) -> None:
     with Receiver() as receiver:
         url = receiver.url + CALLBACK_PATH

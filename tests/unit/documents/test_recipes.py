@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from scripts.docs_tables import MODELS
 from tests.harness.documents import ROOT
 from tests.harness.official import FOLDER, Official, official
 from workers.engines.options import EngineOptions
@@ -16,14 +17,13 @@ PAGE = (ROOT / "docs" / "recipes.md").read_text()
 GPUS_OF_A_HOST = 8
 VLLMS_OWN_UTILIZATION = "0.92"
 _COMMAND = re.compile(
-    r"\*\*(?P<title>[^*]+)\*\*, `(?P<file>node-config-[\w-]+)\.json`:\n\n"
-    r"<!-- [^>]* -->\n```sh\n(?P<text>.*?)```",
-    flags=re.DOTALL,
+    r"^# (?P<title>\S+): (?P<file>node-config-[\w-]+)\.json\n(?P<text>proofline .*?)\n(?=\n|```)",
+    flags=re.DOTALL | re.MULTILINE,
 )
 
 
 class Recipe(NamedTuple):
-    title: str  # MODEL on 8 GPU
+    title: str  # GPU and variant
     file: str
     text: str
 
@@ -34,6 +34,10 @@ class Recipe(NamedTuple):
     def official(self) -> Official:
         name = self.file.removeprefix("node-config-")
         return next(found for found in official() if found.file == f"{name}-node1")
+
+    @property
+    def model(self) -> str:
+        return MODELS[self.file.removeprefix("node-config-").split("-")[0]]
 
 
 RECIPES = [Recipe(**found.groupdict()) for found in _COMMAND.finditer(PAGE)]
@@ -99,11 +103,8 @@ def test_a_command_starts_what_the_network_deploys(
 
 
 def test_the_table_has_a_row_for_each_command() -> None:
-    rows = [
-        f"{row['Model']} on {GPUS_OF_A_HOST} {row['GPU']}"
-        for row in table("GPUs and nonces a minute")
-    ]
-    assert rows == [recipe.title for recipe in RECIPES]
+    rows = [(row["Model"], row["GPU, variant"]) for row in table("GPUs and nonces a minute")]
+    assert rows == [(recipe.model, recipe.title) for recipe in RECIPES]
 
 
 @pytest.mark.parametrize(
@@ -113,29 +114,26 @@ def test_the_table_has_a_row_for_each_command() -> None:
 )
 def test_memory_that_is_left_can_be_computed_again(row: dict[str, str], recipe: Recipe) -> None:
     words = recipe.official.words
-    kind = row["GPU"][:4]
+    [kind] = re.findall(r"[ABH]\d00", row["GPU, variant"])
     each = next(
         gigabytes(line.split("|")[2].strip())
         for line in PAGE.splitlines()
         if re.match(rf"\| [^|]*\b{kind}\b[^|]*\| \d+ GB \|", line)
     )
     [weights] = [
-        gigabytes(line["Weights, which is the disk a model takes"])
+        gigabytes(line["Weights, on disk and in VRAM"])
         for line in table("Models")
         if line["Model"] == row["Model"]
     ]
     engine = int(value(words, "--tensor-parallel-size"))
     share = float(value(words, "--gpu-memory-utilization", VLLMS_OWN_UTILIZATION))
-    assert (int(row["GPUs an engine"]), int(row["Engines on 8 GPUs"])) == (
-        engine,
-        GPUS_OF_A_HOST // engine,
-    )
-    assert gigabytes(row["VRAM left for caches"]) == round(engine * each * share - weights)
+    assert int(row["GPUs per engine"]) == engine
+    assert gigabytes(row["VRAM left"]) == round(engine * each * share - weights)
 
 
 @pytest.mark.parametrize("row", table("Models"), ids=lambda row: row["Model"])
 def test_the_parsers_are_those_of_the_commands(row: dict[str, str]) -> None:
-    commands = [r.official.words for r in RECIPES if r.title.startswith(f"{row['Model']} on ")]
+    commands = [r.official.words for r in RECIPES if r.model == row["Model"]]
     for column, name in (
         ("Tool parser", "--tool-call-parser"),
         ("Reasoning parser", "--reasoning-parser"),

@@ -240,6 +240,10 @@ def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
     assert since() is None
 
 
+@pytest.mark.promise(
+    "a stranger at a worker's chat port",
+    "is disconnected after a second and cannot block the API; a silent chat port is reported",
+)
 def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
     worker: IdleWorker,
     workers: WorkerRegistry,

@@ -37,6 +37,9 @@ NEAR_FULL = ("नमस्ते दुनिया ", "สวัสดีชา
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
 
 
+@pytest.mark.promise(
+    "a chat user who calls a path of vLLM that the node does not bound", "gets 404"
+)
 def test_every_path_that_is_passed_on_and_has_a_body_is_bounded() -> None:
     posted = {one.removeprefix("POST ") for one in PASSED_ON if one.startswith("POST ")}
     assert posted - PATHS.keys() == {"/v1/responses/{response_id}/cancel"}
@@ -103,6 +106,7 @@ def test_what_clients_ask_for_passes(path: str, asked: dict[str, Any]) -> None:
     assert refused(path, **asked) is None
 
 
+@pytest.mark.promise("a chat user who asks for too much", "gets an error that names the field")
 @pytest.mark.parametrize(
     ("path", "asked", "field"),
     [
@@ -128,6 +132,7 @@ def test_what_would_fill_an_engine_is_refused_by_its_field(
     assert found.field == field
 
 
+@pytest.mark.promise("a chat user who asks for too much", "gets an error that names the field")
 @pytest.mark.parametrize(
     ("path", "asked", "field"),
     [
@@ -156,6 +161,7 @@ def test_logprobs_of_prompts_and_answers_are_counted_together(
     assert found.field == (field or "top_logprobs")
 
 
+@pytest.mark.promise("a chat user who asks for too much", "gets an error that names the field")
 @pytest.mark.parametrize(
     ("path", "asked", "field"),
     [
@@ -337,6 +343,7 @@ def test_grammars_that_clients_send_pass(asked: dict[str, Any]) -> None:
     assert refused(**CHAT, **asked) is None
 
 
+@pytest.mark.promise("a chat user who asks for too much", "gets an error that names the field")
 @pytest.mark.parametrize(
     "asked",
     [

@@ -186,6 +186,9 @@ class TestOtherPaths:
         broken = {"Content-Type": "multipart/form-data"}
         assert api.post(AUDIO, content=b"--", headers=broken).status_code == 400
 
+    @pytest.mark.promise(
+        "a chat user who calls a path of vLLM that the node does not bound", "gets 404"
+    )
     def test_that_nothing_bounds_are_404_though_a_worker_of_an_earlier_release_tells_them(
         self, api: httpx.Client, start: Start, services: Services
     ) -> None:
@@ -968,6 +971,9 @@ class TestDeaths:
         worker.behaviour = answers
         assert api.post(CHAT, json=body()).content == ANSWER
 
+    @pytest.mark.promise(
+        "a revoked host", "gets no chat after `revoke` returns, whatever it left in Redis"
+    )
     def test_one_that_is_revoked_while_another_fails_is_not_asked(
         self, api: httpx.Client, start: Start, services: Services
     ) -> None:

@@ -49,6 +49,7 @@ def paths(app: Any) -> Iterator[tuple[str, str]]:
             yield method, route.path
 
 
+@pytest.mark.promise("a client without a key", "gets 401 for every path except the public ones")
 def test_every_path_but_livez_wants_a_key(opened: Opened) -> None:
     stranger = opened()
     asked = {(method, path) for method, path in paths(stranger.app)} | {
@@ -67,6 +68,9 @@ def test_a_refusal_says_what_to_do(opened: Opened) -> None:
     assert "error" in opened().post(CHAT, json={"model": "x"}).json()
 
 
+@pytest.mark.promise(
+    "a client with a key", "may do what its role allows, and gets 403 for the rest"
+)
 @pytest.mark.parametrize(
     ("role", "allowed"),
     [
@@ -142,6 +146,7 @@ def test_a_key_may_come_as_anthropics_and_azures_clients_send_it(
     assert status({name: key, "Authorization": "Basic YTpi"}) == 401
 
 
+@pytest.mark.promise("a revoked key", "is refused from the next request on")
 def test_a_revoked_key_opens_nothing_from_the_next_request_on(
     opened: Opened, keys: KeyFile
 ) -> None:
@@ -160,6 +165,9 @@ def test_what_is_no_key_opens_nothing(opened: Opened, keys: KeyFile, given: str)
     assert opened().get(STATUS, headers=headers).status_code == 401
 
 
+@pytest.mark.promise(
+    "a client of POC_TRUSTED_NETWORKS", "needs no key, but addresses next to the network do"
+)
 @pytest.mark.parametrize(
     ("peer", "status"),
     [("10.1.2.3", 200), ("::ffff:10.1.2.3", 200), ("11.0.0.1", 401), ("fd00::1", 200), ("x", 401)],
@@ -168,6 +176,7 @@ def test_trusted_networks_need_no_key(opened: Opened, peer: str, status: int) ->
     assert opened(peer, trusted_networks="10.0.0.0/8, fd00::/8").get(STATUS).status_code == status
 
 
+@pytest.mark.promise("a client with a forged forwarding header", "is not trusted")
 def test_a_header_makes_nobody_trusted(opened: Opened) -> None:
     headers = {"X-Forwarded-For": "10.1.2.3", "Forwarded": "for=10.1.2.3"}
     assert opened(trusted_networks="10.0.0.0/8").get(STATUS, headers=headers).status_code == 401
@@ -207,6 +216,9 @@ def test_every_path_of_the_table_exists(client: TestClient) -> None:
     assert set(ROLES) <= {path for _, path in paths(client.app)}
 
 
+@pytest.mark.promise(
+    "a client with a key", "may do what its role allows, and gets 403 for the rest"
+)
 def test_what_is_not_in_the_table_may_only_be_looked_at_without_the_role_deploy() -> None:
     assert role_of("/api/v1/new", "GET") is Role.READ
     assert role_of("/api/v1/new", "POST") is role_of(None, "DELETE") is Role.DEPLOY
@@ -284,6 +296,10 @@ class TestPrivatePeers:
     ) -> None:
         assert opened(peer, trusted_networks="private").get(STATUS).status_code == status
 
+    @pytest.mark.promise(
+        "a client with a public address, behind nginx or Docker, with POC_TRUSTED_NETWORKS=private",
+        "needs a key",
+    )
     @pytest.mark.parametrize(
         ("headers", "status"),
         [

@@ -19,6 +19,7 @@ def test_a_key_is_known_by_its_name_and_roles(file: KeyFile) -> None:
     assert file.caller(key + "x") is None
 
 
+@pytest.mark.promise("another user of the machine", "cannot read key files or Redis' password")
 def test_the_file_tells_no_key_and_only_its_owner_reads_it(file: KeyFile) -> None:
     key = file.add("a", [Role.PROOFS])
     assert key.removeprefix("proofline_") not in file.path.read_text()

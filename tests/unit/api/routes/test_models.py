@@ -443,6 +443,9 @@ def test_a_download_whose_process_died_is_begun_again(
         assert [one.task_id for one in begun] == [begun[0].task_id] * 2
 
 
+@pytest.mark.promise(
+    "a client that starts and cancels downloads in a loop", "has at most three processes"
+)
 def test_downloads_in_a_loop_with_cancelling_them_have_three_processes_at_most(
     client: TestClient, services: Services, begun: list[Download]
 ) -> None:

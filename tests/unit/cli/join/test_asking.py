@@ -68,6 +68,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
     http.server_close()
 
 
+@pytest.mark.promise(
+    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+)
 def test_a_certificate_that_nobody_vouches_for_is_told_nothing(server: Server) -> None:
     with pytest.raises(CertificateError, match=r"is not trusted .*--ca FILE"):
         Api.at(server.url).standing("id")
@@ -83,6 +86,9 @@ def test_its_authority_or_its_fingerprint_is_enough(server: Server) -> None:
     assert server.asked == ["Bearer an id"] * 3
 
 
+@pytest.mark.promise(
+    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+)
 def test_another_certificate_than_the_named_one_is_told_nothing(server: Server) -> None:
     with pytest.raises(CertificateError, match=f"its fingerprint is sha256={server.fingerprint}"):
         Api.at(f"{server.url}#sha256={'0' * 64}").standing("id")
@@ -96,6 +102,9 @@ def test_a_fingerprint_does_without_the_name(server: Server) -> None:
         Api.at(named, ca=server.certificate.read_text()).standing("id")
 
 
+@pytest.mark.promise(
+    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+)
 @pytest.mark.parametrize(
     ("url", "says"),
     [

@@ -33,6 +33,9 @@ def test_an_address_that_says_too_much_or_too_little_is_refused(url: str) -> Non
         address_for_hosts(url)
 
 
+@pytest.mark.promise(
+    "an operator whose Redis would forget hosts, or has no password", "cannot invite"
+)
 def test_a_redis_that_fails_over_takes_no_invited_hosts() -> None:
     with pytest.raises(UsageError, match="Redis copies no users to replicas"):
         address_for_hosts("redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/node/0")
@@ -43,6 +46,10 @@ def test_others_are_told_with_their_database() -> None:
     assert address_for_hosts("redis://no-such-name.invalid/") == "redis://no-such-name.invalid/0"
 
 
+@pytest.mark.promise(
+    "a host that joined",
+    "is its own Redis user with the rights of `worker`; the API makes no users",
+)
 def test_the_rights_are_those_of_worker() -> None:
     rights = worker_rights()
     assert rights[0] == "-@all"

@@ -79,6 +79,9 @@ def test_a_new_token_joins_anew(tmp_path: Path, asked: Asked, token: Token) -> N
     assert read_access(tmp_path / "joined.json") == second
 
 
+@pytest.mark.promise(
+    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+)
 def test_a_tampered_answer_is_not_used(tmp_path: Path, asked: Asked, token: Token) -> None:
     assert asked.answer is not None
     text = asked.answer.offer.replace("127.0.0.1", "10.6.6.6")

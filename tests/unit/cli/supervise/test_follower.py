@@ -589,6 +589,7 @@ def test_what_workers_are_told(
     assert deployed_options(wanted, defaults) == EngineOptions(**name | expected)
 
 
+@pytest.mark.promise("a compromised host", "runs no code elsewhere")
 @pytest.mark.parametrize(
     "words",
     [
@@ -603,6 +604,7 @@ def test_a_record_runs_no_code_on_a_host(words: tuple[str, ...]) -> None:
         deployed_options(Deployment(model="acme/m", vllm_args=words), EngineOptions(model=""))
 
 
+@pytest.mark.promise("a compromised host", "runs no code elsewhere")
 def test_a_record_makes_no_host_trust_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = ("--trust-remote-code", "--revision", "a" * 40)
     wanted = Deployment(model="acme/m", vllm_args=pinned)

@@ -15,6 +15,10 @@ def test_tokens_are_long_random_and_found_by_scanners() -> None:
     assert {(len(text), text.startswith("proofline_")) for text in tokens} == {(53, True)}
 
 
+@pytest.mark.promise(
+    "a host's token",
+    "is in no log, environment or argument; Redis and the API know no secret of it",
+)
 def test_nothing_shown_of_a_token_gives_it_or_the_password_away() -> None:
     token = Token.new()
     salt = new_salt()

@@ -96,6 +96,7 @@ class Greeted(PrimaryConnection):
         return self._hello
 
 
+@pytest.mark.promise("a server that is not the primary", "gets no work")
 @pytest.mark.parametrize(
     ("hello", "error", "says"),
     [

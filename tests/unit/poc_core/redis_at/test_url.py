@@ -53,6 +53,7 @@ def test_a_user_and_a_password_for_the_sentinels(tmp_path: Path) -> None:
         assert at.server == {"password": "secret", "db": 0}
 
 
+@pytest.mark.promise("a reader of logs or `config`", "sees no password of Redis or Sentinels")
 def test_nothing_that_is_shown_has_a_secret() -> None:
     url = f"{THREE}?sentinel_password=own"
     at = RedisUrl.of(url)

@@ -25,6 +25,7 @@ def test_the_code_of_a_trusted_repository_at_a_trusted_commit_is_run() -> None:
         assert trusts(model, "--revision", commit, TRUST, trusted="") == (True, "")
 
 
+@pytest.mark.promise("a client that may deploy", "can run no code, read no file and open no port")
 @pytest.mark.parametrize(
     ("model", "words", "told"),
     [
@@ -59,6 +60,7 @@ def test_who_does_not_ask_for_it_does_not_get_it() -> None:
     )
 
 
+@pytest.mark.promise("a client that may deploy", "can run no code, read no file and open no port")
 @pytest.mark.parametrize(
     "text", ["acme/model", "acme/model@main", "model@" + COMMIT, f"/x@{COMMIT}", f"a/b@{COMMIT}0"]
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from poc_core.settings import Settings
@@ -155,6 +156,10 @@ def lies(redis: Redis, worker_id: str) -> None:
     redis.zadd("poc:workers", {worker_id: FOR_EVER})
 
 
+@pytest.mark.promise(
+    "a compromised host",
+    "cannot write other hosts' records (Redis 7), forge events or stay without a heartbeat",
+)
 def test_no_worker_lives_longer_without_a_sign_of_life_than_others(
     workers: WorkerRegistry, redis: Redis, settings: Settings
 ) -> None:
@@ -191,6 +196,9 @@ def beats_later(serve: Serve, clock: Clock) -> threading.Timer:
     return timer
 
 
+@pytest.mark.promise(
+    "a revoked host", "gets no chat after `revoke` returns, whatever it left in Redis"
+)
 def test_only_those_that_beat_again_outlive_a_revoked_host(
     workers: WorkerRegistry, serve: Serve, redis: Redis, clock: Clock
 ) -> None:

@@ -44,6 +44,7 @@ def host() -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
+@pytest.mark.promise("a chat user who sends pictures", "cannot make an engine fetch or read a file")
 def test_an_engine_follows_no_redirect_of_a_picture(
     host: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

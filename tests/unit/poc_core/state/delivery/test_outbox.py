@@ -1063,6 +1063,7 @@ def shared(redis: Redis, few: Settings, clock: Clock) -> JobStore:
     return JobStore(redis, few, clock)
 
 
+@pytest.mark.promise("a client with dead receivers", "does not block other callbacks")
 @pytest.mark.parametrize("make", [queued_of, job_of], ids=["queued", "computed"])
 def test_one_client_and_one_receiver_have_a_quarter_of_the_callbacks(
     shared: JobStore, redis: Redis, outbox: Outbox, make: Callable[[JobStore, str, str], str]
@@ -1085,6 +1086,7 @@ def test_one_client_and_one_receiver_have_a_quarter_of_the_callbacks(
     make(shared, "greedy", "alive:1")
 
 
+@pytest.mark.promise("a client with dead receivers", "does not block other callbacks")
 def test_one_client_and_one_receiver_have_a_quarter_of_the_bytes(
     redis: Redis, few: Settings, clock: Clock, shared: JobStore
 ) -> None:

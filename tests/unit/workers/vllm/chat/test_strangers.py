@@ -62,6 +62,10 @@ async def served(most: int | None = None) -> AsyncIterator[Served]:
         await task
 
 
+@pytest.mark.promise(
+    "a stranger at a worker's chat port",
+    "is disconnected after a second and cannot block the API; a silent chat port is reported",
+)
 @pytest.mark.parametrize(
     "said",
     [b"", b"POST /v1", HALF, HALF + b"x-wrong: 1\r\n\r\nhalf a body"],
@@ -90,6 +94,10 @@ async def test_the_gateways_connection_stays(monkeypatch: pytest.MonkeyPatch) ->
         assert second.extensions["network_stream"] is stream
 
 
+@pytest.mark.promise(
+    "a stranger at a worker's chat port",
+    "is disconnected after a second and cannot block the API; a silent chat port is reported",
+)
 async def test_many_half_requests_make_room_for_the_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

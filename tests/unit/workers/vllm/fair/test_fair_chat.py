@@ -214,11 +214,19 @@ async def steps_left(tokenizer: Any, told_before_s: float) -> list[int]:
     return left
 
 
+@pytest.mark.promise(
+    "a chat user with many streams",
+    "does not block the worker's server, however fast the engine is",
+)
 async def test_between_two_steps_others_have_the_loop(tokenizer: Any) -> None:
     # told in the future, so that none is late on any machine
     assert set(range(1, 100)) <= set(await steps_left(tokenizer, told_before_s=-3600))
 
 
+@pytest.mark.promise(
+    "a chat user with many streams",
+    "does not block the worker's server, however fast the engine is",
+)
 async def test_what_the_core_told_long_ago_goes_before_others_for_some_steps(
     tokenizer: Any,
 ) -> None:
@@ -227,6 +235,10 @@ async def test_what_the_core_told_long_ago_goes_before_others_for_some_steps(
     assert set(taken[1:-1]) == {8}
 
 
+@pytest.mark.promise(
+    "a chat user with many streams",
+    "does not block the worker's server, however fast the engine is",
+)
 async def test_who_asks_for_little_is_answered_before_what_waits_of_others(tokenizer: Any) -> None:
     from workers.vllm.fair.fair_chat import FairChat
 

@@ -1,0 +1,132 @@
+"""Writes the generated parts of the pages from code, tests and their data: `make docs-tables`.
+
+A generated part stands between two comments, which stay: `<!-- generated: NAME -->` and
+`<!-- end -->`. tests/unit/documents/test_tables.py fails while a page differs.
+"""
+
+import ast
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import typer
+
+from cli.main import app
+from poc_core.settings import Settings
+from scripts.build_docs import ROOT
+from tests.harness.official import official
+
+_WIDTH = 120  # columns of a command
+MODELS = {
+    "minimaxm27": "MiniMax-M2.7",
+    "deepseekv4flash0731": "DeepSeek-V4-Flash",
+    "glm53flash": "GLM-5.3-Flash",
+    "kimik26": "Kimi-K2.6",
+    "qwen235B": "Qwen3-235B-A22B",
+}
+
+
+def table(head: str, rows: Iterator[str]) -> str:
+    return "\n".join([f"| {head} |", "|---" * head.count(" | ") + "|---|", *rows])
+
+
+def settings() -> str:
+    def rows() -> Iterator[str]:
+        for name, field in Settings.model_fields.items():
+            default = "unset" if field.default is None else f"`{field.default}`"
+            yield f"| `POC_{name.upper()}` | {default} | {field.description} |"
+
+    return table("Variable | Default | Meaning", rows())
+
+
+def commands() -> str:
+    """The first paragraph of each command's help."""
+
+    def rows() -> Iterator[str]:
+        for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+            if not command.hidden:
+                first = " ".join((command.help or "").split("\n\n")[0].split())
+                yield f"| `proofline {name}` | {first} |"
+
+    return table("Command | What it does", rows())
+
+
+def recipes() -> str:
+    """A command for each of the network's node configurations, by model."""
+    found = defaultdict(list)
+    for deployment in official():
+        file, _, node = deployment.file.rpartition("-")
+        if node != "node1":  # further nodes of a file have the same arguments
+            continue
+        model, gpu = file.split("-", 1)
+        words = list(deployment.words)
+        parallel = int(taken(words, "--tensor-parallel-size"))
+        command = f"proofline up --data-dir /var/lib/proofline --workers {8 // parallel}"
+        command += f" --tensor-parallel {parallel} --model {deployment.model}"
+        if name := taken(words, "--served-model-name"):
+            command += f" --served-model-name {name}"
+        text = wrapped(f"{command} --", shlex.join(words).split(" --"))
+        found[model].append(f"# {gpu}: node-config-{model}-{gpu}.json\n{text}\n")
+    return "\n".join(
+        f"### {title}\n\n<!-- not run: needs 8 GPUs -->\n```sh\n{chr(10).join(found[model])}```\n"
+        for model, title in MODELS.items()
+    ).rstrip()
+
+
+def taken(words: list[str], option: str) -> str:
+    """Removes the option with its value from the words, and returns the value or nothing."""
+    if option not in words:
+        return ""
+    place = words.index(option)
+    return [words.pop(place), words.pop(place)][1]
+
+
+def wrapped(first: str, options: list[str]) -> str:
+    """The command over several lines; an option and its value stay together."""
+    lines = [first, ""]
+    for option in (f"--{option.removeprefix('--')}" for option in options):
+        if len(lines[-1]) + len(option) > _WIDTH - 7:
+            lines.append("")
+        lines[-1] += f" {option}"
+    return " \\\n   ".join(lines)
+
+
+def promises() -> str:
+    """Who is promised what (`pytest.mark.promise`), and the files of the tests that hold it."""
+    found: defaultdict[str, set[tuple[str, Path]]] = defaultdict(set)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if "mark.promise(" in (text := path.read_text()):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.promise":
+                    who, promise = (ast.literal_eval(argument) for argument in node.args)
+                    found[who].add((promise, path))
+
+    def rows() -> Iterator[str]:
+        for who, held in sorted(found.items()):
+            paths = sorted({path.relative_to(ROOT) for _, path in held})
+            links = (f"[{path.stem.removeprefix('test_')}]({path})" for path in paths)
+            yield f"| {who} | {'; '.join(sorted({p for p, _ in held}))} | {' '.join(links)} |"
+
+    return table("Who | Promise | Tests", rows())
+
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "docs/settings.md": ("settings", settings),
+    "docs/commands.md": ("commands", commands),
+    "docs/recipes.md": ("recipes", recipes),
+    "SECURITY.md": ("promises", promises),
+}
+
+
+def current(page: str) -> str:
+    """The page's text with its generated part as it should be."""
+    name, made = PARTS[page]
+    begin, text = f"<!-- generated: {name} -->\n", (ROOT / page).read_text()
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{made()}\n\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+
+
+if __name__ == "__main__":
+    for page in PARTS:
+        Path(ROOT / page).write_text(current(page))
