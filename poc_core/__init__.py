@@ -1,4 +1,4 @@
-"""Shared by API, workers and commands: proof arithmetic, records, settings and state in Redis.
+"""Code that API, workers and commands share: proof arithmetic, records, settings, Redis state.
 
-Importing this package imports nothing else: the API must stay free of torch.
+Importing the package imports none of its modules, because the API must not import torch.
 """

@@ -1,4 +1,4 @@
-"""The API's answers as OpenAPI shows them (protocol.md, section 5); results go out unparsed."""
+"""The API's answers for OpenAPI (protocol.md, section 5). Results are sent without parsing them."""
 
 from typing import Any, Literal, Union
 
@@ -9,7 +9,7 @@ from poc_core.schemes import contracts
 
 
 class Queued(BaseModel):
-    """The job is stored; GET /generate/{request_id} tells how it goes."""
+    """The job is stored; GET /generate/{request_id} returns its progress."""
 
     status: Literal["queued"] = "queued"
     request_id: str
@@ -17,7 +17,7 @@ class Queued(BaseModel):
 
 
 class Progress(BaseModel):
-    """A job that is not completed."""
+    """A job without a result: queued, running, failed or cancelled."""
 
     status: Literal["queued", "running", "failed", "cancelled"]
     request_id: str
@@ -61,7 +61,7 @@ class SilentReceiver(BaseModel):
 
 
 class Stats(BaseModel):
-    """Figures of the latest round; before there is one, the first two are of all jobs."""
+    """Figures of the latest round. Before the first round, the first two cover all jobs."""
 
     total_processed: int = Field(description="Nonces computed by all workers.")
     nonces_per_second: float = Field(
@@ -104,7 +104,7 @@ class HealthReason(BaseModel):
 
 
 class NodeHealth(BaseModel):
-    """Whether the node works; the same for /readyz, /status, up/status, metrics and console."""
+    """The node's health, equal in /readyz, /status, up/status, the metrics and the console."""
 
     level: Literal["ok", "degraded", "down"] = Field(
         description="down: it computes nothing for anybody; degraded: something of it does not."
@@ -116,7 +116,7 @@ class NodeHealth(BaseModel):
 
 
 class Seat(BaseModel):
-    """A worker over its restarts."""
+    """A worker's place on its host, which outlives restarts of the worker process."""
 
     name: str = Field(description="Of the host and its slot: host1/gpu0-1.")
     host: str
@@ -170,7 +170,7 @@ class Status(BaseModel):
     version: str
 
 
-# With the fields that rounds of some schemes have beside these.
+# `Status` plus the fields that some schemes add for their rounds.
 STATUS: Any = create_model(
     "Status",
     __base__=(
@@ -179,13 +179,13 @@ STATUS: Any = create_model(
     ),
 )
 
-# What a completed job of any scheme is answered with.
+# The answers for completed jobs, of all schemes.
 RESULTS = [model for contract in contracts() for model in contract.result_models]
 
 
 def one_of(*models: type[BaseModel]) -> Any:
-    """For OpenAPI: an answer that is one of these models."""
-    return Union[models]  # noqa: UP007 - their number is known only now
+    """Returns the union of these models, for an OpenAPI answer."""
+    return Union[models]  # noqa: UP007 - the number of models varies
 
 
 class PowStatus(BaseModel):
@@ -328,7 +328,7 @@ class Refused(BaseModel):
 
 
 class HostStanding(BaseModel):
-    """How far a host is with its token; `redis`: HOST:PORT that it is to reach."""
+    """The state of a host's invitation. `redis`: HOST:PORT to which the host connects."""
 
     name: str
     state: Literal["invited", "expired", "joined", "revoked"]

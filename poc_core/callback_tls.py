@@ -1,6 +1,6 @@
-"""TLS of callbacks to named receivers: which certificates are trusted, and which is shown.
+"""TLS of callbacks to named receivers: the trusted certificates and the client certificate.
 
-All files are read again when they change, so certificates can be replaced while callbacks run.
+A certificate file is read again when it changes, so it can be replaced while callbacks run.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from poc_core.errors import ForbiddenReceiverError, ProoflineError
 
 logger = logging.getLogger(__name__)
 
-# Seconds for a handshake alone, and for a refusal after it.
+# Seconds to wait for a handshake, and afterwards for a refusal of the certificate.
 _HANDSHAKE_S = 2.0
-# A file's identity, time of its last change (of its contents, owner or rights) and size.
+# A file's inode, ctime (contents, owner or permissions changed) and size.
 _State = tuple[int, int, int]
 
 
 class PlainUrlError(ForbiddenReceiverError):
-    """A callback to a host that is named would go without TLS."""
+    """A callback url of a host in POC_CALLBACK_TLS_HOSTS is not https."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"Callbacks to {host} go by https alone (POC_CALLBACK_TLS_HOSTS).")
 
 
 class HandshakeError(ProoflineError):
-    """The receiver and this node do not take each other's certificates; the text says whose."""
+    """The receiver or this node rejects the other's certificate; the text says whose."""
 
 
 class CertificateError(ProoflineError):
@@ -40,11 +40,11 @@ class CertificateError(ProoflineError):
 
 @dataclass(frozen=True)
 class TlsNames:
-    """The TLS settings of callbacks. `of` raises ValueError where they do not go together."""
+    """The TLS settings of callbacks. `of` raises ValueError if the settings are inconsistent."""
 
     hosts: frozenset[str]
     client: tuple[Path, ...]  # certificate and key in one file, or in two
-    trusted: Path | None  # None: the authorities of this system
+    trusted: Path | None  # None: the system's certificate authorities
 
     @classmethod
     def of(cls, hosts: str, client: str, trusted: Path | None) -> TlsNames:
@@ -77,12 +77,12 @@ NO_TLS = TlsNames.of("", "", None)
 
 
 class CallbackTls:
-    """The TLS context for connections to the named hosts."""
+    """Provides the TLS context for connections to the hosts of POC_CALLBACK_TLS_HOSTS."""
 
     def __init__(self, names: TlsNames) -> None:
         self._names = names
         self._lock = threading.Lock()
-        self._seen: list[_State | None] = []  # the files as they were when they were last tried
+        self._seen: list[_State | None] = []  # the files' states at the last attempt to load them
         self._context: ssl.SSLContext | None = None
         self._problem: CertificateError | None = None
 
@@ -90,9 +90,9 @@ class CallbackTls:
         return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
-        """The context of the files as they are now; the one before while they cannot be used.
+        """Returns a context of the current files, or the previous one if they cannot be used.
 
-        CertificateError: there was none before.
+        CertificateError if there is no previous context.
         """
         problem = self.problem()
         if self._context is None:
@@ -101,7 +101,7 @@ class CallbackTls:
         return self._context
 
     def problem(self) -> CertificateError | None:
-        """Why the files as they are now cannot be used; logged once."""
+        """Returns why the current files cannot be used, and logs it once; None if they can be."""
         files = [*self._names.client, *([self._names.trusted] if self._names.trusted else [])]
         with self._lock:
             state = [_state(file) for file in files]
@@ -116,7 +116,7 @@ class CallbackTls:
 
 
 def made(names: TlsNames) -> ssl.SSLContext:
-    """A context of the files as they are. CertificateError says which cannot be used, and why."""
+    """Loads the files into a new context. CertificateError says which file is bad, and why."""
     try:
         context = ssl.create_default_context(cafile=names.trusted)
     except (OSError, ssl.SSLError) as error:
@@ -128,7 +128,7 @@ def made(names: TlsNames) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if names.client:
         try:
-            # An empty password, so that nobody is asked for one.
+            # With an empty password OpenSSL does not prompt for one.
             context.load_cert_chain(names.client[0], names.client[-1], password="")
         except (OSError, ssl.SSLError, ValueError) as error:
             shown = ", ".join(map(str, names.client))
@@ -140,7 +140,7 @@ def made(names: TlsNames) -> ssl.SSLContext:
 
 
 def handshake_problem(error: BaseException) -> str | None:
-    """Explains a TLS error for the operator; None for another kind of error."""
+    """Explains a TLS error to the operator. Returns None if `error` is no TLS error."""
     text, seen = "", error
     while True:
         if isinstance(seen, ssl.SSLCertVerificationError):
@@ -158,9 +158,10 @@ def handshake_problem(error: BaseException) -> str | None:
 
 
 def try_handshake(context: ssl.SSLContext, address: str, port: int, host: str) -> str | None:
-    """Tries TLS with an address and explains a failure; None if it works or nobody answers.
+    """Tries TLS with an address. Returns the problem, or None if TLS works or nobody answers.
 
-    Sends nothing after the handshake, so a refusal, which TLS 1.3 brings later, is not lost.
+    TLS 1.3 reports a rejected client certificate after the handshake. Nothing is sent before
+    that, because a failed send would hide the report.
     """
     try:
         with (

@@ -1,4 +1,4 @@
-"""Callback urls: what may be shown of one, whom it names, and where a callback may go."""
+"""Callback urls: redaction, the receiver that a url names, and the allowed destinations."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from poc_core.errors import ForbiddenReceiverError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# What is the node's own: ports of this machine, and single ports of other machines.
+# The node's own ports: of this machine, or of another machine with its address.
 Own = Collection[int | tuple[Address, int]]
 
-# Kinds of addresses that POC_CALLBACK_ALLOW may name beside hosts and networks.
+# Kinds of addresses that POC_CALLBACK_ALLOW may name in addition to hosts and networks.
 KINDS: Final = ("public", "private", "loopback")
 
-# Metadata services of clouds, beside 169.254.169.254: AWS and Google over IPv6, Alibaba, Azure.
+# Cloud metadata services besides 169.254.169.254: AWS and Google over IPv6, Alibaba, Azure.
 _METADATA = frozenset(
     ipaddress.ip_address(text)
     for text in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")
 )
-# IPv6 addresses that stand for IPv4 ones, which lie in their last 32 bits.
+# IPv6 addresses whose last 32 bits are an IPv4 address (NAT64).
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# A name as it stands in DNS; a last label of digits is a mistyped address's. Docker takes _ too.
+# A DNS name. A numeric last label is refused as a mistyped address. Docker's names may contain _.
 _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _NAME = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!(0x)?\d+$){_LABEL}")
 
 
 def redacted(url: str | None) -> str | None:
-    """The url as anybody may see it: without the user and password that it may have."""
+    """Returns the url with *** in place of a user and password."""
     if not url or "@" not in url:
         return url
     parts = urlsplit(url)
@@ -48,7 +48,10 @@ def redacted(url: str | None) -> str | None:
 
 
 def receiver_of(url: str) -> str:
-    """host:port, the receiver that is tried and spared as one; empty for a url that names none."""
+    """Returns the receiver of a url as host:port; empty if the url names none.
+
+    Retries and pauses are per receiver.
+    """
     try:
         parts = urlsplit(url)
         host, port = canonical_host(parts.hostname or ""), port_of(parts)
@@ -58,15 +61,15 @@ def receiver_of(url: str) -> str:
 
 
 def canonical_host(text: str) -> str:
-    """The form in which hosts are compared: an address, or a name as in DNS (IDNA, small letters,
-    without the final dot). ValueError: neither.
+    """Returns a host in the form for comparisons: an address or a DNS name (IDNA, lower case, no
+    final dot). ValueError if `text` is neither.
     """
     host = text.strip("[]").lower()
     address = literal_address(host)
     if address is not None:
         return str(address)
     if not host.isascii():
-        import httpx  # here: it takes 0.1 s. What sends callbacks says which name is meant
+        import httpx  # here: it takes 0.1 s. httpx sends the callbacks, so its reading counts
 
         try:
             host = httpx.URL(f"http://{host}/").raw_host.decode()
@@ -83,13 +86,13 @@ def port_of(parts: SplitResult) -> int:
 
 
 def without_secret(text: str, url: str) -> str:
-    """An error's text, or another one about the url, without the url's user and password."""
+    """Returns a text about the url, such as an error's, without the url's user and password."""
     secret = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
     return text.replace(secret, "***") if secret else text
 
 
 def plain(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for, else the address itself."""
+    """Returns the IPv4 address embedded in an IPv6 address, or else `address` itself."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -101,10 +104,10 @@ def plain(address: Address) -> Address:
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that a url's host is, as resolvers read it (also 127.1); None for a name."""
+    """Returns the address that resolvers read in a url's host (also 127.1); None for a name."""
     try:
         address = ipaddress.ip_address(host)
-        # Without a scope (%eth0), which makes an address another one for whoever compares.
+        # Without the scope (%eth0): with a scope, equal addresses would compare as different.
         return address if address.version == 4 else ipaddress.IPv6Address(int(address))
     except ValueError:
         pass
@@ -115,7 +118,7 @@ def literal_address(host: str) -> Address | None:
 
 
 def is_of_this_machine(address: Address) -> bool:
-    """True if a connection to it ends on this machine: only its own addresses can be bound."""
+    """Returns True if this machine has the address, tested by binding a socket to it."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -135,7 +138,7 @@ class CallbackPolicy:
 
     @classmethod
     def of(cls, text: str) -> CallbackPolicy:
-        """Reads POC_CALLBACK_ALLOW: kinds, hosts, addresses and networks. ValueError: others."""
+        """Parses POC_CALLBACK_ALLOW: kinds, hosts, addresses, networks; ValueError for others."""
         kinds, hosts, networks = set(), set(), []
         for entry in filter(None, (part.strip().lower() for part in text.split(","))):
             if entry in KINDS:
@@ -154,7 +157,7 @@ class CallbackPolicy:
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, own_ports: Own) -> None:
-        """ForbiddenReceiverError where the url alone, before its name is resolved, forbids it."""
+        """Raises ForbiddenReceiverError if the url is forbidden without resolving its name."""
         parts = urlsplit(url)
         try:
             host = canonical_host(parts.hostname or "")
@@ -176,7 +179,7 @@ class CallbackPolicy:
         own_ports: Own,
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
-        """ForbiddenReceiverError unless a callback to `host` may use this address and port."""
+        """Raises ForbiddenReceiverError unless callbacks to `host` may use the address and port."""
         address = plain(address)
         if (address, port) in own_ports or (
             port in own_ports and (address.is_loopback or address.is_unspecified or is_own(address))

@@ -2,7 +2,7 @@
 
 
 class ProoflineError(Exception):
-    """Base of the errors that Proofline raises on purpose; the text says what to do next."""
+    """Base class of Proofline's errors. The text tells the user what to do next."""
 
 
 class SpecError(ProoflineError):
@@ -14,27 +14,27 @@ class VectorError(ProoflineError):
 
 
 class SettingsError(ProoflineError):
-    """POC_ environment variables that cannot be used; the text names each and what it may be."""
+    """Invalid POC_ environment variables. The text names each variable and its valid values."""
 
 
 class OptionsError(ProoflineError):
-    """Options of an engine that do not go together."""
+    """Options of an engine that contradict each other."""
 
 
 class ArgumentsError(ProoflineError):
-    """Arguments of `vllm serve` that a deployment may not bring."""
+    """Arguments of `vllm serve` that a deployment must not contain."""
 
 
 class DeployedError(ProoflineError):
-    """A model is deployed already, and runs or starts."""
+    """A model is already deployed, and is running or starting."""
 
 
 class NoHostError(ProoflineError):
-    """No host is here that could run what is deployed."""
+    """No host is available that could run the deployment."""
 
 
 class RoundError(ProoflineError):
-    """A round cannot do that now; the text says which step is missing."""
+    """The round's state does not allow the request. The text names the missing step."""
 
 
 class QueueFullError(ProoflineError):
@@ -46,11 +46,11 @@ class AnswerTooLargeError(ProoflineError):
 
 
 class ForbiddenReceiverError(ProoflineError):
-    """A callback url that leads where no callback may go (POC_CALLBACK_ALLOW)."""
+    """A callback url with a destination that POC_CALLBACK_ALLOW does not allow."""
 
 
 class BodyError(ProoflineError):
-    """A request's body that cannot be followed. `loc`: path to the fault; `kind`: its name."""
+    """An invalid request body. `loc`: path to the invalid field; `kind`: type of the error."""
 
     def __init__(self, message: str, loc: tuple[str | int, ...], kind: str) -> None:
         super().__init__(message)
@@ -59,8 +59,8 @@ class BodyError(ProoflineError):
 
 
 class TooFewValuesError(ProoflineError):
-    """So many nonces of a validation could not be computed here that the others say too little."""
+    """Too few nonces of a validation could be computed on this node for a verdict."""
 
 
 class ClaimsError(ProoflineError):
-    """A validation whose claims are not those of its nonces."""
+    """A validation whose claims do not match its nonces."""

@@ -1,4 +1,4 @@
-"""The values that requests and settings bring, each with its bounds."""
+"""Types for the values of requests and settings, with their bounds."""
 
 import re
 from typing import Annotated
@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 
-# The largest batch_size of a request: engines split batches, so more only makes tasks long.
+# The largest batch_size of a request. Engines split batches, so larger ones only take longer.
 MAX_BATCH_SIZE = 1024
 # Longest name, hash or key. The network's are below 130 characters.
 _MAX_TEXT = 256
@@ -28,17 +28,17 @@ def _distinct(nonces: list[int]) -> list[int]:
     return nonces
 
 
-# Also as a proxy on the way may decode it.
+# Also percent-encoded, because a proxy may decode the url.
 _ENDS_A_PATH = re.compile(r"[?#]|%(?:3f|23|[01][0-9a-f])", re.IGNORECASE)
 
 
 def _http_url(url: str | None) -> str | None:
-    if not url:  # clients that leave it empty mean: no callback
+    if not url:  # an empty url means no callback
         return None
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        # Refused: what the HTTP client's parser, which reads the url last, may read otherwise.
+        # Characters that the HTTP client's url parser may read differently are refused.
         usable = usable and not any(
             char.isspace() or not char.isprintable() or char == "\\" for char in url
         )
@@ -71,7 +71,7 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def check_id(name: str, value: int, of: str, count: int) -> None:
-    """For validators of bodies: `name` is one of 0 .. count - 1."""
+    """Raises a validation error unless `name`'s value is below `count`, the value of `of`."""
     if value >= count:
         raise PydanticCustomError(
             "id_beyond_count",

@@ -1,4 +1,4 @@
-"""This machine's GPUs as NVIDIA's management library (NVML) shows them, without torch."""
+"""Reads this machine's GPUs from NVIDIA's management library (NVML), without torch."""
 
 import contextlib
 import logging
@@ -12,12 +12,12 @@ from pydantic import BaseModel
 logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
-# Seconds for which a reading serves: NVML takes milliseconds a GPU, temperatures change slowly.
+# Seconds for which a reading is reused: NVML takes milliseconds per GPU.
 _FRESH_S = 10.0
 
 
 class Gpu(BaseModel):
-    """One device. Fields that its driver does not tell are null."""
+    """One device. Fields that the driver does not report are null."""
 
     index: int  # by its place on the bus
     uuid: str = ""
@@ -39,7 +39,7 @@ class GpuDriver(BaseModel):
 
 
 class MachineGpus(BaseModel):
-    """The GPUs and the driver of one machine; without a driver there are no devices."""
+    """The GPUs and the driver of one machine. Without a driver `devices` is empty."""
 
     devices: list[Gpu] = []
     driver: GpuDriver | None = None
@@ -47,7 +47,7 @@ class MachineGpus(BaseModel):
 
 @contextlib.contextmanager
 def nvml() -> Iterator[ModuleType | None]:
-    """NVIDIA's management library, or None on a machine without its driver."""
+    """Yields NVIDIA's management library, or None on a machine without NVIDIA's driver."""
     try:
         import pynvml
 
@@ -62,7 +62,7 @@ def nvml() -> Iterator[ModuleType | None]:
 
 
 class GpuWatch:
-    """Readings of this machine's GPUs, each for several who ask."""
+    """Reads this machine's GPUs, and caches each reading for _FRESH_S."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -72,9 +72,9 @@ class GpuWatch:
         self._failed = False
 
     def now(self) -> MachineGpus:
-        """A reading at most _FRESH_S old; without devices where the driver fails as a whole.
+        """Returns a reading that is at most _FRESH_S old; without devices if the driver fails.
 
-        Raises nothing: a heartbeat must not end with a driver. A failure is logged once.
+        Raises nothing, because heartbeats must go on when a driver fails. Failures are logged once.
         """
         if self._clock() - self._read_at > _FRESH_S:
             try:
@@ -118,7 +118,7 @@ def _device(library: Any, index: int, host: str) -> Gpu:
                 lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU),
             ),
         )
-    except library.NVMLError as error:  # one that fell off the bus does not hide the others
+    except library.NVMLError as error:  # a GPU that fell off the bus must not hide the others
         return Gpu(
             index=index,
             uuid=f"{host}-{index}",
@@ -129,7 +129,7 @@ def _device(library: Any, index: int, host: str) -> Gpu:
 
 
 def _told(library: Any, ask: Callable[[], int]) -> int | None:
-    """A figure that not every device has; None where this one has not."""
+    """Returns a figure that only some devices have; None if this device lacks the figure."""
     try:
         return int(ask())
     except library.NVMLError:

@@ -1,4 +1,4 @@
-"""Signs of life that a container's health check reads: a private folder whose time is renewed."""
+"""Signs of life for a container's health check: the mtime of a private folder."""
 
 import contextlib
 import os
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def show(folder: Path) -> None:
-    """Renews the folder's time, and does nothing where another user has it, maybe as a link that
-    leads to a file of ours, or where the disk is full."""
+    """Updates the folder's mtime. Does nothing if the disk is full or another user owns the path,
+    perhaps as a link to one of our files."""
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -19,6 +19,6 @@ def show(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes the sign, where there is one."""
+    """Removes the folder, if there is one."""
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""Figures of a machine's GPUs and of itself, for monitoring."""
+"""Figures of a machine and its GPUs, for monitoring."""
 
 from pydantic import BaseModel
 
@@ -6,35 +6,35 @@ _GIB = 1024**3
 
 
 class GpuFigures(BaseModel, frozen=True):
-    """The figures of one GPU. A sensor that it has not got is not in `sensors`."""
+    """The figures of one GPU. `sensors` lacks the sensors that the GPU does not have."""
 
     uuid: str
     model: str
     sensors: dict[str, float]  # name of api/node_metrics/families.py, without mlnode_gpu_ -> value
-    xid_events: dict[int, int] = {}  # XID of the driver's -> how often since this host's start
+    xid_events: dict[int, int] = {}  # the driver's XID -> occurrences since this host's start
 
 
 class CpuTimes(BaseModel, frozen=True):
-    """Seconds of all cores since the machine's start."""
+    """CPU seconds of all cores together since the machine's start."""
 
     busy: float
     steal: float  # taken by other machines of the same host
-    all: float  # the idle ones too
+    all: float  # including idle seconds
 
 
 class MachineFigures(BaseModel, frozen=True):
-    """The figures of one machine at one moment. `gpus` are in their order on the bus."""
+    """The figures of one machine at one moment. `gpus` are in PCI bus order."""
 
     host: str  # its name
     read_at: float  # seconds since the epoch
     gpus: tuple[GpuFigures, ...] = ()
-    sensors: dict[str, float] = {}  # the same names, without mlnode_host_
+    sensors: dict[str, float] = {}  # name as in GpuFigures, without mlnode_host_ -> value
     cpu: CpuTimes | None = None
 
 
 def is_short_of_memory(left: float, limit: float) -> bool:
-    """True if so few bytes are left that the kernel may end an engine before anybody looks.
+    """Returns True if the kernel may soon kill an engine: few of `limit` bytes are `left`.
 
-    Below 1 GiB (of a small machine a quarter), or below 5 % (of a large one 16 GiB).
+    True below 1 GiB (or a quarter of `limit` if that is less), and below 5 % (at most 16 GiB).
     """
     return left < max(min(_GIB, limit / 4), min(limit / 20, 16 * _GIB))

@@ -1,10 +1,10 @@
-"""How many files and connections a process may have open."""
+"""The limit of a process's open files and connections."""
 
 import resource
 
 
 def raise_file_limit() -> int:
-    """Lets this process open as many files as it may, and returns that number."""
+    """Raises this process's limit of open files to the hard limit, and returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

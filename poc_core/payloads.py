@@ -28,6 +28,6 @@ def payload_head(config: RoundConfig) -> dict[str, Any]:
 
 
 def payload(head: dict[str, Any], pairs: list[Pair]) -> dict[str, Any]:
-    """The body of one callback with these (nonce, value) pairs."""
+    """Returns the body of one callback with these (nonce, value) pairs."""
     shared: dict[str, Any] = head["shared"]
     return shared | contract_of(head["scheme"]).values(pairs)

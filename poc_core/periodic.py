@@ -1,4 +1,4 @@
-"""Threads that repeat a task of a process."""
+"""Threads that repeat a task."""
 
 import logging
 import threading
@@ -9,40 +9,40 @@ from redis.exceptions import RedisError
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which the same trouble, still there, is logged again.
+# Seconds after which a repeated error is logged again.
 SAID_AGAIN_S = 60.0
-# Characters of an error of Redis that are logged.
+# Characters that are logged of an error of Redis.
 _MOST_CHARS = 200
 
 
 class Periodic:
-    """A thread that takes a step every `interval_s` seconds until it is stopped.
+    """A thread that calls `step` every `interval_s` seconds until it is stopped.
 
-    A step that fails is logged and does not end the thread: the next one comes all the same.
+    An error of a step is logged; the thread goes on with the next step.
     """
 
     def __init__(self, name: str, interval_s: float, step: Callable[[], object]) -> None:
-        """`name`: of the thread, and of what failed where a step did."""
+        """`name`: the name of the thread, and of the task in logged errors."""
         self._name = name
         self._interval_s = interval_s
         self._step = step
         self._one_at_a_time = threading.Lock()
-        self._said: tuple[str, float] = "", 0.0  # the trouble that was logged last, and when
+        self._said: tuple[str, float] = "", 0.0  # the error logged last, and when
         self._stop = threading.Event()
         self._soon = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def is_stopping(self) -> bool:
-        """For a long step, which should end soon then."""
+        """True after `stop`; a long step should then return early."""
         return self._stop.is_set()
 
     def start(self) -> None:
-        """Takes the first step after `interval_s`. Not to be called twice."""
+        """Starts the thread, whose first step comes after `interval_s`. Call it only once."""
         self._thread.start()
 
     def once(self) -> None:
-        """Takes a step at once, on the caller's thread and after one under way. Raises nothing."""
+        """Runs a step on the caller's thread, after a running step has ended. Raises nothing."""
         with self._one_at_a_time:
             try:
                 self._step()
@@ -50,11 +50,11 @@ class Periodic:
                 self._say(error)
 
     def soon(self) -> None:
-        """The thread takes its next step now, or after the one under way. Does not wait."""
+        """Makes the thread run its next step now, or after the running step. Does not wait."""
         self._soon.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """No further step begins. Waits for the one under way, for at most `timeout_s` seconds."""
+        """Stops the thread. Waits at most `timeout_s` seconds for a running step to end."""
         self._stop.set()
         self._soon.set()
         if self._thread.ident is not None:
@@ -73,7 +73,7 @@ class Periodic:
         if repr(error) == text and now - said_at < SAID_AGAIN_S:
             return
         self._said = repr(error), now
-        # kombu's errors have Redis' as their cause. Neither is a mistake in the code.
+        # kombu's errors have Redis' error as their cause. Neither is a bug in the code.
         is_away = isinstance(error, RedisError) or isinstance(error.__cause__, RedisError)
         logger.warning(
             "%s failed and goes on: %s",
@@ -84,6 +84,6 @@ class Periodic:
 
 
 def _brief(error: Exception) -> str:
-    """Redis' errors may quote a whole script."""
+    """Returns the error's first line, shortened: Redis' errors may quote a complete script."""
     line = str(error).partition("\n")[0]
     return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]}..."

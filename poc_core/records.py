@@ -1,4 +1,4 @@
-"""The records that API, workers and command share."""
+"""The records that API, workers and commands share."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from poc_core.serving.places import name_of
 
 
 class ProofSpec(BaseModel, frozen=True):
-    """Everything besides the nonces that determines the numbers of a proof."""
+    """Everything besides the nonces that determines a proof's numbers."""
 
     scheme: str = "artifact"
     block_hash: str
@@ -24,7 +24,7 @@ class ProofSpec(BaseModel, frozen=True):
 
 
 class Passes(NamedTuple):
-    """The engine's work per nonce: a forward of `rows` positions, then `steps` of one each."""
+    """The engine's work per nonce: a forward of `rows` positions, then `steps` of one position."""
 
     rows: int
     steps: int = 0
@@ -35,7 +35,9 @@ class Passes(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """The numbered passes of a micro-batch of `n` nonces: forwards of `part` nonces, then steps."""
+    """The numbered passes of a micro-batch of `n` nonces: first forwards of at most `part` nonces,
+    then steps of all nonces.
+    """
 
     n: int
     part: int
@@ -50,7 +52,7 @@ class PassOrder(NamedTuple):
         return self.n_parts + self.shape.steps
 
     def members(self, step: int) -> range:
-        """Places of the nonces that a pass computes."""
+        """Returns the indices of the nonces that a pass computes."""
         return (
             range(step * self.part, min((step + 1) * self.part, self.n))
             if step < self.n_parts
@@ -58,7 +60,7 @@ class PassOrder(NamedTuple):
         )
 
     def positions(self, step: int) -> range:
-        """The positions of each nonce that a pass computes."""
+        """Returns the positions that a pass computes of each of its nonces."""
         rows, t = self.shape.rows, step - self.n_parts
         return range(rows) if t < 0 else range(rows + t, rows + t + 1)
 
@@ -66,14 +68,14 @@ class PassOrder(NamedTuple):
         return len(self.members(step)) * len(self.positions(step))
 
     def is_step(self, step: int) -> bool:
-        """True if a pass is one position of every nonce."""
+        """Returns True if a pass computes one position of every nonce."""
         return step >= self.n_parts
 
     def is_last(self, step: int) -> bool:
         return step == self.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
-        """True if a step, which needs this pass's points, follows."""
+        """Returns True if the next pass is a step, which needs the points of this pass."""
         return self.n_parts - 1 <= step < self.n_passes - 1
 
 
@@ -95,18 +97,18 @@ class JobKind(StrEnum):
 
 
 class JobRequest(BaseModel, frozen=True):
-    """A job's request, as far as its answer and callback need it besides spec and nonces."""
+    """The fields of a job's request, besides spec and nonces, that its answer and callback need."""
 
     block_height: int
     node_id: int
     node_count: int
     url: str | None = None
-    terms: dict[str, JsonValue] = {}  # by what claims are judged (Contract.terms)
+    terms: dict[str, JsonValue] = {}  # the criteria for claims (Contract.terms)
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """A checked request, ready to be stored; with `claimed` (nonce -> value) a validation."""
+    """A checked request, ready to be stored; a validation if it has `claimed` (nonce -> value)."""
 
     model: str
     spec: ProofSpec
@@ -115,7 +117,7 @@ class NewJob:
     batch_size: int
     claimed: Mapping[int, JsonValue] | None = None
     inline: bool = False  # its client waits for the answer
-    client: str = ""  # whose share of the outbox its callback takes
+    client: str = ""  # the client whose outbox share the callback uses
 
     @property
     def kind(self) -> JobKind:
@@ -131,7 +133,7 @@ class NewJob:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as it stands. Times are seconds since the epoch."""
+    """The current state of a job. Times are seconds since the epoch."""
 
     job_id: str
     status: JobStatus
@@ -146,12 +148,12 @@ class JobRecord:
     started_at: float | None = None
     finished_at: float | None = None
     error: str | None = None
-    unavailable: bool = False  # this node's numbers were missing: another node may be asked
+    unavailable: bool = False  # this node lacked its own numbers; another node may have them
     waiting_for: str | None = None  # what keeps the job's batches from running: "chat"
 
 
 class RoundState(StrEnum):
-    """The states of a round (protocol.md, section 5, States). IDLE: stored by /init only."""
+    """The states of a round (protocol.md, section 5, States). IDLE: stored, not yet started."""
 
     IDLE = "IDLE"
     GENERATING = "GENERATING"
@@ -160,7 +162,7 @@ class RoundState(StrEnum):
 
     @property
     def activity(self) -> "RoundState":
-        """Returns the node's activity in this state; for the network an ended round is none."""
+        """Returns the node's activity in this state; for the network a stopped node is idle."""
         return RoundState.IDLE if self is RoundState.STOPPED else self
 
 
@@ -174,9 +176,9 @@ class RoundConfig(BaseModel, frozen=True):
     node_count: int
     group_id: int = 0
     n_groups: int = 1
-    batch_size: int  # as the client counts; micro-batches are the node's own business
+    batch_size: int  # from the client; the node chooses its micro-batches itself
     url: str | None = None
-    terms: dict[str, JsonValue] = {}  # how nonces are reported and claims judged (Contract.terms)
+    terms: dict[str, JsonValue] = {}  # criteria for reported nonces and claims (Contract.terms)
 
     @property
     def nonces(self) -> NonceSequence:
@@ -185,15 +187,15 @@ class RoundConfig(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round as it stands. Times are seconds since the epoch."""
+    """The current state of a round. Times are seconds since the epoch."""
 
     round_id: str
     state: RoundState
     config: RoundConfig
     created_at: float
-    started_at: float | None = None  # of the first generation
+    started_at: float | None = None  # when generation first began
     stopped_at: float | None = None
-    n_processed: int = 0  # nonces computed, the excluded among them
+    n_processed: int = 0  # computed nonces, including excluded ones
     n_valid: int = 0  # nonces reported
     n_excluded: int = 0  # nonces without a finite state
     error: str | None = None  # why it stopped by itself
@@ -201,27 +203,29 @@ class RoundRecord:
 
 
 class Refusal(StrEnum):
-    """Why a worker is leased nothing of a round."""
+    """The reason why a worker gets no lease of a round."""
 
-    STOPPED = "stopped"  # or it validates, or expired
+    STOPPED = "stopped"  # the round is stopped, validates or has expired
     FULL = "full"  # the outbox is at its limit: ask again later
-    EXHAUSTED = "exhausted"  # the sequence has ended; the round does with the last of its leases
+    EXHAUSTED = "exhausted"  # all nonces are leased; the round ends with the last lease
 
 
 @dataclass(frozen=True)
 class Lease:
-    """Nonces of a job or a round that one worker computes next, then completes or releases."""
+    """Nonces of a job or round that are assigned to one worker, until it completes or releases
+    them.
+    """
 
-    owner_id: str  # of the job or the round
-    place: int  # of a job: which batch; of a round: of the first nonce in its sequence
+    owner_id: str  # id of the job or round
+    place: int  # of a job: the batch's index; of a round: the first nonce's place in the sequence
     model: str
     spec: ProofSpec
     nonces: Sequence[int]
-    terms: Mapping[str, JsonValue] = field(default_factory=dict)  # of a round: RoundConfig.terms
-    urgent: bool = False  # of a validation, which has a deadline
-    name: str = ""  # of a job's, by which its worker's heartbeats tell of it; see Hand
+    terms: Mapping[str, JsonValue] = field(default_factory=dict)  # only rounds: RoundConfig.terms
+    urgent: bool = False  # True for a validation, which has a deadline
+    name: str = ""  # only jobs: the lease's name in its worker's heartbeats; see Hand
     of_round: bool = False
-    alone: bool = False  # a worker or engine was lost on it: nothing else is computed with it
+    alone: bool = False  # True after a worker or engine was lost on it: it is computed alone
 
 
 @dataclass(frozen=True)
@@ -232,30 +236,30 @@ class ModelInfo:
     hidden_size: int
     n_layers: int
     max_seq_len: int  # tokens of one nonce
-    max_batch_tokens: int  # of one micro-batch
+    max_batch_tokens: int  # tokens of one micro-batch
     dtype: str  # "float32" or "bfloat16"
-    max_sequences: int = 1 << 20  # of one micro-batch
-    layers: str = ""  # where the engine found the decoder layers; empty: it has none
-    layers_reflected: bool = True  # False: proofs leave them alone, as the network's nodes do
-    # of proofs: "shared" by layers that never need one at the same time, or "private" to each
+    max_sequences: int = 1 << 20  # nonces of one micro-batch
+    layers: str = ""  # module path of the decoder layers; empty: the engine has none
+    layers_reflected: bool = True  # False: proofs do not reflect, like the network's nodes
+    # Caches for proofs: "private" to each layer, or "shared" by layers not active together.
     caches: str = ""
 
-    # Limits of schemes' own with this model, by scheme, as Contract.common reads them.
+    # Scheme-specific limits with this model, by scheme (Contract.common).
     schemes: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
 
     def max_batch(self, rows: int) -> int:
-        """Nonces that one forward of `rows` tokens each holds; at least one."""
+        """Returns how many nonces of `rows` tokens one forward holds; at least one."""
         return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
 
 
-# In a chat answer: the worker's engine is gone, so another worker may answer the request. "0": it
-# was gone before the request came.
+# In a chat answer: the worker's engine was lost, so another worker may answer the request. "0": the
+# engine was lost before the request came.
 ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
 # In a chat request: shows the worker that the request comes from an API of its own node.
 GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 
-# In a chat request: tells a worker clients apart, whose shares of its server it keeps.
+# In a chat request: identifies the client, because a worker shares its server fairly by client.
 GATEWAY_CLIENT_HEADER = "x-proofline-client"
 
 # In a chat request: the cache_salt of its client, for paths that have no field for one in some
@@ -263,15 +267,15 @@ GATEWAY_CLIENT_HEADER = "x-proofline-client"
 GATEWAY_SALT_HEADER = "x-proofline-cache-salt"
 
 
-# Seconds between two signs of life of a worker's process, and without one until it is silent:
-# a death shows within two seconds, and a sign or two may come late.
+# Seconds between two signs of life of a worker process, and seconds without a sign after which the
+# worker is silent: a death is noticed within two seconds, and a sign or two may come late.
 PULSE_S = 0.4
 SILENT_S = 1.3
 
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """One worker process, by its heartbeat. Each has its own `id`, which its leases name."""
+    """The heartbeat of one worker process. Leases name the worker by its unique `id`."""
 
     id: str
     model: str  # as clients request it
@@ -281,25 +285,25 @@ class WorkerRecord:
     state: Literal["starting", "ready", "draining", "hung"]
     started_at: float  # seconds since the epoch
     info: ModelInfo | None = None  # unknown until the engine has loaded the model
-    port: int | None = None  # of its OpenAI server, where it has one
-    chat_host: str | None = None  # by which the API reaches that server
-    chat_paths: tuple[str, ...] = USUAL  # what of that server the API passes on, see openai_paths
+    port: int | None = None  # port of its OpenAI server, if it has one
+    chat_host: str | None = None  # host by which the API reaches the OpenAI server
+    chat_paths: tuple[str, ...] = USUAL  # paths that the API forwards to it, see openai_paths
     stats: Mapping[str, int | float] = field(default_factory=dict)
-    # made at its start; what its OpenAI server wants
+    # The secret that its OpenAI server requires, generated at each start.
     chat_secret: str | None = field(default=None, repr=False)
-    # of its machine: MachineGpus of poc_core/gpus.py
+    # The machine's GPUs: MachineGpus of poc_core/gpus.py.
     gpus: Mapping[str, JsonValue] = field(default_factory=dict)
-    visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of its machine
-    # the machine's or container's own name, by which its other processes know their workers
+    visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of the machine's
+    # The machine's or container's host name, by which local processes recognise their workers.
     machine: str = ""
-    host_id: str = ""  # of the supervisor that started it (HostReport.id); empty: none did
+    host_id: str = ""  # HostReport.id of its supervisor; empty without one
 
     @property
     def name(self) -> str:
-        """Returns the worker's name for people, equal over restarts: host1/gpu0-1."""
+        """Returns the readable name, which stays the same after restarts: host1/gpu0-1."""
         return name_of(self.id)
 
     @property
     def is_ready(self) -> bool:
-        """True if the worker takes new work: not while it loads, drains or its engine hangs."""
+        """True if the worker takes new work; False while it loads or drains, or hangs."""
         return self.state == "ready"

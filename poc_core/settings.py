@@ -1,4 +1,4 @@
-"""Every setting of Proofline, read from environment variables that start with POC_."""
+"""Proofline's settings, read from environment variables that start with POC_."""
 
 import re
 import socket
@@ -16,25 +16,26 @@ from poc_core.redis_at.url import RedisUrl
 from poc_core.serving.trusted_models import parse_trusted
 from poc_core.work_settings import WorkSettings
 
-# In POC_TRUSTED_NETWORKS: the private networks.
+# The entry of POC_TRUSTED_NETWORKS that means all private networks.
 PRIVATE = "private"
 # Seconds to wait for Redis; a longer silence is an error, which clients see as 503.
 REDIS_TIMEOUT_S = 5.0
 
 
 class ChatPolicy(NamedTuple):
-    """Decides who gets the engine if chat and proofs want it. `fraction`: the proofs' time, for
-    `share`.
-    """
+    """How chat and proofs share the engine. `fraction`: the proofs' share of time with `share`."""
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0
 
 
 class Settings(WorkSettings):
-    """The settings of all processes. _sec and _s: seconds; _ms: milliseconds; no unit: a count."""
+    """The settings of all processes.
 
-    # Who may speak to the API, and how much of it (SECURITY.md).
+    Names that end with _sec or _s are in seconds, with _ms in milliseconds; others are counts.
+    """
+
+    # Access to the API and its limits (SECURITY.md).
     require_keys: Literal["auto", "always", "never"] = Field(
         "auto",
         description=(
@@ -126,7 +127,7 @@ class Settings(WorkSettings):
     @field_validator("api_key", mode="before")
     @classmethod
     def _no_key(cls, key: object) -> object:
-        return key or None  # Compose passes an empty one on
+        return key or None  # Compose passes an empty key
 
     @field_validator("redis_url")
     @classmethod
@@ -202,50 +203,48 @@ class Settings(WorkSettings):
 
     @property
     def own_ports(self) -> frozenset[int]:
-        """The ports known without asking Redis: the API's and Redis' own."""
+        """The node's ports according to the settings: those of the API and of Redis."""
         return RedisUrl.of(self.redis_url).ports | set(parse_ports(self.api_port))
 
     @property
     def chat(self) -> ChatPolicy:
         return parse_chat_policy(self.chat_policy)
 
-    # What follows from a setting.
+    # Values derived from settings.
 
     @property
     def job_ttl_sec(self) -> int:
-        """Seconds that an unfinished job without progress, and what was served, is kept."""
+        """Seconds that jobs without progress and records of served models are kept."""
         return self.callback_retention_sec
 
     @property
     def max_jobs(self) -> int:
-        """Jobs that may wait or run: looking at a job costs about as much as five nonces."""
+        """Limit of unfinished jobs. One job's overhead is about that of five nonces."""
         return max(1, self.max_queued_nonces // 5)
 
     @property
     def max_callbacks(self) -> int:
-        """Jobs with a url that may be under way or wait for their receivers; a quarter of them of
-        one client, and for one receiver.
-        """
+        """Limit of jobs whose callbacks are unfinished; a quarter of it per client and receiver."""
         return max(64, self.outbox_max_bytes // (512 * 1024))
 
     @property
     def visibility_timeout_s(self) -> int:
-        """Seconds after which the broker hands on an unacknowledged task: longer than a batch."""
+        """Seconds until the broker redelivers an unacknowledged task; no batch takes as long."""
         return max(180, 3 * self.rpc_timeout_ms // 1000)
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between two heartbeats of a worker, some of which may come late."""
+        """Seconds between two heartbeats of a worker; a few may come late."""
         return self.worker_ttl_s / 5
 
     @property
     def reap_interval_s(self) -> float:
-        """Seconds between a worker's looks for what dead ones left behind."""
+        """Seconds between a worker's searches for leftovers of dead workers."""
         return self.worker_ttl_s / 2
 
     @property
     def delivery_lock_s(self) -> float:
-        """Seconds that a delivery holds its outbox: longer than its largest payload takes."""
+        """Seconds that a delivery locks its outbox; the largest payload takes less."""
         return 2 * self.worker_ttl_s
 
     @model_validator(mode="after")
@@ -255,7 +254,7 @@ class Settings(WorkSettings):
 
 
 def parse_chat_policy(text: str) -> ChatPolicy:
-    """yield, exclusive, off or share:F with 0 < F < 1. ValueError says what is allowed."""
+    """Parses yield, exclusive, off or share:F with 0 < F < 1. ValueError lists them."""
     match text:
         case "yield" | "exclusive" | "off":
             return ChatPolicy(text)
@@ -271,12 +270,12 @@ def parse_chat_policy(text: str) -> ChatPolicy:
 
 
 def listed(text: str) -> list[str]:
-    """The entries of a setting that has several between commas, in small letters."""
+    """Splits a comma-separated setting into its entries, in lower case."""
     return [entry.strip().lower() for entry in text.split(",") if entry.strip()]
 
 
 def parse_ports(text: str) -> list[int]:
-    """The ports between spaces, at least one. ValueError says what is allowed."""
+    """Parses one or more ports, separated by spaces. ValueError says what is allowed."""
     ports = [int(part) if part.isdecimal() else 0 for part in text.split()]
     if not ports or not all(0 < port < 65536 for port in ports):
         raise ValueError("must be a port from 1 to 65535, or several with spaces between")
@@ -284,7 +283,7 @@ def parse_ports(text: str) -> list[int]:
 
 
 def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
-    """The networks between commas, PRIVATE left out. ValueError says what is allowed."""
+    """Parses comma-separated networks, and skips PRIVATE. ValueError says what is allowed."""
     try:
         return [ip_network(entry) for entry in listed(text) if entry != PRIVATE]
     except ValueError:
@@ -294,12 +293,15 @@ def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
 
 
 def load_settings(**overrides: object) -> Settings:
-    """The environment's settings under `overrides` (not None). SettingsError names bad values."""
+    """Reads the settings. `overrides` that are not None replace the environment's values.
+
+    SettingsError names the invalid variables.
+    """
     try:
         given = {name: value for name, value in overrides.items() if value is not None}
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        # Not the input itself: POC_REDIS_URL may hold a password.
+        # Without the values: POC_REDIS_URL may contain a password.
         problems = [
             ": ".join(
                 [

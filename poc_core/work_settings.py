@@ -1,4 +1,7 @@
-"""The settings of what a node computes and keeps; Settings adds the rest and checks them."""
+"""Settings for jobs, rounds, callbacks, chat, deployments and Redis.
+
+`Settings` adds API access, and validates everything.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -14,7 +17,7 @@ class WorkSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="POC_", extra="ignore", frozen=True)
 
-    # protocol.md, section 7: names and meanings that operators already use.
+    # Names and meanings of protocol.md, section 7, which operators already use.
     batch_size_default: int = Field(
         32,
         ge=1,

@@ -1,1 +1,1 @@
-"""The arithmetic that all schemes of proofs share."""
+"""The arithmetic that all proof schemes share."""

@@ -10,12 +10,12 @@ from poc_core.errors import VectorError
 
 
 def encode_vectors(vectors: npt.NDArray[np.floating]) -> list[str]:
-    """Each row of (n, k_dim) as its `vector_b64`."""
+    """Returns the `vector_b64` of each row of (n, k_dim)."""
     return [base64.b64encode(row.tobytes()).decode("ascii") for row in vectors.astype("<f2")]
 
 
 def decode_vector(vector_b64: str, k_dim: int) -> npt.NDArray[np.float32]:
-    """The numbers of a `vector_b64`: float32 (k_dim,). VectorError says what is wrong with it."""
+    """Decodes a `vector_b64` into float32 (k_dim,). VectorError says what is invalid."""
     try:
         raw = base64.b64decode(vector_b64, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Which nonces a node tries in a round: its own arithmetic sequence (protocol.md, section 4)."""
+"""The nonces of a node in a round: an arithmetic sequence (protocol.md, section 4)."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ MAX_NONCE = 2**63 - 1
 class NonceSequence:
     """The nonces of one group of a node: offset + x * step for x = 0, 1, 2, ... up to MAX_NONCE.
 
-    The sequences of a node's groups are disjoint and together are {node_id + x * node_count}.
-    ValueError: a count below 1, or an id that is not below its count.
+    The sequences of a node's groups are disjoint; their union is {node_id + x * node_count}.
+    Raises ValueError unless 0 <= id < count for node and group.
     """
 
     node_id: int
@@ -40,11 +40,11 @@ class NonceSequence:
 
     @property
     def count(self) -> int:
-        """How many nonces there are up to MAX_NONCE. No __len__: Python limits that to 2^63 - 1."""
+        """The number of nonces. No __len__, because Python limits lengths to 2^63 - 1."""
         return max(0, (MAX_NONCE - self.offset) // self.step + 1)
 
     def take(self, start: int, count: int) -> range:
-        """The nonces at places start .. start + count - 1; fewer where the sequence ends before."""
+        """Returns the nonces at start .. start + count - 1, or fewer at the sequence's end."""
         if start < 0 or count < 0:
             raise IndexError(f"start and count must not be negative, not {start} and {count}.")
         end = min(self.offset + (start + count) * self.step, MAX_NONCE + 1)

@@ -1,4 +1,4 @@
-"""Householder reflections, which tie a proof to its block (protocol.md, sections 2 and 3)."""
+"""Householder reflections, which bind a proof to its block (protocol.md, sections 2 and 3)."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from poc_core.arithmetic import rng
 
 
 def householder_vectors(names: Sequence[str], dim: int, device: torch.device) -> Tensor:
-    """Unit vectors seeded by strings: float32 (len(names), dim)."""
+    """Returns unit vectors seeded by strings: float32 (len(names), dim)."""
     v = rng.normal([rng.seed_from_string(name) for name in names], dim, device)
     return v.div_(v.norm(dim=-1, keepdim=True))
 
@@ -18,21 +18,21 @@ def householder_vectors(names: Sequence[str], dim: int, device: torch.device) ->
 def layer_vectors(
     block_hash: str, n_layers: int, hidden: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The reflections of the decoder layers' outputs: (n_layers, hidden) in `dtype` (2.2)."""
+    """Returns the vectors that reflect the layers' outputs: (n_layers, hidden) in `dtype` (2.2)."""
     names = [f"{block_hash}_layer_{layer}_householder" for layer in range(n_layers)]
     return householder_vectors(names, hidden, device).to(dtype)
 
 
 def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
-    """`reflect` of tensors (..., hidden) by one vector (hidden,); in place where a kernel can."""
+    """Reflects tensors (..., hidden) by one vector (hidden,), in place if a kernel supports it."""
     if not fused.is_on(v.device):
         return [reflect(x, v) for x in terms]
-    from poc_core.fused.reflect import (  # here: only a CUDA build of torch brings Triton
+    from poc_core.fused.reflect import (  # here: only torch's CUDA builds include Triton
         can_reflect,
         reflect_,
     )
 
-    # A residual of hyper-connections has more rows than hidden states: a row for each stream.
+    # A residual of hyper-connections has one row per stream, so more rows than the hidden states.
     groups = [terms] if can_reflect(terms, v) else [[x] for x in terms]
     done: list[Tensor] = []
     for group in groups:
@@ -45,5 +45,5 @@ def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
 
 
 def reflect(x: Tensor, v: Tensor) -> Tensor:
-    """x - 2 (x . v) v along the last dimension, as a new tensor; v broadcasts against x."""
+    """Returns x - 2 (x . v) v along the last dimension, a new tensor; v broadcasts against x."""
     return x - 2 * (x * v).sum(-1, keepdim=True) * v

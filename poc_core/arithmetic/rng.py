@@ -1,8 +1,8 @@
-"""Deterministic randomness: every number of a proof comes from a string (protocol.md, section 1).
+"""Deterministic random numbers, seeded by strings (protocol.md, section 1).
 
-The hot path is `normal`: up to 134 million hashes a batch. It works on int32 tensors whose bits are
-read as uint32: int32 arithmetic wraps on every device and moves half the bytes of int64.
-`murmur3_plain` is the protocol's formula in exact int64: the tests hold the fast path against it.
+The hot path is `normal`, with up to 134 million hashes a batch. Its int32 tensors hold the bits of
+uint32 hashes, because int32 arithmetic wraps on every device and moves half the bytes of int64.
+`murmur3_plain` is the protocol's formula in exact int64; the tests compare the fast path with it.
 """
 
 import hashlib
@@ -22,30 +22,30 @@ _MASK = 0xFFFFFFFF
 # Smallest u1: keeps ln(u1) finite when a hash is 0.
 _MIN_U1 = 1e-10
 
-# Keys worked on at a time. CPU: hashes (4 bytes a key) stay in cache, and torch can still spread
-# them over threads; fastest of 2^15 .. 2^20 on two cores. Accelerators: scratch of a few 100 MB.
+# Keys per chunk. CPU: hashes (4 bytes a key) stay in cache, and torch can still spread them over
+# threads; fastest of 2^15 .. 2^20 on two cores. Accelerators: scratch memory of a few 100 MB.
 _CHUNK_KEYS_CPU = 1 << 19
 _CHUNK_KEYS_DEVICE = 1 << 24
 
-# Keys whose seed-independent part is kept per device: 4 bytes each, so at most 32 MiB a device.
+# Keys whose seed-independent part is cached: 4 bytes each, at most 32 MiB a device.
 _CACHED_KEYS = 1 << 23
 
 _key_cache: dict[torch.device, Tensor] = {}
 
 
 def seed_from_string(text: str) -> int:
-    """The first 4 bytes, big-endian, of the SHA-256 of `text` in UTF-8: a uint32."""
+    """Returns the first 4 bytes of the SHA-256 of `text` in UTF-8, as a big-endian uint32."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 def stronger_seeds_from_string(text: str) -> list[int]:
-    """The whole SHA-256 of `text` as 8 big-endian uint32 (`poc_stronger_rng`)."""
+    """Returns all of the SHA-256 of `text`, as 8 big-endian uint32 (`poc_stronger_rng`)."""
     digest = hashlib.sha256(text.encode()).digest()
     return [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
 
 
 def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
-    """uint32 seeds as an int32 tensor (n,) of the same bits; does not wait for the copy."""
+    """Copies uint32 seeds, bit for bit, into an int32 tensor (n,). Does not wait for the copy."""
     bits = torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32))
     return (
         bits.pin_memory().to(device, non_blocking=True)
@@ -55,22 +55,22 @@ def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """The seeds as int32 (n,); a tensor's are the low 32 bits."""
+    """Returns the seeds as int32 (n,); of a tensor's numbers the low 32 bits."""
     return (
         seeds.to(device, torch.int32) if isinstance(seeds, Tensor) else seed_tensor(seeds, device)
     )
 
 
 def hash_bits(seeds: Sequence[int] | Tensor, n: int, device: torch.device) -> Tensor:
-    """hash(i, seed) for i = 0 .. n-1: int32 (len(seeds), n) whose bits are the uint32 hashes."""
+    """Returns hash(i, seed) for i = 0 .. n-1: int32 (len(seeds), n) with the bits of uint32."""
     h = _bits(seeds, device)[:, None] ^ _key_part(0, n, device)
     return _mix_(h, torch.empty_like(h))
 
 
 def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch.device) -> Tensor:
-    """The i, ascending, of the k smallest hash(i, seed), i < n; the largest hash's comes last.
+    """Returns the indices i < n of the k smallest hash(i, seed): int64 (len(seeds), k) (2.4).
 
-    int64 (len(seeds), k); section 2.4.
+    The index of the largest of these hashes comes last, the others before it in ascending order.
     """
     # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
     chosen = (hash_bits(seeds, n, device) ^ -(1 << 31)).sort(dim=-1, stable=True).indices[:, :k]
@@ -78,7 +78,7 @@ def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch
 
 
 def uniform(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
-    """float32 (len(seeds), n) in [0, 1]: float32(hash(i, seed)) / 2^32 for i = 0 .. n-1."""
+    """Returns float32(hash(i, seed)) / 2^32 for i = 0 .. n-1: (len(seeds), n) in [0, 1]."""
     return _to_unit(hash_bits(seeds, n, device))
 
 
@@ -89,10 +89,10 @@ def normal(
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Standard normal numbers by Box-Muller, computed in float32 and rounded once to `dtype`.
+    """Returns standard normal numbers (len(seeds), n), row r from seeds[r].
 
-    Returns (len(seeds), n), row r from seeds[r]; `out`, when given, is that tensor (any strides).
-    `seeds`: integers, or a tensor of their bits, which is not moved.
+    Uses Box-Muller in float32, and rounds once to `dtype`. `seeds`: integers, or a tensor of their
+    bits, which then stays on its device. `out`: a tensor (any strides) for the result.
     """
     if out is None:
         out = torch.empty(len(seeds), n, dtype=dtype, device=device)
@@ -100,7 +100,7 @@ def normal(
         return out
     all_bits = _bits(seeds, device)
     if fused.is_on(device) and out.stride(1) == 1:
-        from poc_core.fused.normal import normal_  # here: only a CUDA build of torch brings Triton
+        from poc_core.fused.normal import normal_  # here: only torch's CUDA builds include Triton
 
         normal_(out, all_bits)
         return out
@@ -133,7 +133,7 @@ def inputs(
     dtype: torch.dtype,
     stronger_rng: bool = False,
 ) -> Tensor:
-    """The input embeddings of the nonces: (n, seq_len, hidden) in `dtype`."""
+    """Returns the input embeddings of the nonces: (n, seq_len, hidden) in `dtype`."""
     size = seq_len * hidden
     names = [f"{block_hash}_{public_key}_nonce{nonce}" for nonce in nonces]
     out = torch.empty(len(names), size, dtype=dtype, device=device)
@@ -157,7 +157,7 @@ def token_ids(
     vocab_size: int,
     device: torch.device,
 ) -> Tensor:
-    """Token ids: int32 (n, seq_len), hash(i, seed) mod vocab_size (protocol.md, section 2.1)."""
+    """Returns token ids hash(i, seed) mod vocab_size: int32 (n, seq_len) (protocol.md, 2.1)."""
     seeds = [
         seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}_input_ids") for nonce in nonces
     ]
@@ -167,13 +167,13 @@ def token_ids(
 
 
 def _key_part(low: int, high: int, device: torch.device) -> Tensor:
-    """The part of a hash that no seed changes: rotl(i * c1, 15) * c2, int32 (high - low,)."""
+    """Returns the seed-independent part of hashes: rotl(i * c1, 15) * c2, int32 (high - low,)."""
     cached = _key_cache.get(device)
     if cached is not None and high <= cached.shape[0]:
         return cached[low:high]
     if high > _CACHED_KEYS:
         return _compute_key_part(low, high, device)
-    # A power of two, so that a growing n does not make a new tensor each time.
+    # A power of two, so that not every larger n needs a new tensor.
     size = min(_CACHED_KEYS, 1 << max(16, (high - 1).bit_length()))
     cached = _compute_key_part(0, size, device)
     _key_cache[device] = cached
@@ -188,8 +188,8 @@ def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
 
 
 def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
-    """Turns `seed ^ key part` into the hash, in place. int32; `scratch` is of the same shape."""
-    # Arithmetic right shifts bring in sign bits; the masks make them logical.
+    """Turns `seed ^ key part` (int32) into the hash, in place. `scratch` has the same shape."""
+    # Arithmetic right shifts insert sign bits; the masks clear those bits.
     torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)
     h.bitwise_left_shift_(13).bitwise_or_(scratch)
     h.mul_(5).add_(0xE6546B64 - (1 << 32))
@@ -202,7 +202,7 @@ def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
 
 
 def _to_unit(h: Tensor) -> Tensor:
-    """float32(uint32) / 2^32. Both halves are exact in float32; their sum rounds once."""
+    """Returns float32(uint32) / 2^32. Both 16-bit halves are exact in float32; their sum rounds."""
     high = (h >> 16).bitwise_and_(0xFFFF).to(torch.float32).mul_(2.0**-16)
     low = (h & 0xFFFF).to(torch.float32)
     return high.add_(low, alpha=2.0**-32)
@@ -217,7 +217,7 @@ def _box_muller(h1: Tensor, h2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def murmur3_plain(keys: Tensor, seed: int | Tensor) -> Tensor:
-    """The oracle: hash(i, seed) of int64 keys as int64 in 0 .. 2^32-1; seeds broadcast."""
+    """Returns hash(i, seed) of int64 keys, int64 in 0 .. 2^32-1; seeds broadcast. For tests."""
     k = keys * _C1 & _MASK
     k = (k << 15 | k >> 17) & _MASK
     k = k * _C2 & _MASK

@@ -1,4 +1,4 @@
-"""How unlikely an honest node's mistakes are, and how sure one may be of a counted share."""
+"""Statistics of verdicts: binomial p-values, and confidence limits of counted shares."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# How sure `at_most` and `at_least` are.
+# The confidence level of `at_most` and `at_least`.
 CONFIDENCE = 0.95
 
 
 def binomial_p_value(n_wrong: int, n_total: int, p_wrong: float) -> float:
-    """P(X >= n_wrong), X ~ Binomial(n_total, p_wrong); 1 if n_total is 0 (protocol.md, 2, 3)."""
+    """Returns P(X >= n_wrong) for X ~ Binomial(n_total, p_wrong); 1 if n_total is 0.
+
+    Source: protocol.md, sections 2 and 3.
+    """
     if n_total == 0:
         return 1.0
-    # Imported here: half a second and 40 MB, which a process that never judges need not spend.
+    # Imported here, because scipy takes half a second and 40 MB; few processes compute p-values.
     from scipy.stats import binomtest
 
     return float(binomtest(n_wrong, n_total, p_wrong, alternative="greater").pvalue)
@@ -25,9 +28,9 @@ def binomial_p_value(n_wrong: int, n_total: int, p_wrong: float) -> float:
 def least_frauds(
     n_total: npt.ArrayLike, p_wrong: npt.ArrayLike, fraud_threshold: float
 ) -> npt.NDArray[np.int64]:
-    """Smallest n_wrong whose binomial_p_value is below fraud_threshold; n_total + 1: none.
+    """Returns the smallest n_wrong whose binomial_p_value is below fraud_threshold.
 
-    `n_total` and `p_wrong` (above 0, below 1) broadcast.
+    Returns n_total + 1 if there is none. `n_total` and `p_wrong` (between 0 and 1) broadcast.
     """
     import numpy as np
     from scipy.stats import binom
@@ -35,14 +38,14 @@ def least_frauds(
     fewest: npt.NDArray[np.float64] = (
         np.maximum(binom.isf(fraud_threshold, n_total, p_wrong), 0) + 1
     )
-    # isf rounds in its own way near the threshold: the verdict's own function decides.
+    # isf may be off by one near the threshold; sf, which verdicts use, decides.
     fewest += binom.sf(fewest - 1, n_total, p_wrong) >= fraud_threshold
     fewest -= (fewest > 1) & (binom.sf(fewest - 2, n_total, p_wrong) < fraud_threshold)
     return fewest.astype(np.int64)
 
 
 def at_most(n_found: int, n_total: int) -> float:
-    """Upper limit of a share, n_found of n_total counted (Clopper-Pearson, one-sided)."""
+    """Returns the upper confidence limit of n_found / n_total (Clopper-Pearson, one-sided)."""
     from scipy.stats import beta
 
     return (
@@ -51,5 +54,5 @@ def at_most(n_found: int, n_total: int) -> float:
 
 
 def at_least(n_found: int, n_total: int) -> float:
-    """Lower limit of that share (Clopper-Pearson, one-sided)."""
+    """Returns the lower confidence limit of n_found / n_total (Clopper-Pearson, one-sided)."""
     return 1.0 - at_most(n_total - n_found, n_total)

@@ -1,1 +1,1 @@
-"""Shares of what all have in common, by client: an event loop, a compiler of grammars."""
+"""Fair shares, by client, of shared resources: an event loop, a grammar compiler."""

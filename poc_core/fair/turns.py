@@ -1,4 +1,4 @@
-"""The event loop in turns: between two pieces of work that take long others have it."""
+"""Limits the work in one iteration of an event loop, so that long work cannot block the loop."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 
 from poc_core.fair.waiting import Waiting
 
-# Cost of what is let go on in one round of the loop. A number of logprobs costs some 5 to 10
-# microseconds: made into an object, then into JSON.
+# Cost admitted in one iteration of the loop. The unit is one logprob, which takes 5 to 10
+# microseconds to make an object and its JSON.
 BUDGET = 128
 
 
 class Turns:
-    """For one event loop. While nobody else waits, and little was let go on, nobody waits."""
+    """The turns of one event loop. Work waits only if the iteration's budget is used up."""
 
     def __init__(self, budget: int = BUDGET, per_s: float = 0.0) -> None:
-        """`per_s`: cost that is let go on for each second that the loop's last round took, where
-        that is more: else what waits would get ever less of a loop that has much else to do.
+        """`budget`: least cost admitted per iteration. `per_s`: cost admitted for each second that
+        the previous iteration took, if that is more; this keeps a fair share of a busy loop.
         """
         self._per_s, self._counted_at = per_s, 0.0
         self._least = self._budget = self._left = budget
@@ -25,15 +25,14 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Other work has just taken the loop for so much: rounds may take as much from now on, or
-        what waits for turns would get ever less of a loop that is behind.
+        """Sets the budget to `cost`, which other work has just taken, if that is above the minimum.
+
+        Without this, waiting work would get an ever smaller share of a busy loop.
         """
         self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
-        """Returns when work of this cost may go on, at once; of several clients' first the one that
-        has had least.
-        """
+        """Waits until work of this cost may start. The client that has had least comes first."""
         if not self._waiting and self._has_room(cost):
             self._waiting.spend(client, cost)
             self._take(cost)

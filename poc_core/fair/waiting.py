@@ -1,7 +1,8 @@
-"""Orders waiting clients: next is the client that has had least.
+"""Orders waiting clients: the client that has had least is next.
 
-Start-time fair queueing: what a client takes begins where its last ended, or now, if that is later;
-what begins first is next. So who takes little never waits behind who takes much.
+Uses start-time fair queueing. An item's start tag is the end tag of the client's previous item, or
+the virtual time if that is later; the item with the lowest start tag is next. A client with little
+work therefore never waits behind a client with much work.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-# Clients that are remembered before those are forgotten that would begin now.
+# Above this number of clients, those whose end tag has passed are forgotten.
 _REMEMBERED = 1000
 
 
 class Tags:
-    """Start-time fair queueing for any cost: seconds, numbers."""
+    """The tags of start-time fair queueing. Costs may have any unit."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._ends: dict[str, float] = {}
 
     def of(self, client: str) -> float:
-        """Returns the start tag of this client's next item; the lowest is next."""
+        """Returns the start tag of the client's next item; the client with the lowest is next."""
         return max(self._now, self._ends.get(client, 0.0))
 
     def spend(self, client: str, cost: float) -> None:
-        """The client, whose turn it was, has taken so much."""
+        """Records that the client took its turn, at this cost."""
         begin = self.of(client)
         self._now = begin
         self._ends[client] = begin + cost
@@ -35,28 +36,30 @@ class Tags:
 
 
 class Waiting:
-    """For one event loop."""
+    """The waiting clients of one event loop."""
 
     def __init__(self) -> None:
         self._tags = Tags()
         self._turns: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     def __bool__(self) -> bool:
-        """True if anybody waits, or did and was cancelled."""
+        """True if the queue is not empty. Cancelled turns stay in the queue until `let_in`."""
         return bool(self._turns)
 
     def spend(self, client: str, cost: int) -> None:
-        """The client takes so much without waiting."""
+        """Records that the client took this cost without waiting."""
         self._tags.spend(client, cost)
 
     def turn(self, client: str, cost: int) -> asyncio.Future[None]:
-        """Ends when the client may take so much; cancelled, it is passed over."""
+        """Returns a future that ends when the client may take this cost. `let_in` skips cancelled
+        futures.
+        """
         turn = asyncio.get_running_loop().create_future()
         self._turns.setdefault(client, deque()).append((turn, cost))
         return turn
 
     def let_in(self, has_room: Callable[[int], bool], take: Callable[[int], None]) -> None:
-        """Ends turns, one after the other, while there is room for the next one's cost."""
+        """Ends waiting turns in order, as long as `has_room` for the next turn's cost."""
         while self._turns:
             client = min(self._turns, key=self._tags.of)
             turns = self._turns[client]

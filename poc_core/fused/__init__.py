@@ -1,6 +1,6 @@
-"""Fused kernels for GPUs, each with the same numbers as the plain expression beside it.
+"""Fused GPU kernels, each with the same results as the plain PyTorch expression that it replaces.
 
-Triton comes with torch's CUDA build and compiles a kernel when it is first called.
+Triton is part of torch's CUDA builds, and compiles a kernel at the kernel's first call.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 
 import torch
 
-# `off` in an engine's environment: the plain expressions; bench.bits.fused_distance compares.
+# `off` in an engine's environment selects the plain expressions (bench.bits.fused_distance).
 SWITCH = "PROOFLINE_FUSED"
 
 
 @functools.cache
 def is_on(device: torch.device) -> bool:
-    """True if this device computes with the kernels; else the plain expressions do."""
+    """Returns True if this device uses the kernels, False if it uses the plain expressions."""
     return (
         device.type == "cuda"
         and os.environ.get(SWITCH) != "off"

@@ -1,7 +1,7 @@
-"""Reads rows of logits once for the logprobs of known tokens: the best entries, the sum under the
-logarithm, and how many entries are as good as the token's.
+"""Logprobs of known tokens in one pass over the logits: the best entries, the log-sum-exp, and the
+token's rank (the number of logits that are at least as large).
 
-A row is read in parts, each by a program of its own; a part's few numbers are joined by torch.
+Each program reads one part of a row; torch combines the parts' few numbers.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Best entries of each part: as many as the network asks for. One kernel for all who ask for fewer.
+# Best entries of each part: as many as the network requests. Smaller requests use this kernel too.
 MOST_BEST = 5
 # Columns of one part.
 _BLOCK = 8192
 _WARPS = 8
-# In place of -inf, which is for what is not there: ids stay distinct where few entries are finite.
+# Replaces logits of -inf. The kernel marks taken entries with -inf, so no id is found twice.
 _LOWEST = tl.constexpr(-3.0e38)
 
 
@@ -51,11 +51,11 @@ def _parts_kernel(
 def scored(
     logits: Tensor, tokens: Tensor, temperature: float, n_best: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits (n x vocabulary), which the temperature is yet to divide: the ids (n x 1 + n_best)
-    of n known tokens and of the best, their logprobs, and the known ones' ranks (n), as the plain
-    expression in workers/vllm/chat/rows.py. At most MOST_BEST best; the vocabulary has more."""
+    """Returns, for logits (n x vocabulary) before division by the temperature: the ids (n x 1 +
+    n_best) of the n known `tokens` and the best entries, their logprobs, and the known tokens'
+    ranks (n). The plain expression is in workers/vllm/chat/rows.py. n_best is at most MOST_BEST."""
     n, vocabulary = logits.shape
-    tokens = tokens.clone()  # aligned: for others the kernel would be compiled once more
+    tokens = tokens.clone()  # aligned: an unaligned tensor would need another compilation
     n_parts = triton.cdiv(vocabulary, _BLOCK)
     peaks, sums = (logits.new_empty(n, n_parts, dtype=torch.float32) for _ in range(2))
     counts = logits.new_empty(n, n_parts, dtype=torch.int32)

@@ -1,11 +1,11 @@
-"""Products of a mixture of experts in 8-bit floats with a scale for each block of 128.
+"""Mixture-of-experts products in 8-bit floats with a scale for each block of 128.
 
 The sums are those of vLLM's kernel: the tensor cores' sums of 128 columns, times the row's scale,
-times the weights' scale, added in float32. What differs is around them. Rows lie in the order in
-which experts take them, so that whole blocks are read by the tensor memory accelerator. Gates are
-opened and quantised before the first product is written, which spares writing and reading four
-times as many bytes: the bits are those of poc_core/fused/quantise.py on the rounded product, or of
-vLLM's activation and then of that.
+times the weights' scale, added in float32. Two things differ. Rows are sorted by expert, so that
+the tensor memory accelerator reads complete blocks. The activation and its quantisation run before
+the first product is written, which saves writing and reading four times as many bytes. The results
+are bit-identical to poc_core/fused/quantise.py on the rounded product, or to vLLM's activation
+followed by vLLM's quantisation.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -22,31 +22,34 @@ from torch import Tensor
 from poc_core.fused.experts import Rows
 from poc_core.fused.quantise import GROUP, quantised, rounded_silu, silu
 
-# Compute capability of GPUs that have shown these kernels to be right, and to how many bytes what
-# their tensor memory accelerator reads is aligned.
+# Compute capability of the GPUs on which these kernels were verified, and the alignment in bytes
+# that their tensor memory accelerator requires.
 _HOPPER, _ALIGNED = 9, 16
 
 
 class Gates(NamedTuple):
-    """How vLLM opens gates."""
+    """vLLM's gated activation."""
 
-    powers: bool  # whether scales are rounded up to powers of two; its activation rounds then
-    limit: float = 0.0  # of gates, and of what they open, both ways; 0: none
+    powers: bool  # True: scales are rounded up to powers of two, and the activation is rounded
+    limit: float = 0.0  # clamps gates from above, and gated values on both sides; 0: no clamping
 
 
 class Tile(NamedTuple):
-    """How a product is divided."""
+    """The tiling of a product."""
 
-    rows: int  # of a block
-    wide: bool  # whether two groups of columns are summed at a time
-    near: int  # blocks of rows that run at a time, and share weights
+    rows: int  # rows of a block
+    wide: bool  # True: two groups of columns are summed at a time
+    near: int  # blocks of rows that run together and share weights
     warps: int
     stages: int
 
 
 class Quantised(NamedTuple):
-    """Numbers in float8_e4m3fn and their scales in float32: of rows (n, k) by 128 columns, (n, k /
-    128); of weights (experts, m, k) by blocks, (experts, m / 128, k / 128)."""
+    """Numbers in float8_e4m3fn and their scales in float32.
+
+    Rows (n, k) have a scale for each 128 columns: (n, k / 128). Weights (experts, m, k) have a
+    scale for each block: (experts, m / 128, k / 128).
+    """
 
     numbers: Tensor
     scales: Tensor
@@ -54,12 +57,12 @@ class Quantised(NamedTuple):
 
 @triton.jit
 def _scaled_sum(found, part, weights, by_row, by_column):
-    """found + (part @ weights.T) * by_row * by_column, as vLLM's kernel is compiled."""
+    """Returns found + (part @ weights.T) * by_row * by_column, rounded as vLLM's kernel does."""
     scaled = tl.dot(part, weights.T) * by_row
     return tl.fma(scaled, by_column + tl.zeros_like(scaled), found)
 
 
-@triton.jit(do_not_specialize=["n_rows"])  # by how many there are
+@triton.jit(do_not_specialize=["n_rows"])  # n_rows varies; each specialisation is compiled
 def _product_kernel(
     x, x_scales, weights, scales, out, out_scales, share, ids, experts, n_ids,
     n_columns, depth, n_rows, x_stride, x_scale_row, x_scale_column,
@@ -68,10 +71,10 @@ def _product_kernel(
     WIDE: tl.constexpr, POWERS: tl.constexpr, LIMIT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     n_high = tl.load(n_ids) // ROWS
-    # A block's groups of columns: a gate's and what it opens, or one, or two neighbours.
+    # A block has the groups of columns of gates and gated values, or one group, or two neighbours.
     n_wide = n_columns // (2 * GROUP) if OPENS or WIDE else n_columns // GROUP
     group = tl.arange(0, GROUP)
-    # A program has one block; where this is no loop, Triton 3.6 spills registers on Hopper.
+    # A program computes one block. Without the loop Triton 3.6 spills registers on Hopper.
     for block in range(tl.program_id(0), n_high * n_wide, tl.num_programs(0)):
         first = block // (NEAR * n_wide) * NEAR
         high = min(n_high - first, NEAR)
@@ -139,10 +142,10 @@ def open_gates_(
     out: Quantised, x: Quantised, weights: Quantised, rows: Rows, a_token: int, tile: Tile,
     gates: Gates,
 ) -> None:  # fmt: skip
-    """out (rows_by_expert, m), in the order of `rows.ids`, of x (n, k) and weights (experts, 2 m,
-    k), of which the first m rows are gates: silu(gate) * up, rounded to bfloat16 and quantised.
+    """Writes silu(gate) * up of x (n, k) and weights (experts, 2 m, k), rounded to bfloat16 and
+    quantised, to out (rows_by_expert, m), in the order of `rows.ids`.
 
-    `a_token`: how many of `rows.ids` a row of x has.
+    The weights' first m rows are gates. `a_token`: the number of `rows.ids` for a row of x.
     """
     _run(out, x, weights, None, rows, a_token, tile, gates)
 
@@ -150,8 +153,9 @@ def open_gates_(
 def multiply_(
     out: Tensor, x: Quantised, weights: Quantised, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
-    """out (n, m), 16 bits a number, of x (rows_by_expert, k), in the order of `rows.ids`, and
-    weights (experts, m, k); each row's sums times its `share` (n,) in float32."""
+    """Computes the second product: out (n, m), 16-bit, from x (rows_by_expert, k), in the order of
+    `rows.ids`, and weights (experts, m, k). Each row's sums are multiplied by its `share` (n,) in
+    float32."""
     _run(out, x, weights, share, rows, 1, tile, Gates(False))
 
 
@@ -159,7 +163,7 @@ def _run(
     out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
     a_token: int, tile: Tile, gates: Gates,
 ) -> None:  # fmt: skip
-    """Opens gates where `out` is quantised."""
+    """Runs the kernel. A quantised `out` makes it the first product, with the activation."""
     if isinstance(out, Quantised):
         opens, numbers, scales, scale_strides = True, *out, out.scales.stride()
         n_rows, read = len(x.numbers) * a_token, x.numbers
@@ -180,20 +184,21 @@ def _run(
 
 
 def _described(numbers: Tensor, rows: int) -> Any:
-    """Numbers (n, k) for the tensor memory accelerator, in blocks of so many rows."""
+    """Returns the descriptor with which the tensor memory accelerator reads numbers (n, k), in
+    blocks of `rows` rows."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(numbers, [*numbers.shape], [*numbers.stride()], [rows, GROUP])
 
 
 def rows_by_expert(rows: Rows, tile: Tile) -> int:
-    """Rows in whole blocks."""
+    """Returns the number of rows in expert order, rounded up to complete blocks."""
     return int(triton.cdiv(rows.ids.numel(), tile.rows)) * tile.rows
 
 
 def can_multiply(x: Quantised, first: Quantised, second: Quantised) -> bool:
-    """True if the kernels take x (n, k) and weights (experts, 2 m, k) and (experts, k, m) on this
-    GPU, with all their scales. No expert may be another rank's."""
+    """Returns True if the kernels support x (n, k), weights (experts, 2 m, k) and (experts, k, m),
+    and their scales, on this GPU. This rank must hold all experts."""
     parts = [*zip((x, first, second), (1, GROUP, GROUP), strict=True)]
     n_experts, depth, middle = second.numbers.shape
     return (

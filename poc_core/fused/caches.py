@@ -1,5 +1,6 @@
-"""Writes keys and values into a paged cache, with the bits of vLLM's operation. A program has one
-head of several tokens in hand, where vLLM starts a block of threads for each token.
+"""Writes keys and values into a paged cache, bit-identical to vLLM's operation.
+
+A program handles one head of several tokens; vLLM starts a block of threads for each token.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Tokens of a program.
+# Tokens per program.
 _TOKENS = 32
 
 
@@ -23,7 +24,7 @@ def _stored(number, scale, cache, SCALES: tl.constexpr):
     return number.to(cache.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["n_tokens"])  # by how many there are
+@triton.jit(do_not_specialize=["n_tokens"])  # n_tokens varies; each specialisation is compiled
 def _write_kernel(
     keys, values, key_cache, value_cache, slots, key_scale, value_scale, n_tokens,
     key_stride, value_stride, page_size, page_stride, slot_stride, head_stride,
@@ -44,8 +45,8 @@ def _write_kernel(
 
 
 def can_write(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    """True if `write_` takes keys and values (tokens, heads, head) of 16 bits a number, and caches
-    (pages, page, heads, head) of the same numbers or of 8 bits."""
+    """Returns True if `write_` supports keys and values (tokens, heads, head), 16-bit, and caches
+    (pages, page, heads, head), 8-bit or of the same dtype."""
     head = keys.shape[-1]
     return (
         keys.dim() == values.dim() == 3
@@ -57,7 +58,7 @@ def can_write(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tens
         and key_cache.stride() == value_cache.stride()
         and key_cache.stride(3) == 1
         and head >= 16
-        and head & (head - 1) == 0  # a block of Triton's
+        and head & (head - 1) == 0  # a block size of Triton
         and (key_cache.dtype == value_cache.dtype)
         and (key_cache.dtype == keys.dtype or key_cache.element_size() == 1)
     )
@@ -67,9 +68,11 @@ def write_(
     keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
     key_scale: Tensor, value_scale: Tensor,
 ) -> None:  # fmt: skip
-    """Puts the keys and values of each token that has a slot (tokens,), int64, not below 0, there:
-    as they are, or, where the caches have 8 bits, divided by their scale (1,) and rounded to
-    float8_e4m3fn. See `can_write`."""
+    """Stores each token's keys and values in the token's slot. Negative slots are skipped.
+
+    `slots`: int64 (tokens,). For 8-bit caches, numbers are divided by their scale (1,) and rounded
+    to float8_e4m3fn. See `can_write`.
+    """
     scales = key_cache.dtype != keys.dtype
     if scales:
         key_cache, value_cache = (x.view(torch.float8_e4m3fn) for x in (key_cache, value_cache))

@@ -1,10 +1,10 @@
-"""Products of a mixture of experts, each row of tokens with its experts' weights.
+"""Mixture-of-experts products: each token's row times its experts' weights.
 
-The sums are those of vLLM's kernel: float32, along the columns in steps of BLOCK_K. What differs is
-around them: whole blocks want no masks, and gates are opened before the first product is written,
-which spares writing and reading twice as many numbers. On Hopper and newer the first product may be
-written in the order in which the experts take the rows: the second one then reads whole blocks by
-the tensor memory accelerator, and its programs take one block after the other.
+The sums are those of vLLM's kernel: float32, along the columns in steps of BLOCK_K. Two things
+differ. Blocks are complete, so they need no masks. The activation runs before the first product is
+written, which saves writing and reading twice as many numbers. On Hopper and newer GPUs the first
+product may be written in expert order; the second product then reads complete blocks with the
+tensor memory accelerator, in persistent programs.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from poc_core.fused.quantise import rounded_silu
 
-# Compute capability from which a GPU has a tensor memory accelerator, and to how many bytes rows
-# and places of what it reads are aligned.
+# The first compute capability with a tensor memory accelerator, and the alignment in bytes that the
+# accelerator requires of tensors and their rows.
 _HOPPER, _ALIGNED = 9, 16
 
 
 class Tile(NamedTuple):
-    """How a product is divided: rows, columns and summed columns of a block, and the rest."""
+    """The tiling of a product. A block has `rows` x `columns`, and sums `depth` columns a step."""
 
     rows: int
     columns: int
@@ -37,11 +37,11 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Which rows a block computes, as vLLM's moe_align_block_size gives it."""
+    """The rows of each block, as returned by vLLM's moe_align_block_size."""
 
-    ids: Tensor  # (blocks * Tile.rows,), int32: token * experts a token + place, or more than all
-    experts: Tensor  # (blocks,), int32: -1 is another rank's
-    n: Tensor  # (1,), int32: of `ids`, how many count
+    ids: Tensor  # (blocks * Tile.rows,), int32: token * experts a token + place; padding is larger
+    experts: Tensor  # (blocks,), int32: the block's expert; -1 if another rank holds the expert
+    n: Tensor  # (1,), int32: the number of `ids` in use
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _product_kernel(
     n_wide = n_columns // COLUMNS
     if block >= n_high * n_wide:
         return
-    # Blocks that run at a time share rows and weights.
+    # Blocks that run together share rows and weights.
     first = block // (GROUP * n_wide) * GROUP
     high = min(n_high - first, GROUP)
     place = block % (GROUP * n_wide)
@@ -80,7 +80,7 @@ def _product_kernel(
             nothing = tl.zeros((ROWS, COLUMNS), out.dtype.element_ty)
             tl.store(at + column[None, :], nothing, inside)
         return
-    # A gate and what it opens are neighbours in a block: a thread has both.
+    # A gate and its value are neighbours in a block, so one thread holds both.
     weight_row = column // 2 + column % 2 * (n_columns // 2) if OPENS else column
     step = tl.arange(0, DEPTH)
     x_at = x + (row // A_TOKEN).to(tl.int64)[:, None] * x_stride + step[None, :]
@@ -108,12 +108,12 @@ def product_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor | None, rows: Rows, a_token: int,
     tile: Tile, by_expert: bool = False,
 ) -> None:  # fmt: skip
-    """out (n * a_token, m) of x (n, k) and weights (experts, m, k), 16 bits a number, with the last
-    dimension contiguous. Of weights (experts, 2 m, k) the first m rows are gates: silu(gate) * up.
+    """Writes the product of x (n, k) and weights (experts, m, k) to out (n * a_token, m).
 
-    `share`: by which a row's sums are multiplied in float32, (n * a_token,); `a_token`: rows of
-    `out` by row of `x`; `by_expert`: `out` is (rows_by_expert(rows, tile), m), in the order of
-    `rows.ids`. See `can_multiply`.
+    Numbers are 16-bit, and the last dimensions contiguous. With weights (experts, 2 m, k), whose
+    first m rows are gates, `out` is silu(gate) * up. `share` (n * a_token,): factors of the rows'
+    sums, in float32. `a_token`: rows of `out` for a row of `x`. `by_expert`: `out` is
+    (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See `can_multiply`.
     """
     n_columns, depth = weights.shape[1:]
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
@@ -128,7 +128,7 @@ def product_(
 
 
 def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
-    """True if these make whole blocks of 16-bit numbers."""
+    """Returns True if `product_` supports these: 16-bit numbers in complete blocks."""
     return (
         x.dtype == weights.dtype
         and x.element_size() == 2
@@ -140,7 +140,7 @@ def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
 
 
 def rows_by_expert(rows: Rows, tile: Tile) -> int:
-    """Rows of a first product that is written `by_expert`: whole blocks."""
+    """Returns the number of rows of a product that is written `by_expert`, in complete blocks."""
     return int(triton.cdiv(rows.ids.numel(), tile.rows)) * tile.rows
 
 
@@ -195,27 +195,27 @@ def _by_expert_kernel(
 
 
 class Opening(NamedTuple):
-    """How a first product opens gates."""
+    """The activation after the first product."""
 
     a_token: int  # experts of a row of `x`
-    limit: float  # of gates, and of what they open, both ways; 0: none
+    limit: float  # clamps gates from above, and gated values on both sides; 0: no clamping
 
 
 def product_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
-    """out (n, m) of x (rows_by_expert(rows, tile), k), in the order of `rows.ids`, and weights
-    (experts, m, k), each row's sums times its `share` (n,). Sums are rounded to 16 bits before a
-    `share` of 16 bits multiplies them, as Marlin does it. See `can_multiply_by_expert`."""
+    """Writes the product of x (rows_by_expert(rows, tile), k), in the order of `rows.ids`, and
+    weights (experts, m, k) to out (n, m). Each row's sums are multiplied by its `share` (n,); for a
+    16-bit `share` they are first rounded to 16 bits, as in Marlin. See `can_multiply_by_expert`."""
     _by_expert(out, x, weights, share, rows, tile)
 
 
 def open_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, rows: Rows, tile: Tile, opening: Opening
 ) -> None:
-    """out (rows_by_expert(rows, tile), m), in the order of `rows.ids`: silu(gate) * up of x (n, k)
-    and weights (experts, 2 m, k), whose even rows are gates and whose odd rows are what they open.
-    See `can_multiply_by_expert`."""
+    """Writes silu(gate) * up of x (n, k) and weights (experts, 2 m, k) to
+    out (rows_by_expert(rows, tile), m), in the order of `rows.ids`. Even rows of the weights are
+    gates, and odd rows the gated values. See `can_multiply_by_expert`."""
     _by_expert(out, x, weights, x, rows, tile, opening)
 
 
@@ -242,7 +242,8 @@ def _by_expert(
 
 
 def can_multiply_by_expert(x: Tensor, weights: Tensor) -> bool:
-    """True if the GPU reads these in blocks; no expert may be another rank's."""
+    """Returns True if the GPU's tensor memory accelerator can read these tensors. This rank must
+    hold all experts."""
     return (
         torch.cuda.get_device_capability(x.device)[0] >= _HOPPER
         and x.is_contiguous()

@@ -1,6 +1,6 @@
-"""Turns attention's outputs back and quantises them, as DeepSeek-V4's output projection wants them,
-with the bits of vLLM's operation. A program has several heads of several tokens in hand, where
-vLLM starts one for each head of each token.
+"""Inverse rotary embedding and quantisation of attention outputs for DeepSeek-V4's output
+projection, bit-identical to vLLM's operation. Each program handles several heads of several tokens,
+whereas vLLM starts a program for each head of each token.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from poc_core.fused.quantise import GROUP
 
-# Of a program: tokens, whose scales lie beside each other, and heads of each.
+# Tokens per program, whose scales are adjacent in memory, and heads of each token.
 _TOKENS, _HEADS = 4, 4
 _MOST = tl.constexpr(448.0)  # the format's largest number
 _LEAST_PEAK = tl.constexpr(1e-10)
@@ -58,16 +58,16 @@ def _unrotate_kernel(
             number = tl.reshape(tl.join(even, odd), (TOKENS * HEADS, GROUP))
         peak = tl.maximum(tl.max(tl.abs(number), 1), _LEAST_PEAK)
         scale = tl.math.exp2(tl.ceil(tl.log2(peak * (1.0 / _MOST))))
-        # A power of two: the product with its inverse is the quotient.
+        # The scale is a power of two, so multiplying by its inverse is an exact division.
         number = tl.clamp(number * (1.0 / scale)[:, None], -_MOST, _MOST)
         tl.store(to + low, number.to(out.dtype.element_ty), inside[:, None])
-        # Scales are padded for the product that reads them.
+        # Scales are padded, because the following product requires it.
         own = to_scale + (low // GROUP) * scale_column
         tl.store(own, tl.where(inside, scale, 0.0), token < n_padded)
 
 
 def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bool:
-    """True if `unrotate_and_quantise_` takes x (tokens, groups * `heads`, head), 16 bits a number,
+    """Returns True if `unrotate_and_quantise_` supports x (tokens, groups * `heads`, head), 16-bit,
     positions (tokens,) and angles (positions, n), float32."""
     n_heads, head = x.shape[-2:]
     half = angles.shape[-1] // 2
@@ -77,7 +77,7 @@ def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bo
         and x.stride(2) == 1
         and n_heads % heads == n_heads % _HEADS == 0
         and head >= GROUP
-        and head & (head - 1) == 0  # a block of Triton's
+        and head & (head - 1) == 0  # a block size of Triton
         and angles.dim() == 2
         and angles.element_size() == 4
         and angles.stride(1) == 1
@@ -90,12 +90,12 @@ def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bo
 def unrotate_and_quantise_(
     out: Tensor, scales: Tensor, x: Tensor, positions: Tensor, angles: Tensor
 ) -> None:
-    """Turns the last n numbers of each head of x (tokens, heads, head), pair by pair, by the angles
-    of the token's position the other way round: angles (positions, n), cosines and then sines.
+    """Rotates pairs of the last n numbers of each head of x (tokens, heads, head) backwards by the
+    angles of the token's position, and quantises the result. See `can_unrotate`.
 
-    Of the result: out (groups, tokens, heads of a group * head), float8_e4m3fn, and its scales
-    (groups, tokens, columns / 128), powers of two in float32, a column's tokens beside each other
-    and followed by zeros up to a multiple of four. See `can_unrotate`.
+    `angles`: (positions, n), first cosines, then sines. `out`: (groups, tokens, heads of a group *
+    head), float8_e4m3fn. `scales`: (groups, tokens, columns / 128), powers of two in float32; the
+    tokens of a column are adjacent and padded with zeros to a multiple of four.
     """
     n_tokens, n_heads, head = x.shape
     padded = triton.cdiv(n_tokens, 4) * 4

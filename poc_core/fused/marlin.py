@@ -1,4 +1,4 @@
-"""Weights of experts in 4 bits, from vLLM's Marlin layout back to plain 16-bit matrices.
+"""Converts experts' 4-bit weights from vLLM's Marlin layout to plain 16-bit matrices.
 
 Marlin stores a tile of 16 summed columns by 64 rows as 128 words of eight 4-bit numbers, and the
 scales of 64 rows in another order (vLLM: gptq_marlin_repack and marlin_permute_scales). An MXFP4
@@ -18,7 +18,7 @@ from torch import Tensor
 GROUP = 32
 # Marlin's tile: summed columns, and rows.
 _DEEP, _WIDE = 16, 64
-# Tiles of a program, one below the other, and its warps.
+# Tiles of a program, along the summed columns, and the program's warps.
 _TILES, _WARPS = 8, 4
 
 
@@ -35,8 +35,8 @@ def _unpack_kernel(
     word = tl.arange(0, 2 * WIDE)
     at = words + expert * (depth // 8) * n_rows
     found = tl.load(at + tile[:, None] * (2 * n_rows) + (wide * 2 * WIDE + word)[None, :])
-    # A word's numbers, by the bits of their place: odd column, upper half of the rows, of the
-    # columns.
+    # The three bits of a number's place in its word: odd column, upper half of the rows, upper half
+    # of the columns.
     number = (found[:, :, None] >> (4 * tl.arange(0, 8))[None, None, :]) & 15
     number = tl.reshape(number, (TILES, 8, 4, 4, 2, 2, 2))
     number = tl.permute(number, (3, 5, 1, 0, 6, 2, 4))
@@ -66,8 +66,8 @@ def _unpack_kernel(
 def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> None:
     """Writes experts' weights to out (experts, rows, depth), 16 bits a number.
 
-    `words`: (experts, depth / 16, 2 * rows) int32, MXFP4 in Marlin's layout; `scales`: (experts,
-    depth / 32, rows) float8_e8m0fnu; `pairs`: row i of the first half, then row i of the
+    `words`: (experts, depth / 16, 2 * rows) int32, MXFP4 in Marlin's layout. `scales`: (experts,
+    depth / 32, rows) float8_e8m0fnu. `pairs`: row i of the first half is followed by row i of the
     second half. See `can_unpack`.
     """
     n_experts, n_rows, depth = out.shape
@@ -78,7 +78,7 @@ def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> 
 
 
 def can_unpack(words: Tensor, scales: Tensor) -> bool:
-    """True if these are whole tiles of MXFP4 numbers in Marlin's layout."""
+    """Returns True if these are complete tiles of MXFP4 numbers in Marlin's layout."""
     n_experts, deep, n_words = words.shape
     return (
         words.element_size() == 4

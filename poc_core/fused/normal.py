@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-"""Standard normal numbers from hashes in one pass over memory (protocol.md, section 1)."""
+"""Standard normal numbers from hashes, computed in one pass over memory (protocol.md, 1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _unit(key, seed):
-    """float32(hash(key, seed)) / 2^32."""
+    """Returns float32(hash(key, seed)) / 2^32."""
     k = key * 0xCC9E2D51
     k = (k << 15) | (k >> 17)
     h = seed ^ (k * 0x1B873593)
@@ -33,7 +33,7 @@ def _normal_kernel(out, seeds, n, half, row_stride, BLOCK: tl.constexpr):
     inside = first < half
     u1 = tl.maximum(_unit(first.to(tl.uint32), seed), 1e-10)
     u2 = _unit((first + half).to(tl.uint32), seed)
-    # libdevice's functions, which torch's kernels call too; Triton's own log and cos are coarser.
+    # torch's kernels use libdevice's functions too; Triton's own log and cos are less accurate.
     radius = libdevice.sqrt_rn(libdevice.log(u1) * -2.0)
     angle = u2 * 6.283185307179586
     at = out + row.to(tl.int64) * row_stride + first
@@ -47,10 +47,10 @@ def _normal_kernel(out, seeds, n, half, row_stride, BLOCK: tl.constexpr):
 
 
 def normal_(out: Tensor, seeds: Tensor) -> None:
-    """Fills out (rows, n), its rows contiguous, from int32 seeds (rows,) with uint32's bits."""
+    """Fills out (rows, n), whose rows are contiguous. `seeds`: uint32 bits in int32 (rows,)."""
     rows, n = out.shape
     half = (n + 1) // 2
-    # The row is the grid's second dimension, which holds 65,535.
+    # The rows are the grid's second dimension, whose limit is 65,535.
     for low in range(0, rows, 65_535):
         part = out[low : low + 65_535]
         grid = (triton.cdiv(half, _BLOCK), part.shape[0])

@@ -1,8 +1,8 @@
-"""Norms over whole rows without copies of the rows in float32, with the plain expression's bits.
+"""RMS norms without float32 copies of the rows, bit-identical to the plain expression.
 
-`rms_norm` adds in the order of torch 2.11's reduction of float32 rows, like that of 16-bit ones
-(poc_core/fused/reflect.py): lane l of a warp takes the four columns from 4 l, from 4 l + 128 and so
-forth, into four sums.
+`rms_norm` adds in the order of torch 2.11's reduction of float32 rows. As with 16-bit rows
+(poc_core/fused/reflect.py), lane l of a warp adds the four columns from 4 l, from 4 l + 128 and so
+on to four sums.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -15,13 +15,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-# Columns that torch's warp takes at a time: 32 lanes, four each.
+# Columns that torch's warp reads at a time: 32 lanes, four each.
 _STRIDE = 128
-# torch reads shorter rows one number at a time, and gives longer ones and fewer other blocks.
+# torch reads shorter rows one number at a time, and uses other thread blocks for longer rows and
+# for fewer rows.
 _MOST_COLUMNS, _LEAST_ROWS = 8191, 16
-# Rows of one program, a warp.
+# Rows of one program, which is one warp.
 _ROWS = 2
-# Heads of one program, a warp.
+# Heads of one program, which is one warp.
 _HEADS = 16
 
 
@@ -66,14 +67,14 @@ def _norm_kernel(
 
 
 def can_norm(x: Tensor) -> bool:
-    """True if `rms_norm` adds these rows as torch does."""
+    """Returns True if `rms_norm` adds these rows in torch's order."""
     rows, columns = x.shape
     return rows >= _LEAST_ROWS and _STRIDE < columns <= _MOST_COLUMNS and columns % 4 == 0
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight of rows x (n, columns), 16 bits a number, whose columns
-    are contiguous: computed in float32, contiguous, in x's dtype. See `can_norm`."""
+    """Returns x / sqrt(mean(x^2) + eps) * weight for rows x (n, columns), 16-bit, with contiguous
+    columns. Computes in float32; the result is contiguous and has x's dtype. See `can_norm`."""
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     _norm_kernel[(triton.cdiv(rows, _ROWS),)](
@@ -85,7 +86,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def _squares_added(total, _value, _square, value):
-    """Adds the square of one number more; the sum begins with the first one's square."""
+    """Adds the square of the next number. The first sum is the square of the first number."""
     return tl.fma(value, value, total), value
 
 
@@ -117,14 +118,14 @@ def _head_kernel(
 
 
 def can_norm_heads(x: Tensor) -> bool:
-    """True if `norm_heads` takes these heads and adds as vLLM does."""
+    """Returns True if `norm_heads_` supports these heads and adds in vLLM's order."""
     return x.dim() == 3 and x.shape[2] in (64, 128, 256) and x.stride(2) == 1
 
 
 def norm_heads_(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """out = x / sqrt(mean(x^2) + eps) * weight of each head of x (tokens, heads, n), 16 bits a
-    number: with the bits of vLLM 0.25.1's operation. Of its threads each adds the squares of eight
-    columns, without rounding the squares; then neighbours are added, then pairs, and so forth."""
+    """Writes x / sqrt(mean(x^2) + eps) * weight of each head of x (tokens, heads, n), 16-bit, to
+    out, bit-identical to vLLM 0.25.1. There each thread adds the squares of eight columns without
+    rounding the squares; then neighbouring sums are added, then pairs, and so on."""
     tokens, heads, columns = x.shape
     n_rows = tokens * heads
     _head_kernel[(triton.cdiv(n_rows, _HEADS),)](

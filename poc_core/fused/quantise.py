@@ -1,9 +1,9 @@
-"""Activations as 8-bit floats with a scale for each 128 columns, in one pass over memory.
+"""Quantises activations to 8-bit floats with a scale for each 128 columns, in one pass.
 
-The bits are those of vLLM 0.25.1's own operations on CUDA (read off their machine code): all in
-float32, nothing rounded to the model's dtype in between. A scale is the group's largest absolute
-value over 448; a number is divided by it, clamped and rounded to the nearest, ties to even. Where
-DeepGEMM is installed vLLM rounds scales up to powers of two.
+The results are bit-identical to vLLM 0.25.1's CUDA operations, according to their machine code:
+everything is in float32, without rounding to the model's dtype in between. A scale is the group's
+largest absolute value divided by 448. A number is divided by the scale, clamped, and rounded to
+nearest, ties to even. vLLM rounds scales up to powers of two if DeepGEMM is installed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -20,20 +20,20 @@ GROUP = 128
 # Groups of one program.
 _GROUPS = 16
 _WARPS = 4
-# Of the format: the largest number.
+# The format's largest number.
 _MOST = tl.constexpr(448.0)
 # vLLM's smallest scale after an activation: 1 / (448 * 512).
 _LEAST_SCALE = tl.constexpr(4.3596542127488646656e-06)
-# vLLM's smallest scale before it becomes a power of two, and that of any peak.
+# vLLM's smallest scale before rounding to a power of two, and its smallest peak.
 _LEAST_POWER = tl.constexpr(1e-10)
 _LEAST_PEAK = tl.constexpr(1e-10)
 
 
 @triton.jit
 def _quotient(x, scale):
-    """x / scale, rounded to the nearest, by one division for all that share a scale.
+    """Returns x / scale, rounded to nearest, with one division for all x that share a scale.
 
-    The second product is the remainder, exactly. A quotient of 0 keeps its sign.
+    `left` is the exact remainder. A quotient of 0 keeps its sign.
     """
     inverse = tl.div_rn(1.0, scale)
     first = x * inverse
@@ -43,28 +43,31 @@ def _quotient(x, scale):
 
 @triton.jit
 def _power_above(scale):
-    """The least power of two that is no less. What is not one already differs from it by more than
-    a rounding of a logarithm, as peaks have 16 bits."""
+    """Returns the smallest power of two that is at least `scale`.
+
+    vLLM uses logarithms. The results agree, because peaks have 16 bits: a scale that is no power of
+    two differs from the nearest one by more than a logarithm's rounding error.
+    """
     bits = tl.maximum(scale, _LEAST_POWER).to(tl.int32, bitcast=True)
     return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def silu(gate, up):
-    """silu(gate) * up, of float32."""
+    """Returns silu(gate) * up in float32."""
     return gate * libdevice.rcp_rn(1.0 + libdevice.exp(-gate)) * up
 
 
 @triton.jit
 def rounded_silu(gate, up, dtype: tl.constexpr):
-    """The same as vLLM's activation by itself writes it: rounded twice."""
+    """Returns silu(gate) * up, rounded twice to `dtype` like vLLM's separate activation kernel."""
     opened = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
     return (opened * up).to(dtype).to(tl.float32)
 
 
 @triton.jit
 def quantised(opened, POWERS: tl.constexpr):
-    """Quantises rows of GROUP numbers after an activation: unrounded numbers and their scales."""
+    """Quantises rows of GROUP numbers after an activation. Returns unrounded numbers and scales."""
     peak = tl.max(tl.abs(opened), 1)
     if POWERS:
         scale = _power_above(tl.div_rn(tl.maximum(peak, _LEAST_PEAK), _MOST))
@@ -78,7 +81,7 @@ def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GRO
     groups = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)).to(tl.int64)
     inside = (groups < n_groups)[:, None]
     columns = tl.arange(0, GROUP)[None, :]
-    # A row has its gates first, then as many columns that they open.
+    # A row has its gates first, then as many gated values.
     at = (groups + groups // row_groups * row_groups)[:, None] * GROUP + columns
     gate = tl.load(x + at, inside, other=0.0).to(tl.float32)
     up = tl.load(x + at + row_groups * GROUP, inside, other=0.0).to(tl.float32)
@@ -88,8 +91,10 @@ def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GRO
 
 
 def silu_and_quantise_(out: Tensor, scales: Tensor, x: Tensor) -> None:
-    """out (rows, n), float8_e4m3fn, and scales (rows, n / 128), float32, of silu(gate) * up where
-    x (rows, 2 n), 16 bits a number, has the gates first. All contiguous."""
+    """Quantises silu(gate) * up of x (rows, 2 n), 16-bit, whose first n columns are gates.
+
+    `out`: (rows, n), float8_e4m3fn; `scales`: (rows, n / 128), float32. All are contiguous.
+    """
     n_groups = scales.numel()
     _silu_kernel[(triton.cdiv(n_groups, _GROUPS),)](
         out, scales, x, n_groups, scales.shape[-1],
@@ -118,9 +123,11 @@ def _quantise_kernel(
 
 
 def quantise_(out: Tensor, scales: Tensor, x: Tensor, least: float, powers: bool = False) -> None:
-    """out (rows, n), float8_e4m3fn, and scales (rows, n / 128), float32 and of any strides, of
-    x (rows, n), 16 bits a number; `least`: the smallest that a scale is made of; `powers`: scales
-    are rounded up to powers of two. Contiguous."""
+    """Quantises x (rows, n), 16-bit and contiguous.
+
+    `out`: (rows, n), float8_e4m3fn, contiguous; `scales`: (rows, n / 128), float32, any strides.
+    `least`: lower limit of the peaks. `powers`: scales are rounded up to powers of two.
+    """
     n_groups = scales.numel()
     _quantise_kernel[(triton.cdiv(n_groups, _GROUPS),)](
         out, scales, x, n_groups, scales.shape[-1], scales.stride(0), scales.stride(1), least,

@@ -1,10 +1,11 @@
 """Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2).
 
-The results have the plain expression's bits, so the sum adds in the order of torch 2.11's reduction
-of 16-bit rows (found by summing numbers that swallow others). A warp takes a row. Lane l of 32
-takes the eight columns from 8 l, from 8 l + 256 and so forth, into eight sums, and adds these up in
-order; then lanes 16 apart are added, then 8 apart, down to neighbours. Elsewhere a sum may differ
-in float32's last bits, which shows in one row of ten thousand.
+The results are bit-identical to the plain expression, because the kernel adds in the order of torch
+2.11's reduction of 16-bit rows. (The order was found by summing numbers that absorb others.) A warp
+takes a row. Lane l of 32 adds the eight columns from 8 l, from 8 l + 256 and so on to eight sums,
+and then adds these sums in order. Then lanes 16 apart are added, then 8 apart, down to neighbours.
+With other releases of torch a sum may differ in float32's last bits, which changes about one row in
+ten thousand.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -16,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns that torch's warp takes at a time: 32 lanes, eight each.
+# Columns that torch's warp reads at a time: 32 lanes, eight each.
 _STRIDE = 256
-# torch gives rows of more columns, or fewer rows than this, other shapes of thread blocks.
+# torch uses other thread blocks for rows of more columns, and for fewer rows.
 _MOST_COLUMNS = 8191
 _LEAST_ROWS = 16
 
@@ -30,11 +31,11 @@ def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr
     columns = tl.arange(0, STRIDE)[None, :]
     row_at = x + tl.program_id(0).to(tl.int64) * HIDDEN
 
-    # All of a row is asked for at once, and kept until it is written.
+    # The complete row is loaded at once, and stays in registers until it is written.
     values = ()
     for low in tl.static_range(0, HIDDEN, STRIDE):
         values += (tl.load(row_at + low + columns, low + columns < HIDDEN, other=0.0),)
-    # Each step is rounded to the model's dtype, as by torch; the sum is taken in float32.
+    # Each step is rounded to the model's dtype, as in torch; the sum is in float32.
     sums = tl.zeros([1, STRIDE], tl.float32)
     for low in tl.static_range(0, HIDDEN, STRIDE):
         unit = tl.load(v + low + columns, low + columns < HIDDEN, other=0.0).to(tl.float32)
@@ -73,19 +74,19 @@ def reflect_(terms: list[Tensor], v: Tensor) -> None:
     """Reflects one or two tensors (..., hidden) by v (hidden,) in place; see `can_reflect`."""
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
-    # No fusion of the product and the difference: each is rounded.
+    # Without fusion, because the product and the difference are rounded separately.
     _reflect_kernel[(rows, len(terms))](
         terms[0], terms[-1], v, HIDDEN=hidden, STRIDE=_STRIDE, num_warps=1, enable_fp_fusion=False
     )
 
 
 def can_reflect(terms: list[Tensor], v: Tensor) -> bool:
-    """True if `reflect_` takes these tensors and gives the plain expression's bits."""
+    """Returns True if `reflect_` is bit-identical to the plain expression for these tensors."""
     hidden = v.shape[0]
     return (
         1 <= len(terms) <= 2
         and _STRIDE <= hidden <= _MOST_COLUMNS
-        and hidden % 8 == 0  # else torch takes the first columns of a row one by one
+        and hidden % 8 == 0  # otherwise torch reads a row's first columns one by one
         and v.element_size() == 2
         and terms[0].numel() >= _LEAST_ROWS * hidden
         and len({x.data_ptr() for x in terms}) == len(terms)

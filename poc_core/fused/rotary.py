@@ -1,5 +1,5 @@
-"""Rotary embedding of queries and keys, in their place, with the bits of vLLM's operation: float32,
-rounded once. A program has a token's angles in hand for all heads.
+"""Rotary embedding of queries and keys in place, bit-identical to vLLM's operation (float32, one
+rounding). A program loads a token's angles once for all heads.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Heads that a program turns at a time.
+# Heads that a program rotates at a time.
 _HEADS = 16
 
 
@@ -41,7 +41,7 @@ def _rotary_kernel(
 
 
 def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
-    """True if `rotate_` takes these: 16 bits a number, as many heads as there are columns for."""
+    """Returns True if `rotate_` supports these tensors: 16-bit, with columns in complete heads."""
     half = angles.shape[1] // 2
     return (
         query.dtype == key.dtype == angles.dtype
@@ -52,15 +52,17 @@ def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
         and angles.is_contiguous()
         and angles.shape[1] <= head
         and half >= 16
-        and half & (half - 1) == 0  # a block of Triton's
+        and half & (half - 1) == 0  # a block size of Triton
     )
 
 
 def rotate_(query: Tensor, key: Tensor, positions: Tensor, head: int, angles: Tensor) -> None:
-    """Turns the pairs (i, i + n/2) of the first n numbers of each head of query (tokens, heads *
-    head) and key, in place, by the angles of the token's position: angles (positions, n), cosines
-    and then sines. The products of 16-bit numbers are exact in float32, so their order and fusion
-    change no bit. See `can_rotate`."""
+    """Rotates the pairs (i, i + n/2) of the first n numbers of each head of query (tokens, heads *
+    head) and key, in place, by the angles of the token's position. See `can_rotate`.
+
+    `angles`: (positions, n), first cosines, then sines. Products of 16-bit numbers are exact in
+    float32, so their order and fusion change no bit.
+    """
     _rotary_kernel[(len(query),)](
         query, key, positions, angles, query.stride(0), key.stride(0),
         query.shape[1] // head, key.shape[1] // head,

@@ -1,6 +1,8 @@
-"""Puts the rows of each expert in order. vLLM's operation that groups them leaves them as its
-threads arrive, and products that are cut along their depth add otherwise from block to block: so
-the bits of Marlin's products differ from run to run (vllm-project/vllm#52525).
+"""Sorts the rows of each expert, so that Marlin's products are reproducible.
+
+vLLM's operation that groups rows by expert leaves each expert's rows in the order in which its
+threads arrive. Products that are split along their depth add in an order that depends on the block,
+so the results differ from run to run (vllm-project/vllm#52525).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -12,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows of the same expert that a program compares its own with at a time.
+# Rows of the same expert with which a program compares its rows at a time.
 _OTHERS = 128
 
 
@@ -44,7 +46,7 @@ def _order_kernel(
             at = begin + tl.arange(0, OTHERS)
             other = tl.load(rows + at, at < last * BLOCK, other=2147483647)
             is_before = other[None, :] < row[:, None]
-            # Blocks are filled up with rows that do not exist, all of one number.
+            # Blocks are padded with rows that do not exist and all have the same number.
             is_before |= (other[None, :] == row[:, None]) & (at[None, :] < place[:, None])
             n_before += tl.sum(is_before.to(tl.int32), axis=1)
         place = first * BLOCK + n_before
@@ -52,10 +54,11 @@ def _order_kernel(
 
 
 def in_order(rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-    """Rows by expert, in whole blocks, each expert's from the smallest to the largest.
+    """Returns the rows with each expert's rows in ascending order. Unused places are unchanged.
 
-    `rows`: (places,) int32; `experts`: of each block, (blocks,) int32, an expert's one behind the
-    other; `n_used`: how many places count, (1,) int32, a multiple of `block`. The others stay.
+    `rows`: (places,) int32, in complete blocks. `experts`: (blocks,) int32, each block's expert; an
+    expert's blocks are adjacent. `n_used`: (1,) int32, the number of used places, a multiple of
+    `block`.
     """
     ordered = torch.empty_like(rows)
     n_blocks = triton.cdiv(len(rows), block)

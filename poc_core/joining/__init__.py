@@ -1,1 +1,1 @@
-"""How a new host joins a node with one token: what it proves, and what it is given."""
+"""How a new host joins a node with one token: invitations, tokens and offers."""

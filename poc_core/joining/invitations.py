@@ -1,7 +1,8 @@
-"""Invitations of hosts, in Redis: the operator writes them, the API gives each away once.
+"""Invitations of hosts in Redis. The operator writes them; the API hands out each one once.
 
-A token is known by the hash of its id. What an API may touch (`poc:invite:*`) makes nobody a user:
-which hosts have one stands in `proofline:hosts`, which only the operator's user of Redis reads.
+The hash of a token's id identifies the token. The API can access only `poc:invite:*`, which cannot
+create users of Redis. The hosts with users are in `proofline:hosts`, which only the operator's user
+of Redis reads.
 """
 
 import time
@@ -17,12 +18,12 @@ from poc_core.joining.offers import SealedOffer
 from poc_core.joining.tokens import hashed
 
 HOSTS = "proofline:hosts"  # hash: name -> json of HostUser; no TTL: a host may be off for a month
-# Seconds for which a revoked token is told from one that never was.
+# Seconds for which a revoked token is distinguished from an unknown token.
 REVOKED_S = 30 * 86400
 
 
 class State(StrEnum):
-    """How far a host is with its token."""
+    """The state of a host's token."""
 
     INVITED = "invited"
     EXPIRED = "expired"
@@ -31,16 +32,16 @@ class State(StrEnum):
 
 
 class HostUser(BaseModel, frozen=True):
-    """A host's user of Redis, for the operator alone."""
+    """A host's user of Redis. Only the operator can read these records."""
 
     user: str
     password_sha256: str
-    token_sha256: str  # of the token's id: its invitation's name
+    token_sha256: str  # SHA-256 of the token's id, which identifies the invitation
     invited_at: float  # seconds since the epoch
 
 
 class Invitation(BaseModel, frozen=True):
-    name: str  # of the host
+    name: str  # the host's name
     expires_at: float
     redis: str  # host:port that the host will connect to
     used_at: float | None = None
@@ -60,24 +61,24 @@ class UnknownTokenError(ProoflineError):
 
 
 class SpentTokenError(ProoflineError):
-    """A token that was used, has expired or is revoked; the text says which."""
+    """The token was used, has expired or is revoked; the text says which."""
 
 
 class Invitations:
-    """All operations on invitations, each safe to repeat."""
+    """The operations on invitations. Repeating an operation is safe."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._clock = clock
 
-    # The operator, with rights that no process of a node has.
+    # For the operator, whose rights no process of a node has.
 
     def hosts(self) -> dict[str, HostUser]:
         found = self._redis.hgetall(HOSTS)
         return {name.decode(): HostUser.model_validate_json(raw) for name, raw in found.items()}
 
     def add(self, host: HostUser, invitation: Invitation, offer: SealedOffer) -> None:
-        """Stores a host and its invitation; the offer is gone when the invitation expires."""
+        """Stores a host and its invitation. Redis deletes the offer when the invitation expires."""
         key = _key(host.token_sha256)
         valid_s = invitation.expires_at - self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
@@ -87,7 +88,7 @@ class Invitations:
             pipe.execute()
 
     def revoke(self, name: str, host: HostUser) -> None:
-        """Forgets the host; its token is remembered as revoked for a month."""
+        """Deletes the host. Its token is reported as revoked for a month (REVOKED_S)."""
         key = _key(host.token_sha256)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(HOSTS, name)
@@ -97,10 +98,10 @@ class Invitations:
             pipe.delete(_offer(key))
             pipe.execute()
 
-    # The API.
+    # For the API.
 
     def find(self, token_id: str) -> Invitation:
-        """The invitation of a token. UnknownTokenError: there is none."""
+        """Returns the invitation of a token. UnknownTokenError if there is none."""
         return self.of_hash(hashed(token_id))
 
     def of_hash(self, token_sha256: str) -> Invitation:
@@ -114,9 +115,10 @@ class Invitations:
         return Invitation.model_validate(told)
 
     def take(self, token_id: str, peer: str) -> tuple[Invitation, SealedOffer]:
-        """Returns the token's offer, once; `peer`: who asks. UnknownTokenError.
+        """Returns the invitation and offer of a token, only once. `peer`: the client's address.
 
-        SpentTokenError: it was given away before, has expired or is revoked.
+        UnknownTokenError if there is none. SpentTokenError if the token was used, has expired or is
+        revoked.
         """
         invitation = self.find(token_id)
         _check_open(invitation, self._clock())
@@ -155,10 +157,10 @@ def _check_open(invitation: Invitation, now: float) -> None:
 
 
 def _key(token_sha256: str) -> str:
-    """The hash of an invitation; readable and writable for the API."""
+    """Returns the key of an invitation's hash, which the API can read and write."""
     return f"poc:invite:{token_sha256}"
 
 
 def _offer(key: str) -> str:
-    """The sealed offer, as JSON, until it is taken or expires."""
+    """Returns the key of the sealed offer (JSON), which exists until it is taken or expires."""
     return f"{key}:offer"

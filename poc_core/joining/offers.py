@@ -1,7 +1,7 @@
-"""The operator's offer to a host: everything that its workers need, and no secret.
+"""The operator's offer to a host: everything that the host's workers need, without secrets.
 
-The password is made of the host's token and the offer's salt, so nobody else can read it out of an
-offer; the seal is made with the token too, so nobody else can change one.
+The host's password is derived from its token and the offer's salt, so nobody else can derive the
+password from an offer. The seal is derived from the token too, so nobody else can change an offer.
 """
 
 import hmac
@@ -13,7 +13,7 @@ from poc_core.errors import ProoflineError
 from poc_core.joining.tokens import Token
 
 REDIS_PORT = 6379
-# Settings that all processes of a node share and a worker reads; a host's own win.
+# Settings that all processes of a node share and that workers read. A host's own settings win.
 SHARED = (
     "POC_CALLBACK_INTERVAL_SEC",
     "POC_CALLBACK_MAX_ARTIFACTS",
@@ -35,26 +35,26 @@ SHARED = (
 
 
 class OfferError(ProoflineError):
-    """An offer that the operator did not write for this token."""
+    """The offer was not written by the operator for this token."""
 
 
 class Offer(BaseModel, frozen=True):
-    name: str  # of the host
-    user: str  # of Redis
+    name: str  # the host's name
+    user: str  # the host's user of Redis
     salt: str
     redis_url: str  # without user and password
-    redis_ca: str | None = None  # certificates (PEM) that are trusted for rediss://; None: system's
+    redis_ca: str | None = None  # trusted certificates (PEM) for rediss://; None: the system's
     settings: dict[str, str] = {}  # POC_ variables that all processes of a node share
 
     def url_for(self, token: Token) -> str:
-        """The url of Redis with this host's user and password."""
+        """Returns the url of Redis with this host's user and password."""
         parts = urlsplit(self.redis_url)
         netloc = f"{self.user}:{token.password(self.salt)}@{parts.netloc}"
         return parts._replace(netloc=netloc, path=parts.path or "/0").geturl()
 
 
 class SealedOffer(BaseModel, frozen=True):
-    """An offer as Redis keeps it and the API hands it out."""
+    """An offer with its seal, as stored in Redis and returned by the API."""
 
     offer: str  # JSON
     seal: str
@@ -65,7 +65,7 @@ class SealedOffer(BaseModel, frozen=True):
         return cls(offer=text, seal=token.seal(text))
 
     def opened(self, token: Token) -> Offer:
-        """OfferError: the seal is not of this token and text."""
+        """Returns the offer. OfferError if the seal does not match the token and the text."""
         if not hmac.compare_digest(self.seal.encode(), token.seal(self.offer).encode()):
             raise OfferError(
                 "The answer was not written by who made the token: somebody between this host and"
@@ -82,6 +82,6 @@ class SealedOffer(BaseModel, frozen=True):
 
 
 def place_of(redis_url: str) -> tuple[str, int]:
-    """Host and port of a Redis."""
+    """Returns the host and port of a Redis url."""
     parts = urlsplit(redis_url)
     return parts.hostname or "", parts.port or REDIS_PORT

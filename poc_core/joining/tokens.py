@@ -1,7 +1,7 @@
-"""The token with which a host joins, and what is derived from it.
+"""The token with which a host joins, and the values derived from it.
 
-The token itself goes from the operator to the host and nowhere else. The API sees `id` alone, Redis
-a hash of that; whoever has either learns neither the token nor the host's password.
+The operator gives the token only to the host. The API sees only the token's `id`, and Redis a hash
+of the id. Neither reveals the token or the host's password.
 """
 
 import hashlib
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 
 from poc_core.errors import ProoflineError
 
-# So that scanners find a token that was published by mistake.
+# A fixed prefix lets scanners find a token that was published by mistake.
 PREFIX = "proofline_"
 _RANDOM_BYTES = 32
 _FORM = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
 class TokenError(ProoflineError):
-    """The text is no token of `proofline hosts invite`."""
+    """The text is not a token of `proofline hosts invite`."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """256 random bits, as text."""
+    """A token: 256 random bits as text."""
 
     text: str = field(repr=False)
 
@@ -34,7 +34,7 @@ class Token:
 
     @classmethod
     def read(cls, text: str) -> "Token":
-        """The token in a text. TokenError: there is none, which says nothing of the text."""
+        """Parses a token. TokenError if the text is no token; the error does not quote the text."""
         if not _FORM.fullmatch(text.strip()):
             raise TokenError(
                 "The token is none of `proofline hosts invite`: those have 53 characters and begin"
@@ -44,15 +44,15 @@ class Token:
 
     @property
     def id(self) -> str:
-        """The id that the host shows the API, 64 hexadecimal digits."""
+        """The id that the host sends to the API: 64 hexadecimal digits."""
         return self._derived("id")
 
     def password(self, salt: str) -> str:
-        """The host's password of Redis, 64 hexadecimal digits; useless without either."""
+        """Returns the host's password for Redis: 64 hexadecimal digits from token and salt."""
         return self._derived(f"password {salt}")
 
     def seal(self, text: str) -> str:
-        """Returns a seal, which proves that the operator wrote the text for this token."""
+        """Returns the seal that proves that the operator wrote the text for this token."""
         return self._derived(f"seal {text}")
 
     def _derived(self, purpose: str) -> str:
@@ -61,7 +61,7 @@ class Token:
 
 
 def hashed(secret: str) -> str:
-    """SHA-256 of an id or password, as Redis has it."""
+    """Returns the SHA-256 of an id or password, in the form that Redis stores."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

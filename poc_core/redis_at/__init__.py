@@ -1,1 +1,1 @@
-"""Redis' url, and connections made from it."""
+"""The url of Redis, and connections to it."""

@@ -1,8 +1,8 @@
-"""How connections to Redis are made from its url, for redis-py and for Celery alike.
+"""Makes connections to Redis from its url, for redis-py and Celery.
 
-Only a primary that stands alone will do. Where another server has become the primary, a connection
-to the old one is closed, so that the next one asks anew where the primary is: the Sentinels, or the
-DNS where one name moves.
+Only a primary that is not part of a cluster is usable. When another server becomes the primary,
+connections to the old primary are closed. The next connection then asks the Sentinels or the DNS
+for the new primary.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from redis.utils import str_if_bytes
 
 from poc_core.redis_at.url import RedisUrl, address
 
-# Seconds for a Sentinel to answer; then the next one is asked.
+# Seconds to wait for a Sentinel before asking the next one.
 SENTINEL_TIMEOUT_S = 1.0
-# What only a replica answers, or a primary that too few follow: maybe another one is the primary by
-# now. Redis 6 puts other words before it where a script wrote.
+# Errors of a replica, or of a primary with too few replicas: another server may be the primary by
+# now. Redis 6 puts other text before the code if a script wrote.
 _UNFIT = (ReadOnlyError, MasterDownError)
 _UNFIT_TEXTS = ("READONLY ", "UNBLOCKED ", "NOREPLICAS ")
 
 
 class WrongRedisError(ConnectionError):
-    """A Redis that will not do, however long one waits."""
+    """The server is not a usable Redis, and waiting will not help."""
 
 
 class NoWritesError(ConnectionError):
-    """The server is no primary, or one that takes no writes as too few replicas follow it."""
+    """The server is no primary, or refuses writes because it has too few replicas."""
 
 
 class _OfPrimary:
-    """A connection that is closed as soon as its server turns out to be no primary."""
+    """A connection that closes as soon as its server turns out not to be the primary."""
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
         made: Any = self
         super().on_connect_check_health(check_health)  # type: ignore[misc]
-        # RESP3 begins with HELLO; with RESP2 it is still to be asked.
+        # RESP3 connections have sent HELLO already; RESP2 connections have not.
         _check(made.host, made.port, made.handshake_metadata or _hello(made))
 
     def read_response(self, *args: Any, **options: Any) -> Any:
@@ -75,8 +75,8 @@ class PrimarySSLConnection(_OfPrimary, SSLConnection):
 class SentinelConnection(_OfPrimary, _Managed):
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if not self.is_connected:
-            # A command that is tried again: redis-py would go to the server of before, which hangs
-            # or has become a replica.
+            # For a retried command redis-py would connect to the previous server, which may hang or
+            # have become a replica.
             self.connect_to(self.connection_pool.get_master_address())
         super().send_packed_command(command, check_health)
 
@@ -86,23 +86,25 @@ class SentinelSSLConnection(SentinelConnection, SSLConnection):
 
 
 class Sentinels(Sentinel):
-    """Sentinels that say why they name no primary."""
+    """Sentinels with errors that explain why no primary is known."""
 
     def __init__(
         self, hosts: Iterable[tuple[str, int]], sentinel_kwargs: Mapping[str, Any]
     ) -> None:
         """`sentinel_kwargs`: redis-py's arguments to a Sentinel besides host and port."""
-        # Without tries of its own: the next Sentinel is asked instead.
+        # Without retries: the next Sentinel is asked instead.
         limits = {
             "socket_timeout": SENTINEL_TIMEOUT_S,
             "socket_connect_timeout": SENTINEL_TIMEOUT_S,
             "retry": Retry(NoBackoff(), 0),
         }
         super().__init__(list(hosts), sentinel_kwargs={**limits, **sentinel_kwargs})
-        self._first = 0  # the place of the one that is asked first: it answered last
+        self._first = 0  # index of the Sentinel to ask first, which answered last time
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """The primary's address. MasterNotFoundError, WrongRedisError: there is none."""
+        """Returns the primary's address. MasterNotFoundError if the primary is down or no Sentinel
+        answers; WrongRedisError if the Sentinels do not know the name.
+        """
         silent, known, is_known = [], set[str](), False
         for turn in range(len(self.sentinels)):
             place = (self._first + turn) % len(self.sentinels)
@@ -136,20 +138,20 @@ class Sentinels(Sentinel):
 
 
 def states(sentinel: Redis) -> dict[str, dict[str, Any]]:
-    """Returns a Sentinel's knowledge of each master, by name."""
+    """Returns a Sentinel's state of each master, by the master's name."""
     found: Any = sentinel.sentinel_masters()  # redis-py types it as possibly another shape
     return dict(found)
 
 
 def why(error: Exception) -> str:
-    """Why a Sentinel gave no answer, in few words."""
+    """Describes in a few words why a Sentinel did not answer."""
     if isinstance(error, AuthenticationError):
         return "it refuses the url's sentinel_username and sentinel_password, or wants them"
-    return str(error).rstrip(".").rpartition(". ")[2]  # not the address once more
+    return str(error).rstrip(".").rpartition(". ")[2]  # without the address, which the caller adds
 
 
 def pool(at: RedisUrl, **options: Any) -> ConnectionPool:
-    """A pool of connections to the primary; `options`: redis-py's for a connection."""
+    """Returns a pool of connections to the primary. `options`: redis-py's connection options."""
     given = {**at.ssl, **at.server, **options}
     if at.master:
         kind = SentinelSSLConnection if at.tls else SentinelConnection
@@ -165,12 +167,12 @@ def sentinel_pool(
     sentinel_kwargs: Mapping[str, Any],
     **options: Any,
 ) -> SentinelConnectionPool:
-    """A pool of connections to the primary that the Sentinels name."""
+    """Returns a pool of connections to the primary that the Sentinels report."""
     return SentinelConnectionPool(master, Sentinels(hosts, sentinel_kwargs), **options)
 
 
 def client(at: RedisUrl, **options: Any) -> Redis:
-    """A client, which connects on first use; `options`: redis-py's for a connection."""
+    """Returns a client that connects on first use. `options`: redis-py's connection options."""
     return Redis.from_pool(pool(at, **options))
 
 
@@ -183,14 +185,14 @@ def _hello(connection: Any) -> Mapping[Any, Any]:
     try:
         answer = connection.read_response()
     except ResponseError:
-        return {}  # what is like Redis, and does not know it
+        return {}  # a Redis-compatible server without HELLO
     if isinstance(answer, Mapping):
         return answer
     return dict(zip(answer[::2], answer[1::2], strict=False))
 
 
 def _check(host: str, port: int, hello: Mapping[Any, Any]) -> None:
-    """WrongRedisError, NoWritesError: the server that said this to HELLO is no lone primary."""
+    """Raises WrongRedisError or NoWritesError unless `hello` comes from a usable primary."""
     said = {str_if_bytes(name): str_if_bytes(value) for name, value in hello.items()}
     if said.get("mode") == "cluster":
         raise WrongRedisError(

@@ -1,11 +1,11 @@
-"""The url of a Redis: of one server, or of Sentinels that know which server is the primary.
+"""The url of Redis: of one server, or of Sentinels that know the primary.
 
     redis://USER:PASSWORD@HOST:6379/DB
     redis+sentinel://USER:PASSWORD@HOST:26379,HOST:26379,HOST:26379/MASTER/DB
 
-rediss:// and rediss+sentinel:// are the same over TLS. User, password, database and redis-py's own
-options (`ssl_ca_certs`, say) are for the server. For the Sentinels are `sentinel_username`,
-`sentinel_password`, `sentinel_password_file`, and `sentinel_tls=no` where only the server has TLS.
+rediss:// and rediss+sentinel:// use TLS. User, password, database and redis-py's options (such as
+`ssl_ca_certs`) are for the server. Options for the Sentinels: `sentinel_username`,
+`sentinel_password`, `sentinel_password_file`, and `sentinel_tls=no` if only the server has TLS.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ _LOOKS = f"must look like redis://host:port/db (or rediss:// for TLS), or {_SENT
 
 @dataclass(frozen=True)
 class RedisUrl:
-    """A url taken apart. No field is shown that may hold a secret."""
+    """A parsed url. Its repr leaves out the fields that may contain a secret."""
 
     tls: bool
-    hosts: tuple[tuple[str, int], ...]  # the server's, or the Sentinels'
-    master: str  # by which the Sentinels know the server; empty: no Sentinels
-    # redis-py's arguments besides host and port, TLS' own among them: to the server, to a Sentinel
+    hosts: tuple[tuple[str, int], ...]  # address of the server, or addresses of the Sentinels
+    master: str  # the server's name for the Sentinels; empty without Sentinels
+    # redis-py's arguments besides host and port, including TLS options, for the server and for a
+    # Sentinel.
     server: Mapping[str, Any] = field(repr=False)
     sentinel: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def of(cls, text: str) -> RedisUrl:
-        """ValueError says what is wrong, and nothing that may be a secret."""
+        """Parses a url. ValueError says what is wrong, and quotes nothing that may be a secret."""
         scheme, _, rest = text.partition("://")
-        # Not unix://, which Celery names differently.
+        # Without unix://, for which Celery has another form.
         if scheme not in ("redis", "rediss", "redis+sentinel", "rediss+sentinel"):
             raise ValueError(_LOOKS)
         tls = scheme.startswith("rediss")
@@ -56,7 +57,7 @@ class RedisUrl:
 
     @property
     def shown(self) -> str:
-        """The url as anybody may see it: without user, password and options."""
+        """The url for display, with *** for user and password, and without options."""
         scheme = ("rediss" if self.tls else "redis") + (_SENTINEL if self.master else "")
         hosts = ",".join(address(host) for host in self.hosts)
         user = "***@" if self.server.get("password") else ""
@@ -65,13 +66,13 @@ class RedisUrl:
 
     @property
     def ports(self) -> frozenset[int]:
-        """The ports that it names, and Redis' usual one where only the Sentinels know which."""
+        """The ports in the url, and also Redis' default port if the url names Sentinels."""
         usual = {_PORT} if self.master else set()
         return frozenset({port for _, port in self.hosts} | usual)
 
     @property
     def broker(self) -> str:
-        """Celery's url of the same server, or of one of its Sentinels, without options."""
+        """Celery's url of the server, or of one of its Sentinels, without options."""
         user = quote(self.server.get("username") or "", safe="")
         password = quote(self.server.get("password") or "", safe="")
         credentials = f"{user}:{password}@" if user or password else ""
@@ -81,22 +82,23 @@ class RedisUrl:
 
     @property
     def ssl(self) -> dict[str, Any]:
-        """redis-py's options of TLS to the server; empty: without TLS."""
+        """redis-py's TLS options for the server; empty without TLS."""
         if not self.tls:
             return {}
         given = {name: value for name, value in self.server.items() if name.startswith("ssl_")}
-        # In full, as kombu takes any certificate where none is said and Flower reads no url.
+        # ssl_cert_reqs is explicit, because kombu accepts any certificate without the option, and
+        # Flower does not read the url.
         return {"ssl_cert_reqs": "required", **given}
 
 
 def address(host: tuple[str, int]) -> str:
-    """HOST:PORT, an IPv6 address in brackets."""
+    """Returns HOST:PORT, with an IPv6 address in brackets."""
     name, port = host
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def _of_sentinels(tls: bool, rest: str) -> RedisUrl:
-    """`rest`: what follows ://."""
+    """Parses a url of Sentinels. `rest`: the part after ://."""
     before, question, query = rest.partition("?")
     netloc, _, path = before.partition("/")
     user, at, hosts = netloc.rpartition("@")
@@ -111,7 +113,7 @@ def _of_sentinels(tls: bool, rest: str) -> RedisUrl:
         raise ValueError(f"must end with a database's number, as {_SENTINEL_LOOKS}")
     found = tuple(_host(part) for part in hosts.split(","))
     try:
-        # redis-py reads user, password and options as it does those of one server.
+        # redis-py parses user, password and options like those of one server.
         given = parse_url(f"redis://{user}{at}host/{database or 0}{question}{query}")
     except ValueError as error:
         raise ValueError(f"has an option that cannot be read: {error}") from None
@@ -133,7 +135,9 @@ def _host(text: str) -> tuple[str, int]:
 
 
 def _to_sentinels(tls: bool, server: Mapping[str, Any], own: dict[str, str]) -> dict[str, Any]:
-    """redis-py's arguments to a Sentinel, of the server's and the url's options for Sentinels."""
+    """Returns redis-py's arguments for a Sentinel, from the server's arguments and the url's
+    `sentinel_` options.
+    """
     user, password = own.pop("sentinel_username", None), own.pop("sentinel_password", None)
     file, with_tls = own.pop("sentinel_password_file", None), own.pop("sentinel_tls", "")
     if own:
@@ -155,6 +159,6 @@ def _to_sentinels(tls: bool, server: Mapping[str, Any], own: dict[str, str]) -> 
         found |= {"ssl": True, "ssl_cert_reqs": "required"}
         found |= {name: value for name, value in server.items() if name.startswith("ssl_")}
     if user or password:
-        # Not the plain words: Flower shows Celery's options, and these are among them.
+        # No plain text, because Flower displays Celery's options, which include these.
         found["credential_provider"] = UsernamePasswordCredentialProvider(user, password)
     return found

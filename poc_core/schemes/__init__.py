@@ -1,9 +1,9 @@
-"""The proof schemes. Each is a folder of this package; nothing registers it.
+"""The proof schemes. Each folder of this package is a scheme, without further registration.
 
-A scheme has two halves. `contract.py`, without torch, says what its requests, options, payloads,
-answers and verdicts are: its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes
-its values for the engines: its `SCHEME` is a subclass of `base.Scheme`. docs/architecture.md shows
-a whole one, `peaks`.
+A scheme has two halves. `contract.py`, without torch, defines its requests, options, payloads,
+answers and verdicts; its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes its
+values for the engines; its `SCHEME` is a subclass of `base.Scheme`. docs/architecture.md has a
+complete example, `peaks`.
 """
 
 import importlib
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
 
 
 def scheme_names() -> list[str]:
-    """The names that a ProofSpec's `scheme` may have."""
+    """Returns the valid values of ProofSpec.scheme."""
     return list(_folders_in(tuple(__path__)))
 
 
-@cache  # a job's request asks several times, and a look into the folders takes 0.1 ms
+@cache  # each request for a job calls it several times, and listing the folders takes 0.1 ms
 def _folders_in(path: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(path) if module.ispkg))
 
 
 @cache
 def contract_of(name: str) -> "Contract":
-    """Returns the contract of the scheme with that name. SpecError: there is none."""
+    """Returns the contract of the scheme with that name. SpecError if there is none."""
     contract: Contract = importlib.import_module(f"{__name__}.{_known(name)}.contract").CONTRACT
     return contract
 
 
 def contracts() -> list["Contract"]:
-    """The contracts of all schemes, in the order of their names."""
+    """Returns the contracts of all schemes, ordered by name."""
     return [contract_of(name) for name in scheme_names()]
 
 
 def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "Contract":
-    """The scheme of a body: one that knows its marks, else one that needs none, else the first."""
+    """Returns the candidate that recognises a body by its marks, or else one without marks, or else
+    the first.
+    """
     by_marks = (contract for contract in candidates if contract.recognises(marks))
     without = (contract for contract in candidates if not contract.marks)
     return next(by_marks, None) or next(without, candidates[0])
@@ -59,7 +61,7 @@ def load_scheme(
     device: "torch.device",
     dtype: "torch.dtype",
 ) -> "Scheme":
-    """The scheme that `spec` names, for a model on a device. SpecError: unknown or bad options."""
+    """Loads the spec's scheme for a model on a device. SpecError for a bad scheme or options."""
     module = importlib.import_module(f"{__name__}.{_known(spec.scheme)}.proof")
     scheme: Scheme = module.SCHEME(
         spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype

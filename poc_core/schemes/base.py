@@ -1,4 +1,4 @@
-"""The interface of a scheme to engines: inputs, transformations after layers, values."""
+"""The interface between schemes and engines: inputs, transformations of layers, values."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from poc_core.records import Passes, PassOrder, ProofSpec
 
 
 class LayerTransform(Protocol):
-    """Transforms each layer's output; a Scheme is one."""
+    """Transforms the outputs of layers. Each Scheme is a LayerTransform."""
 
     hidden_size: int
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """A layer's output tensors (..., hidden), transformed, maybe in place. `layer`: global."""
+        """Transforms a layer's output tensors (..., hidden), perhaps in place. `layer`: the layer's
+        index in the complete model.
+        """
 
 
 class Scheme(ABC):
-    """One proof scheme, prepared for one spec on one model and device; serves many batches.
-    Parameters: `hidden_size` of the model, `n_layers` of the whole model (also under pipeline
-    parallelism), `device` and `dtype` of its activations. SpecError: see `prepare`.
+    """A proof scheme, prepared for one spec, model and device; all batches of the spec share it.
+
+    `hidden_size`, `n_layers`: of the complete model, also under pipeline parallelism. `device`,
+    `dtype`: of the model's activations. SpecError: see `prepare`.
     """
 
-    # False: `transform_layer` changes nothing, so an engine need not hook any layer.
+    # False: `transform_layer` changes nothing, so engines need no hooks.
     transforms_layers: bool = True
-    # True: transforming a sum is transforming its terms, so an engine may transform a layer's
-    # hidden_states + residual at once. False: each apart, as the reference does.
+    # True: the transformation is linear, so an engine may transform a layer's hidden_states +
+    # residual at once. False: both are transformed separately, as in the reference.
     transform_is_linear: ClassVar[bool] = True
-    # Whether inputs are seeded with the whole digest (rng.inputs).
+    # True: inputs are seeded with all eight words of the digest (rng.inputs).
     stronger_rng: bool = False
 
     def __init__(
@@ -58,11 +61,11 @@ class Scheme(ABC):
         self.prepare()
 
     def prepare(self) -> None:
-        """Makes what all batches share. SpecError: the spec's options cannot be followed."""
+        """Computes what all batches share. SpecError if the spec's options are invalid."""
         return
 
     def reflections(self) -> Tensor:
-        """The vectors of the layers' reflections, see reflections.layer_vectors."""
+        """Returns the vectors that reflect the layers' outputs, see reflections.layer_vectors."""
         return layer_vectors(
             self.spec.block_hash, self.n_layers, self.hidden_size, self.device, self.dtype
         )
@@ -76,14 +79,14 @@ class Scheme(ABC):
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
     ) -> Batch:
-        """A new micro-batch.
+        """Returns a new micro-batch.
 
-        `part`: nonces of one forward of all rows, None: all. `reflected`: whether the network
-        transforms a prefill's layers in this model.
+        `part`: nonces of one forward of all rows; None for all nonces. `reflected`: True if the
+        network transforms the layers of this model in prefills.
         """
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:
-        """The input embeddings: (n, seq_len, hidden), model dtype, on the device."""
+        """Returns the input embeddings: (n, seq_len, hidden), model dtype, on the device."""
         spec = self.spec
         return rng.inputs(
             spec.block_hash,
@@ -97,7 +100,7 @@ class Scheme(ABC):
         )
 
     def token_ids(self, nonces: Sequence[int], vocab_size: int) -> Tensor:
-        """Tokens for models that route by them (protocol.md, 2.1): int32 (n, seq_len)."""
+        """Returns tokens for models that route by token (protocol.md, 2.1): int32 (n, seq_len)."""
         spec = self.spec
         return rng.token_ids(
             spec.block_hash, spec.public_key, nonces, spec.seq_len, vocab_size, self.device
@@ -105,10 +108,12 @@ class Scheme(ABC):
 
     @abstractmethod
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """A layer's output x (..., hidden), transformed, as a new tensor. `layer`: global index."""
+        """Returns a layer's transformed output x (..., hidden), as a new tensor. `layer`: the index
+        in the complete model.
+        """
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """`transform_layer` of each tensor (..., hidden) of a layer's output; may be in place."""
+        """Transforms each tensor (..., hidden) of a layer's output, perhaps in place."""
         return [self.transform_layer(layer, x) for x in terms]
 
     def _nonce_name(self, nonce: int) -> str:
@@ -133,66 +138,68 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        """One value per nonce, on the host. None: its state is not finite: excluded, not wrong."""
+        """Returns one value per nonce, on the host; None excludes a nonce without finite state."""
 
     def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        """`numbers` and `values` at once."""
+        """Returns the `values` of the `numbers`."""
         return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
 
 class Batch(ABC):
-    """A micro-batch of one scheme: what goes into each of its passes and what comes out of it.
+    """A micro-batch of one scheme: the inputs and results of each pass.
 
-    All tensors stay on the device; nothing waits for it. Steps are numbered as `order` says.
+    All tensors stay on the device, and no method waits for the device. `order` numbers the passes.
     """
 
     seeds_experts: ClassVar[bool] = False
 
     def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None) -> None:
-        """`part`: nonces of one forward of all rows; None: all."""
+        """`part`: nonces of one forward of all rows; None for all nonces."""
         self.scheme = scheme
         self.nonces = nonces
         self.order = PassOrder(len(nonces), part or len(nonces), scheme.passes)
 
     @abstractmethod
     def inputs(self, step: int) -> Tensor:
-        """The embeddings of a pass: (tokens, hidden), model dtype."""
+        """Returns the embeddings of a pass: (tokens, hidden), model dtype."""
 
     @abstractmethod
     def token_ids(self, step: int, vocab_size: int) -> Tensor:
-        """Tokens beside `inputs`, for models that choose experts by token: int32 (tokens,)."""
+        """Returns the token ids of a pass, for models that route by token: int32 (tokens,)."""
 
     @abstractmethod
     def transform(self, step: int) -> LayerTransform | None:
-        """What happens after each layer; None: nothing."""
+        """Returns the transformation after each layer; None for no transformation."""
 
     @property
     def layer_vectors(self) -> Tensor | None:
-        """The layers' reflections: (n_layers, hidden). None: `transform` works otherwise."""
+        """The layers' reflections: (n_layers, hidden); None if `transform` does not use them."""
         return None
 
     def route_hashes(self, step: int, moe_layers: range) -> Tensor:
-        """Hashes that choose a step's experts in some of the model's layers of experts.
+        """Returns the hashes that choose a step's experts in some MoE layers: int64 (layers, n).
 
-        int64 (layers, n); modulo a layer's number of experts they are `first_experts`.
+        A hash modulo the layer's number of experts is the first expert (see `first_experts`).
         """
         raise AssertionError("no step follows")
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor | None:
-        """Each row's first expert in the m-th MoE layer, int64 (tokens,); None: the gate's."""
+        """Returns each row's first expert in the m-th MoE layer: int64 (tokens,). None if the gate
+        chooses the experts.
+        """
         return None
 
     @abstractmethod
     def take(self, step: int, states: Tensor) -> None:
-        """Takes the states of a pass after the final norm: (nonces, positions, hidden)."""
+        """Accepts the states of a pass after the final norm: (nonces, positions, hidden)."""
 
     @property
     def points(self) -> Tensor:
-        """The points from which the next step follows: int64 (n,). May be written to."""
+        """The points that determine the next step: int64 (n,). Callers may write to the tensor."""
         raise AssertionError("no step follows")
 
     def follow(self, points: Tensor) -> None:
-        """Takes the points of the last pass from another device, which took its states."""
+        """Accepts the last pass's points from another device, which has the pass's states."""
         raise AssertionError("no step follows")
 
     @abstractmethod
@@ -203,11 +210,11 @@ class Batch(ABC):
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
-        """One value per nonce, on the host. None: a state was not finite: excluded, not wrong."""
+        """Returns one value per nonce, on the host; None excludes a nonce without finite states."""
 
 
 class PrefillBatch(Batch):
-    """One forward, of which the last position counts."""
+    """A micro-batch of one forward, whose last position determines the values."""
 
     scheme: PrefillScheme
 

@@ -1,7 +1,7 @@
 """The half of a scheme that needs no torch: its requests, answers, payloads and verdicts.
 
-The API, the stores, the courier, the synthetic engine and the command ask a scheme's contract
-wherever two schemes differ, so that none of them knows any scheme by name.
+The API, the stores, the courier, the synthetic engine and the commands call a scheme's contract
+where schemes differ. They contain no scheme's name.
 """
 
 import json
@@ -16,34 +16,34 @@ from poc_core.errors import SpecError
 from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec, RoundRecord
 from poc_core.schemes.requests import BatchBody, Examples, JobBody, RoundBody
 
-# A nonce and its value, as a scheme's `finish` gave it.
+# A nonce and its value, as returned by the scheme.
 Pair = tuple[int, Any]
 
 
 @dataclass(frozen=True)
 class Reported:
-    """Some of a round's reported nonces, in the order in which they were computed."""
+    """Some of a round's reported nonces, in the order of their computation."""
 
-    first: int  # place of the first one among all that the round reported, counted from 0
+    first: int  # index of the first of these among all reported nonces of the round, from 0
     pairs: Sequence[Pair]
 
 
 class Options(BaseModel):
-    """A scheme's inputs besides hash, key and seq_len: ProofSpec.options, typed.
+    """A scheme's inputs besides hash, key and seq_len: the typed form of ProofSpec.options.
 
-    Each field's description says what it must be, as errors put it; it may name {hidden_size}.
+    Error texts quote a field's description of its valid values, which may contain {hidden_size}.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
     def of(cls, spec: ProofSpec) -> Self:
-        """The options of a spec that was admitted."""
+        """Returns the options of a spec that has been checked before."""
         return cls.model_validate(spec.options)
 
     @classmethod
     def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
-        """The options for a model of that hidden size. SpecError: unknown ones or bad values."""
+        """Validates the options for a hidden size. SpecError for unknown options and bad values."""
         try:
             return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
         except ValidationError as error:
@@ -62,107 +62,107 @@ class Options(BaseModel):
 
 
 class Terms(BaseModel):
-    """By what values are judged or reported: JobRequest.terms and RoundConfig.terms, typed.
+    """Criteria for verdicts and reports: the typed form of JobRequest.terms and RoundConfig.terms.
 
-    Unlike Options, terms change no value.
+    Unlike Options, terms do not change the values.
     """
 
     model_config = ConfigDict(frozen=True)
 
 
 class Contract(ABC):
-    """One scheme as all but the engines see it: the `CONTRACT` of its folder's `contract.py`."""
+    """A scheme for all code except engines: the `CONTRACT` of the folder's `contract.py`."""
 
-    name: ClassVar[str]  # of its folder
+    name: ClassVar[str]  # the name of the scheme's folder
     options: ClassVar[type[Options]] = Options
     terms: ClassVar[type[Terms]] = Terms
 
-    # Requests. None: the scheme has no such call.
+    # Request bodies. None if the scheme lacks the endpoint.
 
     job_body: ClassVar[type[JobBody] | None] = None
     round_body: ClassVar[type[RoundBody] | None] = None
-    batch_body: ClassVar[type[BatchBody] | None] = None  # with it the scheme's rounds have phases
-    # Fields by which a body names this scheme. Empty: bodies that no other scheme recognises.
+    batch_body: ClassVar[type[BatchBody] | None] = None  # if set, the scheme's rounds have phases
+    # Fields that identify this scheme's bodies. Empty: bodies that no other scheme recognises.
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """True if a body is this scheme's. `marks`: its fields of all schemes' marks, unchecked."""
+        """Returns True if a body belongs to this scheme. `marks`: the body's fields that are marks
+        of any scheme, unchecked.
+        """
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        """By field of a request: what it asks for, and the most that the model can do."""
+        """Returns, by field of a request, the requested value and the model's limit."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
     def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
-        """Why this model cannot compute the spec, beside `limits`, in words; empty: it can."""
+        """Returns why this model cannot compute the spec, apart from `limits`; empty if it can."""
         return ""
 
     def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
-        """The scheme's own limits that all these models keep; each has its in ModelInfo.schemes."""
+        """Returns the scheme-specific limits that hold for all these models (ModelInfo.schemes)."""
         return {}
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """Nonces that one micro-batch holds; at least one."""
+        """Returns how many nonces one micro-batch holds; at least one."""
         return info.max_batch(self.passes(spec).rows)
 
     def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
-        """Limits, halved at least, after a micro-batch of `n` nonces found too little memory.
+        """Returns `info` with limits at most half of a micro-batch that ran out of memory.
 
-        `part`: how many of these one forward of all rows held.
+        `n`: the micro-batch's nonces. `part`: the nonces of one forward of all rows.
         """
         tokens = max(1, part * self.passes(spec).rows // 2)
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
     def passes(self, spec: ProofSpec) -> Passes:
-        """Returns the forward passes that an engine runs of each nonce. SpecError: impossible
-        options.
-        """
+        """Returns the forward passes of each nonce. SpecError if the options are invalid."""
         return Passes(spec.seq_len)
 
     # Rounds.
 
-    # Whether /status lists the reported nonces.
+    # True: /status lists the reported nonces.
     lists_reported: ClassVar[bool] = False
-    # The fields that /status has of this scheme's rounds only, all optional.
+    # The optional fields that /status has only for this scheme's rounds.
     status_fields: ClassVar[type[BaseModel] | None] = None
 
-    # The values of these fields before there is any round.
+    # The values of these fields before the first round.
     status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """True if a round's receiver gets a nonce with this value."""
+        """Returns True if a round reports a nonce with this value to its receiver."""
         return True
 
     def status(
         self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
     ) -> dict[str, Any]:
-        """`status_fields` of a round. `reported`: see lists_reported; `rate`: nonces a second."""
+        """Returns the `status_fields` of a round. `rate`: nonces per second."""
         return {}
 
     # Answers and callbacks (protocol.md, sections 5 and 6).
 
-    # The answers to jobs, as OpenAPI shows them.
+    # The answers to jobs, for OpenAPI.
     result_models: ClassVar[tuple[type[BaseModel], ...]] = ()
     result_examples: ClassVar[Examples] = {}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """The fields beside values, in answers and callbacks."""
+        """Returns the fields of answers and callbacks that describe the values."""
         return {}
 
     @abstractmethod
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
-        """Bytes that a nonce takes at most in the answer of a job."""
+        """Returns the most bytes that a nonce takes in a job's answer."""
 
     @abstractmethod
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
-        """A nonce and its value as clients get them."""
+        """Returns a nonce and its value in the form for clients."""
 
     def values(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """The fields of a callback that hold its values."""
+        """Returns the fields of a callback that contain the values."""
         return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        """The list of artifacts in an answer, from the JSON of each nonce and value."""
+        """Returns an answer's list of artifacts as JSON, from the JSON of each nonce and value."""
         loaded = load_all(values)
         artifacts = [
             self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)
@@ -178,35 +178,36 @@ class Contract(ABC):
         values: Sequence[JsonValue],
         claims: Sequence[JsonValue],
     ) -> dict[str, Any]:
-        """The fields of an answer that judges claims. A value None could not be computed here."""
+        """Returns the fields of a validation's answer. A value is None if it is excluded."""
 
-    # Engines without a model, and people.
+    # For engines without a model, and for the display of values.
 
     @abstractmethod
     def synthetic_values(
         self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
-        """Invented values for load tests, from spec and nonce alone. SpecError: Options.checked."""
+        """Returns invented values for load tests, derived from spec and nonces only.
+
+        SpecError: see Options.checked.
+        """
 
     # The heading of values in a table.
     column: ClassVar[str] = "value"
 
     def cell(self, value: Any) -> str:
-        """A value as a table shows it."""
+        """Returns a value as text for a table."""
         return str(value)
 
     def described(self, body: Mapping[str, Any]) -> str:
-        """Describes a round's special options in a few words. `body`: RoundBody.of its
-        configuration.
-        """
+        """Describes a round's options in a few words. `body`: the result of RoundBody.of."""
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Which nonces are reported, where not all are. `status`: the answer of /status."""
+        """Returns which nonces are reported; empty if all are. `status`: the answer of /status."""
         return ""
 
 
 def load_all(texts: Sequence[bytes]) -> list[Any]:
-    """The values of JSON texts, parsed in one go."""
+    """Parses all JSON texts at once."""
     loaded: list[Any] = json.loads(b"[" + b",".join(texts) + b"]")
     return loaded

@@ -1,4 +1,4 @@
-"""Numbers for synthetic values: they follow from spec and nonce alone, and prove nothing."""
+"""Numbers for synthetic values, derived only from spec and nonce. They prove nothing."""
 
 import hashlib
 from typing import TYPE_CHECKING
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def noise(spec: str, nonce: int, size: int) -> "np.ndarray":
-    """float64 (size,) in [-1, 1), from a hash of a spec's JSON and the nonce."""
-    import numpy as np  # here: 25 MB, which an API that never judges need not spend
+    """Returns float64 (size,) in [-1, 1), from a hash of a spec's JSON and the nonce."""
+    import numpy as np  # here: it takes 25 MB, which most API processes do not need
 
     digest = hashlib.shake_128(f"synthetic|{spec}|{nonce}".encode()).digest(2 * size)
     return np.frombuffer(digest, dtype="<i2") / 32768

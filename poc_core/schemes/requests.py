@@ -1,6 +1,6 @@
-"""The bodies that clients send (protocol.md, section 5), as far as all schemes share them.
+"""The parts of request bodies that all schemes share (protocol.md, section 5).
 
-A wrong body's problems are listed in the order of its fields.
+Errors in a body are listed in the order of its fields.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from poc_core.records import NewJob, ProofSpec, RoundConfig
 
 # Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
 Examples = dict[str, dict[str, Any]]
-# How a body's example begins.
+# The first fields of example bodies.
 PLACE_EXAMPLE = {
     "block_hash": "block-1",
     "block_height": 1,
@@ -27,7 +27,7 @@ REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
 
 
 class Params(BaseModel):
-    """Inputs of the values; an unlisted field is refused."""
+    """Inputs of the values. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,9 +38,9 @@ class Params(BaseModel):
 
 
 class JobBody(BaseModel, ABC):
-    """POST /generate: nonces to be computed or, with claims, values to be judged.
+    """POST /generate: nonces to compute, or claimed values to check.
 
-    Unknown fields are ignored, but for those in `params`.
+    Unknown fields are ignored, except in `params`.
     """
 
     examples: ClassVar[Examples] = {}
@@ -50,7 +50,7 @@ class JobBody(BaseModel, ABC):
     )
     block_height: Count = Field(ge=0, description="Handed back in callbacks.")
     public_key: Text = Field(description="Whose proofs these are.")
-    # Not held against each other, unlike a round's: validators pass on others' node_id.
+    # node_id may exceed node_count here, because validators send other nodes' ids.
     node_id: Count = Field(ge=0, description="Handed back in callbacks.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
     nonces: Nonces = Field(min_length=1, description="The nonces to compute, each once.")
@@ -78,19 +78,20 @@ class JobBody(BaseModel, ABC):
         """Returns the inputs that determine the values."""
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        """The terms by which claims are judged. True: see Settings.honour_p_value_threshold."""
+        """Returns the criteria for claims. See Settings.honour_p_value_threshold."""
         return {}
 
     def claims(self) -> dict[int, JsonValue] | None:
-        """nonce -> its claimed value; None: nothing to judge. ClaimsError: not those of `nonces`.
+        """Returns the claimed value of each nonce; None without claims.
 
-        A claim that cannot be read is a wrong one, no error: no cheat can fail its own validation.
+        ClaimsError if the claims do not match `nonces`. An unreadable claim counts as wrong and is
+        no error; otherwise a cheater could make its own validation fail.
         """
         return None
 
 
 class RoundBody(BaseModel, ABC):
-    """POST /init/generate and, where rounds have phases, /init and /init/validate."""
+    """POST /init/generate, and for rounds with phases /init and /init/validate."""
 
     examples: ClassVar[Examples] = {}
 
@@ -103,12 +104,12 @@ class RoundBody(BaseModel, ABC):
     @property
     @abstractmethod
     def served_model(self) -> str | None:
-        """The model by the name it is served under; None: the only one that is."""
+        """The served name of the requested model; None for the only served model."""
 
     @property
     @abstractmethod
     def asked_batch_size(self) -> int | None:
-        """Nonces that a worker computes at a time; None: as many as fit."""
+        """Nonces that a worker computes at a time; None for as many as fit."""
 
     @abstractmethod
     def spec(self) -> ProofSpec:
@@ -116,16 +117,16 @@ class RoundBody(BaseModel, ABC):
 
     @abstractmethod
     def config(self, model: str, batch_size: int) -> RoundConfig:
-        """Returns the stored configuration, with the model and batch size that admission found."""
+        """Returns the configuration to store, with the model and batch size found at admission."""
 
     @classmethod
     @abstractmethod
     def of(cls, config: RoundConfig) -> dict[str, Any]:
-        """The configuration in the words of this body, for /status."""
+        """Returns the configuration with this body's field names, for /status."""
 
     @staticmethod
     def common_of(config: RoundConfig) -> dict[str, Any]:
-        """The first keys of `of`, which tell a node's place among others."""
+        """Returns the fields of `of` that all round bodies share."""
         return {
             "block_hash": config.spec.block_hash,
             "block_height": config.block_height,
@@ -139,13 +140,13 @@ class RoundBody(BaseModel, ABC):
 
 
 class PlacedRoundBody(RoundBody):
-    """A round of a node and a group, each one of several that share the nonces."""
+    """A round of one of several nodes, and one of several groups, which share the nonces."""
 
     node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
     group_id: Count = Field(default=0, ge=0, description="This group, from 0 to n_groups - 1.")
     n_groups: Count = Field(default=1, ge=1, description="Groups that share the node's nonces.")
-    # Bounded by what the workers hold, which only their registry knows.
+    # The upper limit depends on the workers, which only their registry knows.
     batch_size: Annotated[Count, Field(ge=1)] | None = Field(
         default=None,
         description="As the client counts; workers compute as many nonces at a time as fit.",
@@ -164,10 +165,10 @@ class PlacedRoundBody(RoundBody):
     @property
     @abstractmethod
     def receiver(self) -> str | None:
-        """The url of whoever is sent the values."""
+        """The receiver's url."""
 
     def terms(self) -> dict[str, JsonValue]:
-        """By what values are reported."""
+        """Returns the criteria for reported values."""
         return {}
 
     def config(self, model: str, batch_size: int) -> RoundConfig:
@@ -186,7 +187,7 @@ class PlacedRoundBody(RoundBody):
 
 
 class SequenceRoundBody(PlacedRoundBody):
-    """A round over a node's nonce sequence, of one model, in batches."""
+    """A round of one model over a node's nonce sequence, in batches."""
 
     params: Params
     url: HttpUrl = Field(default=None, description="The artifacts are sent to {url}/generated.")
@@ -212,27 +213,27 @@ class SequenceRoundBody(PlacedRoundBody):
     @classmethod
     @abstractmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """The keys of `params` that are the scheme's own."""
+        """Returns the scheme-specific keys of `params`."""
 
     @classmethod
     def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """The keys beside `params` that are the scheme's own."""
+        """Returns the scheme-specific keys outside `params`."""
         return {}
 
 
 class BatchBody(BaseModel, ABC):
-    """POST /validate: values that a round reported, to be judged by the round's terms."""
+    """POST /validate: reported values to check by the round's criteria."""
 
     examples: ClassVar[Examples] = {}
-    answer: ClassVar[type[BaseModel]]  # as OpenAPI shows it
+    answer: ClassVar[type[BaseModel]]  # for OpenAPI
 
     @abstractmethod
     def job(self, config: RoundConfig) -> NewJob:
-        """The job that judges the values; its nonces may be none."""
+        """Returns the job that checks the values. Its list of nonces may be empty."""
 
 
 def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:
-    """ClaimsError unless the `nonce`s of the artifacts are `nonces`, each once, in any order."""
+    """Raises ClaimsError unless the artifacts have exactly `nonces`, each once, in any order."""
     if len(artifacts) != len(nonces) or {artifact["nonce"] for artifact in artifacts} != set(
         nonces
     ):

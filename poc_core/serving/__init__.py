@@ -1,1 +1,1 @@
-"""How models are served: deployments, vLLM's arguments, OpenAI's paths and errors."""
+"""Serving of models: deployments, vLLM's arguments, OpenAI's paths and errors."""

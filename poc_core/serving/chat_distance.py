@@ -1,5 +1,5 @@
-"""The network's comparison of two chats, by which a validator judges an executor (protocol.md,
-section 9): constants, the distance of each position, the verdict."""
+"""The network's comparison of an executor's chat answer with a validator's (protocol.md, section
+9): constants, the distance of each position, the verdict."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The content of an answer's logprobs: per position token, logprob and top_logprobs.
+# The `content` of an answer's logprobs: token, logprob and top_logprobs of each position.
 Content = Sequence[Mapping[str, Any]]
 
-# Least similarity of a valid answer, which must be above it; by the beginning of the model's name
-# without its owner.
+# An answer is valid if its similarity is above the threshold. The keys are the beginnings of model
+# names without the owner.
 THRESHOLDS = {
     "glm-5.3-flash": 0.951,
     "minimax-m2.7": 0.922,
@@ -20,31 +20,33 @@ THRESHOLDS = {
     "kimi-k2.6": 0.900,
     "glm-5.2": 0.750,
 }
-# Of models that the network has not named one for.
+# The threshold of models for which the network defines none.
 DEFAULT_THRESHOLD = 0.900
-# Their single positions are judged too; those of other models are only logged.
+# Models whose single positions are also checked; for other models they are only logged.
 CALIBRATED = ("deepseek-v4-flash", "glm-5.3-flash")
 
-# Entries that the network asks for at a position, the token's own among them.
+# Entries that the network requests for a position, including the chosen token's entry.
 _BEST = 5
-# What vLLM writes for a probability of 0.
+# vLLM's logprob of a probability of 0.
 NEVER = -9999.0
-# A mean of N positions may be further by this / sqrt(N) ...
+# The mean distance of N positions is reduced by _ALLOWANCE / sqrt(N) ...
 _ALLOWANCE = 0.10
-# ... but is never nearer than their sum over so many.
+# ... but is at least the sum divided by max(N, _LEAST_POSITIONS).
 _LEAST_POSITIONS = 100
-# Claimed tokens of input or output above the validator's own that are still accepted.
+# Claimed input or output tokens may exceed the validator's count by this number.
 _SPARE_TOKENS = 3
 
-# A position above it is far; so many of N may be, and so many in any answer of processed logprobs.
+# A position with a distance above FAR is far. Allowed are _FAR_SHARE of all positions, and
+# _FAR_ANYWAY positions in any answer with processed logprobs.
 FAR = 0.30
 _FAR_SHARE = 0.02
 _FAR_ANYWAY = 3
-# Tokens that the validator's sampler cannot give: so many of N may be, and so many in any answer.
+# Allowed tokens that the validator's sampler cannot produce: a share of all positions (a larger
+# share with a narrow sampler), and a number in any answer.
 _NEVER_SHARE = 0.03
 _NEVER_SHARE_NARROW = 0.50
 _NEVER_ANYWAY = 1
-# Samplers below these are narrow, and those with min_p.
+# A sampler with values below these, or with min_p, is narrow.
 _NARROW_TOP_K = 40
 _NARROW_TOP_P = 0.95
 
@@ -64,19 +66,19 @@ TOO_FAR = "similarity at or below the threshold"
 
 @dataclass(frozen=True)
 class Rules:
-    """By which two contents are compared."""
+    """The rules for comparing two contents."""
 
     threshold: float
-    processed: bool = True  # logprobs after the sampler's arithmetic
-    narrow: bool = False  # the sampler is narrower than those the constants were found with
-    calibrated: bool = True  # single positions are judged too
+    processed: bool = True  # logprobs are those after the sampler's arithmetic
+    narrow: bool = False  # the sampler is narrower than those used to find the constants
+    calibrated: bool = True  # single positions are checked too
 
     @classmethod
     def of(
         cls, model: str, request: Mapping[str, Any], mode: str, threshold: float | None = None
     ) -> Rules:
-        """Those of a model, by the name it is served under, and a request. `mode`: the
-        logprobs_mode of both answers; `threshold`: another than the model's."""
+        """Returns the rules for a model's served name and a request. `mode`: the logprobs_mode of
+        both answers. `threshold`: replaces the model's threshold."""
         return cls(
             threshold=threshold_of(model) if threshold is None else threshold,
             processed=mode.startswith("processed"),
@@ -89,9 +91,9 @@ class Rules:
 class Verdict:
     """The network's verdict on an executor's answer."""
 
-    distances: list[float]  # of each position that both have
-    legacy_similarity: float | None  # by the rule of today; None: of another length
-    similarity: float | None  # None: invalid whatever it is
+    distances: list[float]  # of each position that both answers have
+    legacy_similarity: float | None  # by the network's current rule; None if the lengths differ
+    similarity: float | None  # None if the answer is invalid for another reason
     reason: str
 
     @property
@@ -100,7 +102,7 @@ class Verdict:
 
 
 def compare(executor: Content, validator: Content, rules: Rules) -> Verdict:
-    """The verdict on an executor's content, by a validator's of the same tokens (protocol.md,
+    """Compares an executor's content with a validator's content of the same tokens (protocol.md,
     section 9.2)."""
     n = len(executor)
     distances = [
@@ -138,7 +140,7 @@ def _why_invalid(
 
 
 def claims_too_much(claimed: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:
-    """True if an executor's usage is above a validator's by more than is accepted."""
+    """Returns True if an executor's usage exceeds a validator's by more than _SPARE_TOKENS."""
     return any(
         claimed.get(name, 0) > counted.get(name, 0) + _SPARE_TOKENS
         for name in ("prompt_tokens", "completion_tokens")
@@ -146,15 +148,15 @@ def claims_too_much(claimed: Mapping[str, Any], counted: Mapping[str, Any]) -> b
 
 
 def has_ids(content: Content) -> bool:
-    """True if all tokens are ids in decimal. Other answers are invalid, whatever they say."""
+    """Returns True if all tokens are decimal ids. Answers with other tokens are invalid."""
     names = {name for one in content for name in (one["token"], *entries(one))}
     return all(name.isascii() and name.isdecimal() for name in names)
 
 
 def malformed(content: Content, n_best: int = _BEST) -> str | None:
-    """What is wrong with an executor's logprobs, whatever their numbers (protocol.md, section 9.1).
+    """Returns why the form of an executor's logprobs makes the answer invalid; None if it is valid.
 
-    `n_best`: the entries that were asked for. None: nothing is wrong; else the answer is invalid.
+    Source: protocol.md, section 9.1. `n_best`: the number of requested entries.
     """
     if not has_ids(content):
         return NOT_IDS
@@ -169,14 +171,14 @@ def malformed(content: Content, n_best: int = _BEST) -> str | None:
 
 
 def entries(position: Mapping[str, Any]) -> dict[Any, float]:
-    """Logprobs of a position's best tokens, its own among them."""
+    """Returns the logprobs of a position's best tokens, including the chosen token."""
     return {one["token"]: one["logprob"] for one in position["top_logprobs"]}
 
 
 def position_distance(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
-    """How far two positions' entries are apart, 0 to 0.5.
+    """Returns the distance of two positions' entries, from 0 to 0.5.
 
-    Of a token that the executor does not name, the number that would follow its lowest two.
+    A token that the executor does not name gets a logprob extrapolated from its lowest two.
     """
     if not executor or not validator:
         return 0.5
@@ -199,13 +201,13 @@ def _similarity(distance: float) -> float:
 
 
 def threshold_of(model: str) -> float:
-    """That of a model by its name, with or without owner."""
+    """Returns the threshold of a model, by its name with or without owner."""
     found = [one for name, one in THRESHOLDS.items() if _bare(model).startswith(name)]
     return found[0] if found else DEFAULT_THRESHOLD
 
 
 def is_narrow(request: Mapping[str, Any]) -> bool:
-    """True if a request's sampler is narrower than those the constants were found with."""
+    """Returns True if a request's sampler is narrower than those used to find the constants."""
     top_k, top_p, min_p = (
         one if isinstance(one := request.get(name), int | float) else usual
         for name, usual in (("top_k", 0), ("top_p", 1), ("min_p", 0))

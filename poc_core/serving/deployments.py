@@ -1,4 +1,4 @@
-"""The deployment of a node, and its hosts' progress."""
+"""The deployment of a node, and the progress of its hosts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from pydantic import BaseModel
 from poc_core.serving.model_options import ModelOptions
 from poc_core.serving.places import WorkerPlace
 
-# Seconds for which hosts keep engines that were loading when they were withdrawn. The network node
-# stops a load of more than 15 minutes and then asks for the very same.
+# Seconds for which hosts keep engines that were loading when their deployment was withdrawn. The
+# network node stops a load that takes more than 15 minutes, and then requests the same deployment.
 KEPT_S = 120.0
 
 
 class Deployment(ModelOptions):
-    """A model that the node shall serve."""
+    """The model that the node should serve."""
 
-    # Arguments that somebody asked for and no engine is given, each with the reason.
+    # Requested arguments that no engine gets, each with the reason.
     left_out: tuple[str, ...] = ()
 
     @property
     def asked(self) -> str:
-        """The model as it was asked for; a directory, which only hosts know, by its name."""
+        """The model as requested; only the name of a directory, whose path only hosts know."""
         return self.name if self.is_directory else self.model
 
 
 class DeploymentState(StrEnum):
-    """The deployment's state as `inference/up/status` tells it (protocol.md, section 5)."""
+    """The deployment's state as reported by `inference/up/status` (protocol.md, section 5)."""
 
-    IDLE = "idle"  # nothing shall run
+    IDLE = "idle"  # nothing is deployed
     STARTING = "starting"
     RUNNING = "running"
     FAILED = "failed"
@@ -39,47 +39,47 @@ class DeploymentState(StrEnum):
 class HostState(StrEnum):
     """A host's state for the deployment that it follows."""
 
-    IDLE = "IDLE"  # nothing runs, as nothing shall
-    STOPPING = "STOPPING"  # workers of another deployment end
-    KEEPING = "KEEPING"  # engines go on loading though withdrawn, for KEPT_S
+    IDLE = "IDLE"  # nothing is deployed and nothing runs
+    STOPPING = "STOPPING"  # workers of another deployment are ending
+    KEEPING = "KEEPING"  # engines of a withdrawn deployment go on loading, for KEPT_S
     STARTING = "STARTING"
-    SERVING = "SERVING"  # it did get ready; single workers may be restarting
+    SERVING = "SERVING"  # the host got ready; single workers may be restarting
     FAILED = "FAILED"
 
 
 class HostReport(BaseModel, frozen=True):
-    """How far a host is, as it says itself."""
+    """A host's report of its progress."""
 
     id: str
-    host: str  # its name
+    host: str  # the host's name
     state: HostState
-    generation: int  # of the deployment that it follows
-    model: str | None = None  # what clients call the one it runs
+    generation: int  # of the deployment that the host follows
+    model: str | None = None  # the served name of the running model
     workers: int = 0
-    ready: int = 0  # of these workers
+    ready: int = 0  # number of ready workers
     error: str | None = None
     vllm_version: str | None = None
-    left_out: tuple[str, ...] = ()  # arguments that its vLLM does not know, each with the reason
-    engine: str = ""  # of its workers
-    follows: str = ""  # HOST:PORT of the head, where it is a part of another host's engine
-    engine_at: str = ""  # the same of every host of an engine over several, the head too
-    places: tuple[WorkerPlace, ...] = ()  # they, over their restarts
-    # bytes of its memory, or its container's, that are left, and the limit; None: unknown
+    left_out: tuple[str, ...] = ()  # arguments that the host's vLLM lacks, each with the reason
+    engine: str = ""  # the workers' engine
+    follows: str = ""  # HOST:PORT of the head if the host is part of another host's engine
+    engine_at: str = ""  # HOST:PORT of the head, also on the head; empty for engines on one host
+    places: tuple[WorkerPlace, ...] = ()  # the workers with their restarts
+    # Free bytes and the limit of the host's or its container's memory; None if unknown.
     memory: tuple[int, int] | None = None
 
 
 class ChildLog(BaseModel, frozen=True):
-    """The last lines that a supervised process wrote, over its restarts."""
+    """The last lines of a supervised process, including lines from before its restarts."""
 
     name: str  # as in the log of `up` or `workers`: host1/gpu0
-    pid: int | None  # None: it does not run now
+    pid: int | None  # None if the process is not running
     lines: list[str]
 
 
 class HostLogs(BaseModel, frozen=True):
     """The logs of a host's workers."""
 
-    host: str  # its name
+    host: str  # the host's name
     workers: list[ChildLog]
 
 
@@ -88,21 +88,21 @@ class DeploymentRecord:
     """The stored deployment. Times are seconds since the epoch."""
 
     generation: int  # grows with every change
-    wanted: Deployment | None  # None: nothing
-    by: Literal["start", "request"]  # a host's --model at its start, or a request since
+    wanted: Deployment | None  # None if nothing should run
+    by: Literal["start", "request"]  # source: a host's --model at its start, or a request
     asked_at: float
-    settled_at: float | None = None  # when it first served, or failed
-    error: str | None = None  # why it failed
-    restored_at: float | None = None  # when a host brought back the record that Redis had lost
-    engines: int = 0  # the generation that started the engines; an earlier one: they were kept
-    cancelled: bool = False  # withdrawn while it was loading
+    settled_at: float | None = None  # when the deployment first served, or failed
+    error: str | None = None  # why the deployment failed
+    restored_at: float | None = None  # when a host restored the record that Redis had lost
+    engines: int = 0  # the generation that started the engines; lower if engines were kept
+    cancelled: bool = False  # withdrawn while loading
 
 
 @dataclass(frozen=True)
 class DeploymentStatus:
-    """The record, and how far the hosts that live are with it."""
+    """The deployment's record and the progress of the live hosts."""
 
-    record: DeploymentRecord | None  # None: nothing was ever deployed
+    record: DeploymentRecord | None  # None if nothing was ever deployed
     hosts: Sequence[HostReport] = ()
 
     @property
@@ -122,18 +122,18 @@ class DeploymentStatus:
 
     @property
     def following(self) -> list[HostReport]:
-        """The hosts that have seen the record as it is now."""
+        """The hosts that follow the record's current generation."""
         generation = self.record.generation if self.record else 0
         return [host for host in self.hosts if host.generation >= generation]
 
     @property
     def vllm_versions(self) -> str:
-        """The releases of vLLM on the hosts that live, as "0.28.0, 0.32.1"; empty: none told."""
+        """The releases of vLLM on live hosts, such as "0.28.0, 0.32.1"; empty if unknown."""
         return ", ".join(sorted({host.vllm_version for host in self.hosts if host.vllm_version}))
 
     @property
     def is_gone(self) -> bool:
-        """True if every host knows that nothing shall run, and has ended what did, or keeps it."""
+        """True if every host follows the record and is idle or keeps withdrawn engines."""
         return all(
             host in self.following and host.state in (HostState.IDLE, HostState.KEEPING)
             for host in self.hosts

@@ -1,13 +1,13 @@
-"""Number formats in which an engine may compute; imports nothing, so --help is quick."""
+"""The number formats of engines. Imports nothing, so that --help is quick."""
 
 from typing import Literal
 
-# Proofs are known to be right in float32 and bfloat16; float16 overflows in some models.
+# Proofs are verified in float32 and bfloat16; float16 overflows in some models.
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-# vLLM's other names for them.
+# vLLM's aliases.
 ALSO = {"half": "float16", "float": "float32"}
 
 
 def dtype_of(word: str) -> str:
-    """The number format by the name that it has here."""
+    """Returns the name in `Dtype` of one of vLLM's names."""
     return ALSO.get(word, word)

@@ -1,6 +1,6 @@
-"""Arguments of `vllm serve` whose value is JSON: keys and values that a deployment may bring.
+"""The keys and values that a deployment may have in JSON arguments of `vllm serve`.
 
-With others vLLM would import a class, load another model or write into a folder.
+With other keys or values vLLM might import a class, load another model or write to a folder.
 """
 
 import json
@@ -16,7 +16,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Sizes, modes and backends by name. None: any key that does not sound like code or a path.
+# Allowed keys by argument. None: any key that does not match _CODE_OR_PLACE.
 JSON_ARGUMENTS: dict[str, frozenset[str] | None] = {
     "additional-config": _names("gdn_prefill_backend kda_decode_backend kda_prefill_backend"),
     "attention-config": _names("""
@@ -43,7 +43,7 @@ JSON_ARGUMENTS: dict[str, frozenset[str] | None] = {
         prompt_lookup_max prompt_lookup_min
         """),
 }
-# Values that would be looked up as code or as a model are a few names.
+# Keys whose values vLLM may look up as code or a model allow only these values.
 _NAMES = {
     ("compilation-config", "backend"): ("eager", "inductor"),
     ("speculative-config", "method"): ("deepseek_mtp", "mtp", "ngram"),
@@ -58,10 +58,10 @@ _DEEPEST = 4
 
 
 def check_json(argument: str, text: str) -> None:
-    """ArgumentsError names what is not allowed in the value of `argument`, or is no JSON."""
+    """Raises ArgumentsError unless `text` is JSON and allowed as the value of `argument`."""
 
     def object_of(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-        if len({key for key, _ in pairs}) < len(pairs):  # parsers differ in which one counts
+        if len({key for key, _ in pairs}) < len(pairs):  # parsers differ in which of them they use
             raise ValueError("a key twice")
         return dict(pairs)
 

@@ -1,14 +1,16 @@
-"""How our processes log: lines on stderr with time and level, as Celery writes them."""
+"""The log format of our processes: lines on stderr with time and level, in Celery's format."""
 
 import logging
 
 _OURS = ("api", "cli", "lab", "poc_core", "workers")
-# Supervisors read its word for a worker that consumes.
+# Supervisors read Celery's message that a worker is ready.
 _READ_BY_SUPERVISORS = ("celery",)
 
 
 class _Format(logging.Formatter):
-    """Ours as Celery has them; others' plainer, so that a supervisor can tell them apart."""
+    """Formats our records like Celery, and others without time, so that supervisors can distinguish
+    them.
+    """
 
     _of_others = logging.Formatter(logging.BASIC_FORMAT)
 
@@ -18,10 +20,10 @@ class _Format(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Shows what our modules and Celery say, and warnings of others'. Once, when a process begins.
+    """Logs our modules and Celery from INFO, and others' warnings. Call it once, at process start.
 
-    The root logger's level counts for others alone: what vLLM's server imports raises it, and the
-    levels of its handlers (model-hosting-container-standards, with vLLM 0.25.1).
+    Our loggers do not use the root logger, because a package that vLLM's server imports raises the
+    level of the root logger and its handlers (model-hosting-container-standards, vLLM 0.25.1).
     """
     handler, of_others = logging.StreamHandler(), logging.StreamHandler()
     for one in (handler, of_others):

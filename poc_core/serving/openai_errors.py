@@ -1,5 +1,5 @@
-"""Errors as the clients of a model's paths read them: in OpenAI's form, below /v1/messages in
-Anthropic's. For the API and the workers' chat servers."""
+"""Error bodies for clients of model paths: in Anthropic's form below /v1/messages, elsewhere in
+OpenAI's. Used by the API and the workers' chat servers."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 from poc_core.serving.openai_paths import is_clients_path
 
 _ANTHROPIC = "/v1/messages"
-# What OpenAI and Anthropic call an error of that status; others are invalid requests.
+# OpenAI's and Anthropic's error types by status. Other statuses are invalid requests.
 _KINDS = {
     401: ("invalid_api_key", "authentication_error"),
     403: ("insufficient_permissions", "permission_error"),
@@ -23,16 +23,18 @@ _USUAL = ("invalid_request_error", "invalid_request_error")
 def error_body(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> dict[str, object]:
-    """The body of an error of that HTTP status, or a stream's last event. `param`: wrong field.
-    `kind`: its type; None: the status' usual one."""
+    """Returns an OpenAI error body, also used as a stream's last event. `param`: the invalid field.
+
+    `kind`: the error's type; None for the default of the HTTP status.
+    """
     kind = kind or _KINDS.get(status, _USUAL)[0]
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def shaped(path: str, status: int, body: Any) -> Any:
-    """An error's JSON in the form that clients of the path read; others' paths keep theirs.
+    """Converts an error's JSON to the form for the path's clients. Other paths keep `body`.
 
-    `body`: {"detail": ...}, or an error in OpenAI's form or Anthropic's.
+    `body`: {"detail": ...}, or an error in OpenAI's or Anthropic's form.
     """
     if not is_clients_path(path):
         return body
@@ -49,7 +51,7 @@ def shaped(path: str, status: int, body: Any) -> Any:
 
 
 def said_by(raw: bytes) -> Any:
-    """The JSON of an answer's bytes; what is none, as text."""
+    """Parses an answer's bytes as JSON, or returns them as text if they are not JSON."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -57,7 +59,7 @@ def said_by(raw: bytes) -> Any:
 
 
 def _sentence(detail: Any) -> tuple[str, str | None]:
-    """A detail as one text, and the field that it names."""
+    """Returns a detail as one text, and the first field that it names or None."""
     problems = detail if isinstance(detail, list) else [detail]
     told, fields = [], []
     for one in problems:
@@ -72,6 +74,6 @@ def _sentence(detail: Any) -> tuple[str, str | None]:
 
 
 def error_event(error: Any) -> bytes:
-    """An error's body as an event of a stream: Anthropic's has a name."""
+    """Returns an error's body as an event of a stream. Anthropic's events have a name."""
     name = b"event: error\n" if error.get("type") == "error" else b""
     return name + b"data: " + json.dumps(error).encode() + b"\n\n"

@@ -1,15 +1,15 @@
-"""Paths of a worker's vLLM that the API passes on: those whose requests api/chat/bounds.py bounds.
+"""The paths of a worker's vLLM that the API forwards; api/chat/bounds.py limits their requests.
 
-All others are 404, whatever a release of vLLM adds.
+All other paths are answered with 404, including paths that a new release of vLLM adds.
 """
 
 import re
 from collections.abc import Iterable
 from functools import cache
 
-# Below these prefixes every path that is not passed on is answered in OpenAI's form.
+# Errors of paths with these prefixes have OpenAI's form (below /v1/messages Anthropic's).
 FOLDERS = ("/v1/", "/v2/", "/cohere/v2/")
-# Those of vLLM's paths elsewhere that have the model compute.
+# vLLM's other paths that run the model.
 ELSEWHERE = (
     "/tokenize",
     "/detokenize",
@@ -19,13 +19,13 @@ ELSEWHERE = (
     "/classify",
     "/generative_scoring",
 )
-# An answer that one engine keeps, by its id.
+# Paths of a stored answer, which only one engine has.
 STORED = (
     "GET /v1/responses/{response_id}",
     "DELETE /v1/responses/{response_id}",
     "POST /v1/responses/{response_id}/cancel",
 )
-# The allow list: of vLLM 0.25.1 to 0.33 what clients ask for.
+# The allow list: client paths of vLLM 0.25.1 to 0.33.
 PASSED_ON = (
     "POST /v1/chat/completions",
     "POST /v1/chat/completions/batch",
@@ -55,7 +55,7 @@ PASSED_ON = (
     "POST /v1/audio/translations",
     "GET /v1/models",
 )
-# Paths of a worker of an earlier release, which tells none.
+# Paths of workers of an earlier release, which do not report their paths.
 USUAL = (
     "POST /tokenize",
     "POST /detokenize",
@@ -68,19 +68,19 @@ _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 
 def is_clients_path(path: str) -> bool:
-    """True if the path is one of a model's clients: OpenAI's, Anthropic's and the like."""
+    """Returns True if the path is for clients of a model (OpenAI's, Anthropic's and similar)."""
     return path.startswith(FOLDERS) or path in ELSEWHERE
 
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
-    """The routes (method, path) of a server that the API passes on, as "POST /v1/score"."""
+    """Returns the server's routes (method, path) that the API forwards, as "POST /v1/score"."""
     return sorted({f"{method} {path}" for method, path in routes} & {*PASSED_ON})
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
-    """True if one of `paths` (see passed_on) means this request.
+    """Returns True if one of `paths` (see passed_on) matches this request.
 
-    A parameter is a word, so no later reader of `path` can take it for another path.
+    A path parameter matches only [\\w-]+, so that no server can read `path` as another path.
     """
     return any(_pattern(one).fullmatch(f"{method} {path}") for one in paths)
 

@@ -1,43 +1,46 @@
-"""A worker's place: a slot of a host, with a name that is equal over restarts."""
+"""A worker's place: a slot of a host, whose name stays the same after restarts."""
 
 import re
 
 from pydantic import BaseModel
 
-# What a supervisor tells each worker by its environment: its slot, where that is no GPU, and the id
-# under which the supervisor reports.
+# Environment variables that a supervisor sets for each worker: the slot if the worker has no GPU,
+# and the supervisor's HostReport.id.
 SLOT_VARIABLE = "PROOFLINE_SLOT"
 HOST_ID_VARIABLE = "PROOFLINE_HOST_ID"
 
-_OF_ONE_START = re.compile(r"-[0-9a-f]{6}$")  # what an id has beyond the name
+_OF_ONE_START = re.compile(r"-[0-9a-f]{6}$")  # the part of an id after the name
 _UUID = re.compile(r"^(?:GPU|MIG)-([0-9a-f]{8})[0-9a-f-]*$", re.IGNORECASE)
 
 
 def slot_of(visible_gpus: str, otherwise: str) -> str:
-    """The slot of a worker by its CUDA_VISIBLE_DEVICES: gpu0-1 for "0,1"; else `otherwise`."""
+    """Returns a worker's slot by its CUDA_VISIBLE_DEVICES, such as gpu0-1 for "0,1".
+
+    Returns `otherwise` if the worker has no GPU.
+    """
     gpus = [part.strip() for part in visible_gpus.split(",") if part.strip()]
     short = [_UUID.sub(r"\1", gpu) for gpu in gpus]
     return re.sub(r"[^\w-]+", "-", f"gpu{'-'.join(short)}") if gpus else otherwise
 
 
 def name_of(worker_id: str) -> str:
-    """The name of a worker, host1/gpu0-1, in the id of one of its starts, host1/gpu0-1-3fa9c1."""
+    """Returns the name in a worker's id: host1/gpu0-1 for host1/gpu0-1-3fa9c1."""
     return _OF_ONE_START.sub("", worker_id)
 
 
 class WorkerPlace(BaseModel, frozen=True):
-    """A worker as its supervisor sees it, over its restarts. Times: seconds since the epoch."""
+    """A supervisor's record of a worker and its restarts. Times are seconds since the epoch."""
 
     name: str  # host1/gpu0-1
-    pid: int | None  # None: it does not run now
+    pid: int | None  # None if the worker is not running
     is_ready: bool
-    gave_up: str | None = None  # why it is not restarted any more
-    since: float  # when it got ready, or else when it was started first or was ready last
+    gave_up: str | None = None  # why the supervisor stopped restarting the worker
+    since: float  # when it got ready; if it is not, when it was last ready or first started
     restarts: int = 0
-    restarts_lately: int = 0  # of these, within LATELY_S
+    restarts_lately: int = 0  # restarts within LATELY_S
     last_exit: str | None = None  # "killed by SIGKILL", "exit code 70"
     last_exit_at: float | None = None
 
 
-# Seconds within which many restarts are a trouble of their own.
+# Seconds in which many restarts count as a problem.
 LATELY_S = 600.0

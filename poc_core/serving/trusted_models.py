@@ -1,9 +1,9 @@
-"""Repositories, each at one commit, whose code an engine may run (--trust-remote-code)."""
+"""The repositories, each at one commit, whose code engines may run (--trust-remote-code)."""
 
 import re
 from collections.abc import Collection, Mapping
 
-# The chain's models, at the commits that the network's own deployments name.
+# The chain's models, at the commits of the network's deployments.
 SHIPPED = frozenset(
     {
         "MiniMaxAI/MiniMax-M2.7@d494266a4affc0d2995ba1fa35c8481cbd84294b",
@@ -13,12 +13,12 @@ SHIPPED = frozenset(
     }
 )
 _PINNED = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}", re.ASCII)
-# Arguments that name further code.
+# Arguments that name other code.
 _ELSEWHERE = ("tokenizer", "tokenizer-revision")
 
 
 def parse_trusted(text: str) -> frozenset[str]:
-    """The shipped list and what a setting adds. ValueError says what is allowed."""
+    """Returns the shipped list and a setting's entries. ValueError says what is allowed."""
     added = {entry.strip() for entry in text.split(",") if entry.strip()}
     if not all(_PINNED.fullmatch(entry) for entry in added):
         raise ValueError(
@@ -31,7 +31,9 @@ def parse_trusted(text: str) -> frozenset[str]:
 def why_not_trusted(
     model: str, arguments: Mapping[str, str], trusted: Collection[str]
 ) -> str | None:
-    """Why a model's code is not run; None: it is. `arguments`: last value by name, no dashes."""
+    """Returns why a model's code is not run, or None if it is run. `arguments`: the last value of
+    each argument, by name without dashes.
+    """
     for name in _ELSEWHERE:
         if name in arguments:
             return f"not together with --{name}, whose code is not listed"

@@ -1,8 +1,8 @@
-"""Reads the arguments of `vllm serve` that a deployment brings.
+"""Reads the arguments of `vllm serve` in a deployment.
 
-Whoever reaches the API may deploy, so the lists name what is allowed: nothing on them runs code,
-opens a port, reads another file than a model's, or changes who may ask. vLLM's own parser checks
-the values when the engine starts.
+Any client of the API may deploy, so the lists name what is allowed. No allowed argument runs code,
+opens a port, reads a file outside the model, or changes access rights. vLLM's own parser checks the
+values when the engine starts.
 """
 
 import re
@@ -20,7 +20,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Arguments of the command line with one value.
+# Arguments with one value.
 _WITH_VALUE = _names("""
     attention-backend block-size chat-template-content-format config-format cpu-offload-gb
     distributed-executor-backend dtype gdn-prefill-backend generation-config
@@ -34,7 +34,7 @@ _WITH_VALUE = _names("""
     tokenizer-mode tokenizer-revision tool-call-parser tool-strict-level worker-extension-cls
     """) | set(JSON_ARGUMENTS)
 _WITH_VALUES = frozenset({"cudagraph-capture-sizes", "served-model-name"})
-# Switches; most have a --no- beside them.
+# Switches; most have a --no- form.
 _SWITCHES = _names("""
     async-scheduling calculate-kv-scales disable-cascade-attn disable-chunked-mm-input
     disable-custom-all-reduce disable-sliding-window enable-auto-tool-choice
@@ -43,14 +43,14 @@ _SWITCHES = _names("""
     enforce-eager exclude-tools-when-tool-choice-none language-model-only
     return-tokens-as-token-ids skip-mm-profiling trust-remote-code
     """)
-# What a node settles itself: where engines listen, what they log, how many there are, their proofs,
-# and what keeps streams open (api/chat/streams.py): the network node takes no comments.
+# Arguments that the node sets itself: ports, logs, number of engines, proofs, and keep-alives of
+# streams (api/chat/streams.py), because the network node does not accept comments in streams.
 _SETTLED = _names("""
     data-parallel-size disable-fastapi-docs disable-log-requests disable-log-stats
     disable-uvicorn-access-log enable-log-requests host max-log-len port root-path
     sse-keep-alive-interval uvicorn-log-level worker-extension-cls
     """)
-# Arguments of which some values name a class to import, or a file: only these values are allowed.
+# Arguments that would also accept a class or a file. Only these values are allowed.
 _VALUES = {
     "distributed-executor-backend": ("mp", "uni"),
     "dtype": (*get_args(Dtype), *ALSO),
@@ -58,15 +58,14 @@ _VALUES = {
     "load-format": ("auto", "hf", "safetensors", "fastsafetensors"),
     "worker-extension-cls": ("gonka_poc.worker.PoCWorkerExtension",),  # the network's own proofs
 }
-# Without these an engine serves the same, slower or with less memory to spare: one whose vLLM does
-# not know them goes without.
+# Arguments that only affect speed or memory. They are left out if the engine's vLLM lacks them.
 _HARMLESS = _names("""
     disable-chunked-mm-input enable-flashinfer-autotune enable-reasoning gdn-prefill-backend
     kda-decode-backend kda-prefill-backend language-model-only max-long-partial-prefills
     max-num-partial-prefills max-seq-len-to-capture mm-encoder-tp-mode performance-mode
     swap-space tool-strict-level
     """)
-# All names that may be given, or left out; vLLM takes the beginning of one name for the whole.
+# All known names. vLLM accepts an unambiguous beginning of a name.
 _KNOWN = {
     *_WITH_VALUE,
     *_WITH_VALUES,
@@ -74,7 +73,7 @@ _KNOWN = {
     *_SWITCHES,
     *(f"no-{name}" for name in _SWITCHES),
 }
-# Whole names of vLLM's that no deployment may bring, though names begin with them that one may.
+# Forbidden names of vLLM that are beginnings of allowed names.
 _WHOLE = {"chat-template", "config"}
 _SHORT = {
     "-ac": "--attention-config",
@@ -86,7 +85,7 @@ _SHORT = {
     "-sc": "--speculative-config",
     "-tp": "--tensor-parallel-size",
 }
-# Arguments that are options of a model, and what model_options.py calls them.
+# Arguments that are fields of ModelOptions, with the field's name.
 _OPTIONS = {
     "dtype": "dtype",
     "pipeline-parallel-size": "pipeline_parallel",
@@ -94,7 +93,7 @@ _OPTIONS = {
     "tensor-parallel-size": "tensor_parallel",
 }
 _COUNTS = {"pipeline-parallel-size", "tensor-parallel-size"}
-_MOST_DEVICES = 1024  # of one engine
+_MOST_DEVICES = 1024  # devices of one engine
 # Names and numbers: no path, no address, no class.
 _PLAIN = re.compile(r"[\w+-]{1,200}|-?[0-9.]{1,40}", re.ASCII)
 _REVISION = re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,3}", re.ASCII)
@@ -109,15 +108,15 @@ _PATTERNS = {
 def read_deployment(
     model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
 ) -> Deployment:
-    """Reads `vllm serve MODEL --dtype DTYPE WORDS`; the last of repeated arguments counts.
+    """Reads `vllm serve MODEL --dtype DTYPE WORDS`. The last of repeated arguments counts.
 
     `trusted`: see trusted_models.py. ArgumentsError names the first argument that is not allowed or
-    lacks the value that it needs.
+    lacks a value.
     """
     said: dict[str, Any] = {"model": model} | ({} if dtype == "auto" else {"dtype": dtype})
     rest: list[str] = []
     left_out: dict[str, str] = {}
-    last: dict[str, str] = {}  # value of each
+    last: dict[str, str] = {}  # the last value of each argument
     trusts = False
     for name, values in _arguments(words):
         _check(name, values)
@@ -132,7 +131,7 @@ def read_deployment(
             rest += [f"--{name}", *values]
         if name.endswith("trust-remote-code"):
             trusts = not name.startswith("no-")
-    if said.get("dtype") == "auto":  # as the host has it
+    if said.get("dtype") == "auto":  # the host's dtype applies
         del said["dtype"]
     why_not = why_not_trusted(model, last, trusted) if trusts else None
     if why_not is not None:
@@ -144,13 +143,13 @@ def read_deployment(
 
 
 def harmless(words: Sequence[str]) -> set[str]:
-    """The names of the arguments without which an engine serves the same."""
+    """Returns the names of the arguments that only affect speed or memory."""
     names = {_name(word.partition("=")[0]) for word in words if not _is_value(word)}
     return {name for name in names if name.removeprefix("no-") in _HARMLESS}
 
 
 def without(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """The words but for the arguments of these names and their values."""
+    """Returns the command-line tokens without these arguments and their values."""
     kept, dropping = [], False
     for word in words:
         if not _is_value(word):
@@ -161,7 +160,7 @@ def without(words: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """The name without dashes, and the values, of each argument."""
+    """Yields the name (without dashes) and values of each argument."""
     name: str | None = None
     values: list[str] = []
     for word in words:
@@ -191,9 +190,9 @@ def _name(option: str) -> str:
 
 
 def _known(option: str) -> str:
-    """The name of an argument, of which the option may be the beginning, as vLLM has it.
+    """Returns the name of an argument. Like vLLM, accepts the beginning of a name.
 
-    ArgumentsError: it is none that a deployment may bring, or the beginning of several.
+    ArgumentsError if the argument is not allowed in a deployment or is ambiguous.
     """
     name = _name(option)
     if name in _KNOWN:

@@ -1,4 +1,4 @@
-"""The answers to jobs of artifacts, as OpenAPI shows them."""
+"""The answers to jobs of artifacts, for OpenAPI."""
 
 from typing import Literal
 
@@ -30,7 +30,7 @@ class ArtifactResult(BaseModel):
 
 
 class DistanceSummary(BaseModel):
-    """L2 distances of the vectors that were compared; unreadable ones are left out."""
+    """L2 distances of the compared vectors, without unreadable vectors."""
 
     min: float
     median: float

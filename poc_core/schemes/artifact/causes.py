@@ -1,4 +1,4 @@
-"""The likely cause of differing artifacts, by the pattern of their distances."""
+"""The likely cause of differing artifacts, found by the pattern of their distances."""
 
 import math
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ LITTLE_APART = (
 
 
 def likely_cause(mismatches: Sequence[float | None], n_total: int) -> str:
-    """A sentence for people about why some of `n_total` compared vectors differ.
+    """Explains in a sentence why some of `n_total` compared vectors differ.
 
-    `mismatches`: L2 distances of those, None where a vector is missing or cannot be read.
+    `mismatches`: L2 distances of the differing vectors; None if a vector is missing or unreadable.
     """
     read = [distance for distance in mismatches if distance is not None]
     if 2 * len(read) < len(mismatches):

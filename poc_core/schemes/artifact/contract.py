@@ -1,4 +1,4 @@
-"""Artifact proofs as all but the engines see them (protocol.md, sections 2, 5 and 6)."""
+"""The contract of artifact proofs (protocol.md, sections 2, 5 and 6)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +37,7 @@ class ArtifactContract(Contract):
         }
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """How a vector_b64 is to be read."""
+        """Returns the `encoding` of vector_b64."""
         return {"encoding": Encoding(k_dim=ArtifactOptions.of(spec).k_dim).model_dump()}
 
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
@@ -48,7 +48,7 @@ class ArtifactContract(Contract):
         return {"nonce": nonce, "vector_b64": value}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        # Joined, not parsed: 100,000 vectors pass through as the text they are.
+        # The texts are joined without parsing them, because there may be 100,000 vectors.
         pairs = zip(nonces, values, strict=True)
         return b"[" + b",".join(b'{"nonce":%s,"vector_b64":%s}' % pair for pair in pairs) + b"]"
 

@@ -1,4 +1,4 @@
-"""Inputs of an artifact besides hash, key and seq_len."""
+"""The options of artifact proofs: the inputs besides hash, key and seq_len."""
 
 from pydantic import Field, ValidationInfo, field_validator
 

@@ -1,4 +1,4 @@
-"""Artifact proofs computed: k_dim rotated numbers of the last state (protocol.md, section 2)."""
+"""Computes artifact proofs: k_dim rotated numbers of the last state (protocol.md, section 2)."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from poc_core.schemes.base import PrefillScheme
 
 logger = logging.getLogger(__name__)
 
-# Elements of rotation vectors made at a time (4 bytes each): at the usual k_dim all.
+# Elements of rotation vectors generated at a time (4 bytes each): all at the usual k_dim.
 _ROTATION_ELEMENTS = 1 << 23
 
 
@@ -46,14 +46,14 @@ class ArtifactScheme(PrefillScheme):
         return values
 
     def pick(self, nonces: Sequence[int]) -> Tensor:
-        """The dimensions of each nonce in the order of the protocol (2.4): int64 (n, k_dim)."""
+        """Returns each nonce's dimensions in the protocol's order (2.4): int64 (n, k_dim)."""
         seeds = [
             rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces
         ]
         return rng.smallest_hashes(seeds, self.hidden_size, self.k_dim, self.device)
 
     def rotate(self, nonces: Sequence[int], y: Tensor) -> Tensor:
-        """y (n, k_dim) reflected by k_dim - 1 vectors of each nonce's own (2.5)."""
+        """Reflects y (n, k_dim) by k_dim - 1 vectors that are specific to each nonce (2.5)."""
         k_dim = self.k_dim
         step = max(1, _ROTATION_ELEMENTS // (len(nonces) * k_dim))
         for low in range(0, k_dim - 1, step):

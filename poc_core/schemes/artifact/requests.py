@@ -1,4 +1,4 @@
-"""The bodies that ask for artifacts."""
+"""The request bodies for artifacts."""
 
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
@@ -23,12 +23,12 @@ VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
 
 class ArtifactParams(Params):
-    """Inputs of artifacts; an unlisted field is refused."""
+    """Inputs of artifacts. Unknown fields are refused."""
 
     k_dim: Count = Field(
         default=12, ge=1, description="Numbers per vector, at most the model's hidden size."
     )
-    # Marks these bodies for clients that also know decode proofs.
+    # For clients that distinguish artifacts from decode proofs.
     scheme: Literal["prefill"] = Field(
         default="prefill", description="This scheme's name in the network."
     )
@@ -41,7 +41,7 @@ class ArtifactParams(Params):
 class Artifact(TypedDict):
     """A nonce's vector: k_dim float16 numbers, little-endian, in base64."""
 
-    # A dict and not a model: a request brings up to 100,000 of them.
+    # A dict instead of a model, because a request has up to 100,000 artifacts.
     nonce: Nonce
     vector_b64: str
 
@@ -51,14 +51,14 @@ def _text(vector: object) -> str:
 
 
 class ReceivedArtifact(TypedDict):
-    """A nonce's vector as somebody sent it; one that cannot be read mismatches."""
+    """A nonce's claimed vector. An unreadable vector is a mismatch."""
 
     nonce: Nonce
     vector_b64: NotRequired[Annotated[str, BeforeValidator(_text)]]
 
 
 class Validation(BaseModel):
-    """Artifacts to be checked, one for each of the request's nonces."""
+    """Artifacts to check, one for each of the request's nonces."""
 
     artifacts: Annotated[list[ReceivedArtifact], FailFast()]
 
@@ -77,7 +77,9 @@ class ReceivedStatTest(StatTest):
     def applied(
         self, honour_p_value_threshold: bool, usual: NetworkTerms | None = None
     ) -> ArtifactTerms:
-        """`usual`: holds for what is not named, unless a dist_threshold is."""
+        """Returns the terms of the validation. `usual` fills in the fields that the request leaves
+        out, unless the request names a dist_threshold.
+        """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
         if honour_p_value_threshold and self.p_value_threshold is not None:
             named.setdefault("fraud_threshold", self.p_value_threshold)
@@ -91,7 +93,7 @@ class ReceivedStatTest(StatTest):
 
 class GenerateBody(JobBody):
     """A request to compute artifacts of given nonces or, with `validation`, to check claimed ones.
-    Unknown fields are ignored, but for those in `params`.
+    Unknown fields are ignored, except in `params`.
     """
 
     params: ArtifactParams
@@ -145,13 +147,13 @@ class GenerateBody(JobBody):
         claimed: dict[int, JsonValue] = {}
         for artifact in artifacts:
             vector = artifact.get("vector_b64", "")
-            # A vector of the wrong length mismatches anyway, and may be megabytes.
+            # A vector of the wrong length is a mismatch in any case, and may have megabytes.
             claimed[artifact["nonce"]] = vector if len(vector) == length else ""
         return claimed
 
 
 class ArtifactRoundBody(SequenceRoundBody):
-    """Starts a round of artifacts. Unknown fields are ignored, but for those in `params`."""
+    """Starts a round of artifacts. Unknown fields are ignored, except in `params`."""
 
     params: ArtifactParams
     poc_stronger_rng: bool = Field(
@@ -183,7 +185,7 @@ class ArtifactRoundBody(SequenceRoundBody):
 
 
 def base64_length(k_dim: int) -> int:
-    """Characters of a vector_b64: two bytes a number, four characters for three bytes."""
+    """Returns the length of a vector_b64: two bytes a number, four characters per three bytes."""
     return (2 * k_dim + 2) // 3 * 4
 
 

@@ -1,4 +1,4 @@
-"""The terms by which a validation calls artifacts a fraud."""
+"""The criteria by which a validation reports artifacts as fraud."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ from poc_core.schemes.contract import Terms
 
 
 class StatTest(Terms):
-    """Terms by which a validation calls artifacts a fraud (protocol.md, section 2, Validation)."""
+    """The criteria of a validation of artifacts (protocol.md, section 2, Validation)."""
 
     dist_threshold: float = Field(
         default=thresholds.DIST_THRESHOLD,
@@ -27,6 +27,6 @@ class StatTest(Terms):
 
 
 class ArtifactTerms(StatTest):
-    """The terms of one validation, with who chose them."""
+    """The criteria of one validation, with their source."""
 
     source: str = "the request"

@@ -1,4 +1,4 @@
-"""Another node's artifacts against one's own: mismatches, and is it fraud (protocol.md, 2)."""
+"""Compares another node's artifacts with this node's: mismatches and verdict (protocol.md, 2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,37 +11,37 @@ from poc_core.errors import VectorError
 from poc_core.schemes.artifact.causes import likely_cause
 from poc_core.schemes.artifact.terms import StatTest
 
-# Two vectors of length 1 are at most 2 apart.
+# Upper limits of the histogram's bins. Unit vectors are at most 2 apart.
 _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
 class DistanceSpread:
-    """L2 distances of the vectors that were compared; unreadable ones are left out."""
+    """L2 distances of the compared vectors, without unreadable vectors."""
 
     min: float
     median: float
     max: float
-    # (d, n) for d of 1, 2 and 5 of each decade: n are at most d, and above the d before; to the
-    # last d of all belong those beyond too
+    # (d, n) for d = 1, 2 and 5 of each decade: n distances are at most d and above the previous d.
+    # The last bin includes all larger distances.
     histogram: list[tuple[float, int]]
 
 
 @dataclass(frozen=True)
 class ArtifactVerdict:
-    """A verdict; `n_excluded` nonces, not in `n_total`, could not be computed here."""
+    """A verdict. `n_excluded` nonces, not in `n_total`, could not be computed on this node."""
 
     n_total: int
     n_mismatch: int
-    mismatch_nonces: list[int]  # in the order of the computed ones
-    p_value: float  # how likely an honest sender has that many mismatches or more
+    mismatch_nonces: list[int]  # in the order of `computed`
+    p_value: float  # probability that an honest sender has at least n_mismatch mismatches
     fraud_detected: bool
-    fraud_threshold: float  # by which it was judged
+    fraud_threshold: float  # the p_value below which it is a fraud
     n_excluded: int
     dist_threshold: float  # the largest distance that still agrees
-    p_mismatch: float  # how likely an honest artifact lies further away
-    distances: DistanceSpread | None  # None: nothing could be read
-    likely_cause: str | None  # of a fraud
+    p_mismatch: float  # probability that an honest artifact is further away
+    distances: DistanceSpread | None  # None if no vector could be read
+    likely_cause: str | None  # a sentence; None without fraud
 
 
 def compare(
@@ -50,8 +50,9 @@ def compare(
     k_dim: int,
     test: StatTest | None = None,
 ) -> ArtifactVerdict:
-    """Judges received artifacts. `computed`: nonce -> vector_b64, None where excluded.
-    A nonce that is missing in `received` mismatches; one that is only there is not looked at.
+    """Compares received artifacts. `computed`: nonce -> vector_b64; None for excluded nonces.
+
+    A nonce that is missing in `received` is a mismatch. Nonces only in `received` are ignored.
     """
     test = test or StatTest()
     found = {

@@ -1,4 +1,4 @@
-"""The answers to jobs of chains, as OpenAPI shows them."""
+"""The answers to jobs of chains, for OpenAPI."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The 16 points that decode proofs snap states to (protocol.md, section 8): data, not code."""
+"""The codebook: the 16 points to which decode proofs snap states (protocol.md, section 8)."""
 
 from functools import cache
 
@@ -10,13 +10,13 @@ from poc_core.schemes.decode.codebook_file import DIM, POINTS, read_codebook_fil
 
 
 class _Chosen:
-    """This process's codebook, one for all specs."""
+    """The codebook file that this process uses for all specs."""
 
     file = ""
 
 
 def choose_codebook(file: str) -> str:
-    """Chooses this process's codebook; empty: the shipped one. Returns its sha256.
+    """Sets this process's codebook file; empty for the shipped file. Returns the file's sha256.
 
     SettingsError: see read_codebook_file.
     """
@@ -28,7 +28,7 @@ def choose_codebook(file: str) -> str:
 
 @cache
 def codebook(device: torch.device) -> Tensor:
-    """float32 (POINTS, DIM) on a device."""
+    """Returns the codebook on a device: float32 (POINTS, DIM)."""
     raw, _digest = read_codebook_file(_Chosen.file)
     return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(POINTS, DIM).astype(np.float32)).to(
         device

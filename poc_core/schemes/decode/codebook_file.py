@@ -1,4 +1,4 @@
-"""The file of the points of decode proofs (protocol.md, section 8), known by its sha256."""
+"""Reads the codebook file of decode proofs (protocol.md, section 8), and checks its sha256."""
 
 import hashlib
 from pathlib import Path
@@ -10,14 +10,14 @@ DIM = 256
 
 SHIPPED = Path(__file__).with_name("codebook.f32")
 SHIPPED_SHA256 = "840ab5bdafdd257964843975c7e901761b143b93ac6b8d86d99345113f157c6b"
-# sha256 of the network's own file, which is not public; the shipped one differs by up to 2e-5.
+# sha256 of the network's file, which is not public. The shipped file differs by up to 2e-5.
 NETWORK_SHA256 = "2201d1093583f43f328dd4643ddf1f34737f6da8c1956395c43fd093e357e34f"
 
 
 def read_codebook_file(file: str = "") -> tuple[bytes, str]:
-    """(POINTS x DIM little-endian float32, sha256) of the network's file; empty: the shipped one.
+    """Returns (POINTS x DIM little-endian float32, sha256) of a file; empty for the shipped file.
 
-    SettingsError: it is another file, or cannot be read.
+    SettingsError if the file cannot be read, or is neither the network's nor the shipped file.
     """
     path = Path(file) if file else SHIPPED
     try:

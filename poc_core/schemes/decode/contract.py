@@ -1,4 +1,4 @@
-"""Decode proofs as all but the engines see them (protocol.md, section 8)."""
+"""The contract of decode proofs (protocol.md, section 8)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from poc_core.schemes.decode.options import DecodeOptions, passes_of
 from poc_core.schemes.decode.requests import DecodeBody, DecodeRoundBody
 from poc_core.schemes.noise import noise
 
-# The margin of invented chains that differ.
+# The margin of a differing chain in invented values.
 _SYNTHETIC_MARGIN = 0.1
 
 
@@ -81,7 +81,7 @@ class DecodeContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        from poc_core.schemes.decode.verdict import judge  # here: scipy's time, where nobody judges
+        from poc_core.schemes.decode.verdict import judge  # here: importing scipy takes time
 
         test = StatTest.model_validate(request.terms)
         return judge(nonces, values, DecodeOptions.of(spec).max_tokens + 1, test)

@@ -1,4 +1,4 @@
-"""An engine's limits of decode proofs: a part of a worker's ModelInfo."""
+"""An engine's limits for decode proofs, a part of a worker's ModelInfo."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +19,15 @@ _CODEBOOKS_DIFFER = (
 
 
 class ChainLimits(BaseModel, frozen=True):
-    """ModelInfo.schemes["decode"], typed."""
+    """The typed form of ModelInfo.schemes["decode"]."""
 
-    no_chains: str = ""  # why decode proofs cannot be computed with the model; empty: they can
-    codebook: str = ""  # sha256 of the points; empty: this engine computes none
-    # Positions whose keys and values a micro-batch's steps can keep; None: max_batch_tokens.
+    no_chains: str = ""  # why the model cannot compute decode proofs; empty if it can
+    codebook: str = ""  # sha256 of the codebook; empty if the engine computes no decode proofs
+    # Positions of keys and values for which a micro-batch's steps have memory; None:
+    # max_batch_tokens.
     kept_tokens: int | None = None
-    kept_block: int = 1  # a nonce takes a multiple of so many positions
-    # Positions that take as much memory as a nonce's states (linear attention), beside its own.
+    kept_block: int = 1  # a nonce's positions are rounded up to a multiple of kept_block
+    # The memory of a nonce's linear attention states, in positions; added to its own positions.
     kept_state: int = 0
 
     @classmethod
@@ -35,7 +36,7 @@ class ChainLimits(BaseModel, frozen=True):
 
     @classmethod
     def common(cls, infos: Sequence[ModelInfo]) -> Self:
-        """The limits that all these models keep; no chains where their codebooks differ."""
+        """Returns the limits that hold for all these models. Different codebooks exclude chains."""
         each = [cls.of(info) for info in infos]
         codebooks = sorted({one.codebook for one in each if one.codebook})
         why_not = next((one.no_chains for one in each if one.no_chains), "")
@@ -50,11 +51,13 @@ class ChainLimits(BaseModel, frozen=True):
         )
 
     def on(self, info: ModelInfo) -> ModelInfo:
-        """The model with these limits."""
+        """Returns the model with these limits."""
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
-        """The limits with memory for `n_tokens` positions of steps; a refusal if no nonce fits."""
+        """Returns the limits with memory for `n_tokens` positions of steps. If not even one nonce
+        fits, the limits exclude chains.
+        """
         room = self.model_copy(update={"kept_tokens": n_tokens})
         return room.refused("" if room.keeps(spec) else _LITTLE_MEMORY)
 
@@ -62,18 +65,18 @@ class ChainLimits(BaseModel, frozen=True):
         return self.model_copy(update={"no_chains": why})
 
     def keeps(self, spec: ProofSpec) -> bool:
-        """True if there is memory for one nonce's steps."""
+        """Returns True if there is memory for one nonce's steps."""
         return self.kept_tokens is None or self.kept_by(spec) <= self.kept_tokens
 
     def kept_by(self, spec: ProofSpec) -> int:
-        """Positions that a nonce takes of `kept_tokens`: none where it has no steps."""
+        """Returns the positions of `kept_tokens` that a nonce takes; 0 if it has no steps."""
         passes = passes_of(spec)
         if not passes.steps:
             return 0
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """See Contract. The steps may keep more nonces than one forward of all rows holds."""
+        """See Contract. Steps may hold more nonces than one forward of all rows does."""
         by_nonce = self.kept_by(spec)
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)
@@ -82,14 +85,14 @@ class ChainLimits(BaseModel, frozen=True):
 
 
 def why_no_chains(info: ModelInfo) -> str:
-    """Why a model computes no decode proofs at all, a sentence; empty: it does."""
+    """Returns in a sentence why a model computes no decode proofs; empty if it does."""
     if info.hidden_size < PICKED:
         return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
     return ChainLimits.of(info).no_chains
 
 
 def refusal(spec: ProofSpec, info: ModelInfo) -> BodyError | None:
-    """Why a model cannot compute chains of this spec. None: it can."""
+    """Returns why a model cannot compute chains of this spec; None if it can."""
     passes, limits = passes_of(spec), ChainLimits.of(info)
     n_tokens = passes.positions
     if why_not := why_no_chains(info):

@@ -1,26 +1,26 @@
-"""Inputs of a chain of points besides hash, key and seq_len."""
+"""The options of decode proofs: the inputs besides hash, key and seq_len."""
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from poc_core.records import Passes, ProofSpec
 from poc_core.schemes.contract import Options
 
-# Dimensions that are read of a state.
+# Dimensions of a state that are read.
 PICKED = 256
 
 
 class DecodeOptions(Options):
     max_tokens: int = Field(ge=1, description="an integer above 0")
     per_nonce_reflection: bool = Field(default=False, description="true or false")
-    # Fills `encoding` and changes nothing.
+    # Only returned in `encoding`.
     k_dim: int = Field(default=12, ge=1, description="an integer above 0")
-    # nonce -> the claimed points of the prefill and of each step: steps follow from these, and the
-    # values are how far they lie off.
+    # nonce -> the claimed points of the prefill and of each step. The claims then determine the
+    # steps, and the values are the claims' margins.
     enforced: dict[str, list[int]] | None = Field(
         default=None, description="lists of integers by nonce"
     )
 
-    # Follows claims step by step, as one who cannot look ahead does: slow, for comparison.
+    # True: claims are followed step by step, as in decoding. Slow; only for comparison.
     stepwise: bool = Field(default=False, description="true or false")
 
     @field_validator("max_tokens")
@@ -32,7 +32,10 @@ class DecodeOptions(Options):
 
 
 def passes_of(spec: ProofSpec) -> Passes:
-    """A prefill and its steps; one forward where all inputs are claimed. SpecError: bad options."""
+    """Returns a prefill with steps, or one forward if all inputs are claimed.
+
+    SpecError if the options are invalid.
+    """
     light = spec.model_copy(update={"options": {**spec.options, "enforced": None}})
     options = DecodeOptions.checked(light, PICKED)
     if spec.options.get("enforced") is None or options.stepwise:

@@ -1,4 +1,4 @@
-"""Decode proofs computed: chains of points, or claims' margins (protocol.md, section 8)."""
+"""Computes decode proofs: chains of points, or the margins of claims (protocol.md, section 8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poc_core.schemes.decode.options import DecodeOptions, passes_of
 
 logger = logging.getLogger(__name__)
 
-# Hashes at a time, from which positions' picks are chosen.
+# Hashes computed at a time to choose the picks of positions.
 _CHUNK_KEYS = 1 << 24
 
 
@@ -43,7 +43,10 @@ class DecodeScheme(Scheme):
 
 
 class DecodeBatch(Batch):
-    """A prefill, in parts, and steps from the state before; with claims one forward of all."""
+    """A prefill in parts, then steps, each of which follows from the previous state.
+
+    With claims, one forward covers all positions.
+    """
 
     scheme: DecodeScheme
     seeds_experts = True
@@ -58,15 +61,15 @@ class DecodeBatch(Batch):
         if options.enforced is not None:
             claimed = [options.enforced[str(nonce)] for nonce in nonces]
             self._wrong_length = [len(points) != self.n_steps + 1 for points in claimed]
-            # A chain of another length is wrong anyway; the rest of it only has to be computable.
+            # A chain of another length is wrong in any case. It is padded to be computable.
             padded = [(points + [0] * (self.n_steps + 1))[: self.n_steps + 1] for points in claimed]
             self._claims = torch.tensor(padded, dtype=torch.int64, device=device)
-        self._first_states: list[Tensor] = []  # of the parts so far
-        self._points: list[Tensor] = []  # int64 (n,) of each state taken
-        self._margins: list[Tensor] = []  # float32 (n,) of the claims, likewise
+        self._first_states: list[Tensor] = []  # last states of the prefill's parts so far
+        self._points: list[Tensor] = []  # int64 (n,) for each state taken
+        self._margins: list[Tensor] = []  # the claims' margins: float32 (n,) for each state taken
         self._own_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
-        self._route_seeds: dict[int, Tensor] = {}  # by layer of experts: int64 (n, 1)
-        # By layers of experts: int64 (layers, n)
+        self._route_seeds: dict[int, Tensor] = {}  # by MoE layer: int64 (n, 1)
+        # By MoE layers: int64 (layers, n)
         self._all_route_seeds: dict[range, Tensor] = {}
 
     def inputs(self, step: int) -> Tensor:
@@ -75,7 +78,7 @@ class DecodeBatch(Batch):
             rows = self._inputs_of(range(t, t + 1))
         else:
             rows = self.scheme.inputs(self.nonces[self._slice(step)])
-            if not self.order.shape.steps:  # those of the steps are claimed
+            if not self.order.shape.steps:  # the steps' points are claimed
                 rows = torch.cat([rows, self._inputs_of(range(1, self.n_steps + 1))], dim=1)
         return rows.reshape(-1, self.scheme.hidden_size)
 
@@ -85,7 +88,7 @@ class DecodeBatch(Batch):
             ids = self._token_ids_of(range(t, t + 1), vocab_size)
         else:
             ids = self.scheme.token_ids(self.nonces[self._slice(step)], vocab_size)
-            if not self.order.shape.steps:  # those of the steps are claimed
+            if not self.order.shape.steps:  # the steps' points are claimed
                 later = self._token_ids_of(range(1, self.n_steps + 1), vocab_size)
                 ids = torch.cat([ids, later], dim=1)
         return ids.reshape(-1)
@@ -93,7 +96,7 @@ class DecodeBatch(Batch):
     def take(self, step: int, states: Tensor) -> None:
         if self.order.is_step(step):
             self._take(states)
-        elif not self.order.shape.steps:  # claimed: the steps' positions too
+        elif not self.order.shape.steps:  # with claims the pass includes the steps' positions
             self._take(states[:, -1 - self.n_steps :])
         else:
             self._first_states.append(states[:, -1:])
@@ -109,13 +112,13 @@ class DecodeBatch(Batch):
         self._points.append(points)
 
     def transform(self, step: int) -> LayerTransform:
-        """Reflects steps in every model, also where prefills' layers are left as they are."""
+        """Reflects in every model, including models whose prefills are not reflected."""
         if not self.scheme.options.per_nonce_reflection:
             return self.scheme
         return _OfEachNonce(self, self._slice(step))
 
     def own_vectors(self, layer: int) -> Tensor:
-        """The reflections of one layer's outputs, for each nonce: (n, 1, hidden)."""
+        """Returns each nonce's reflection of one layer's outputs: (n, 1, hidden)."""
         vectors = self._own_vectors.get(layer)
         if vectors is None:
             block_hash = self.scheme.spec.block_hash
@@ -147,7 +150,7 @@ class DecodeBatch(Batch):
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
-        """float32 (n, T + 1, 1 or 2): each step's point and, with claims, the claim's margin."""
+        """Returns each step's point and, with claims, margin: float32 (n, T + 1, 1 or 2)."""
         points = torch.stack(self._points, dim=1).to(torch.float32)
         return torch.stack(
             [points, torch.stack(self._margins, dim=1)] if self._margins else [points], dim=-1
@@ -186,7 +189,7 @@ class DecodeBatch(Batch):
         return slice(members.start, members.stop)
 
     def _take(self, states: Tensor) -> None:
-        """Takes the states (n, k, hidden) of the next k positions."""
+        """Accepts the states (n, k, hidden) of the next k positions."""
         for some in states.split(
             max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size)), dim=1
         ):
@@ -204,7 +207,7 @@ class DecodeBatch(Batch):
             self._margins += margins.view(n, k).unbind(1)
 
     def _picks_of(self, passes: range) -> Tensor:
-        """The picks of the prefill (0) and of steps: (n, passes, DIM)."""
+        """Returns the picks of the prefill (pass 0) and of steps: (n, passes, DIM)."""
         scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
             first = steps.first_picks(
@@ -218,18 +221,20 @@ class DecodeBatch(Batch):
         return torch.cat(found, dim=1)
 
     def _inputs_of(self, which: range) -> Tensor:
-        """The inputs of steps: (n, steps, hidden)."""
+        """Returns the inputs of steps: (n, steps, hidden)."""
         scheme = self.scheme
         return steps.step_inputs(
             self._base[:, None], *self._which(which), scheme.hidden_size, scheme.dtype
         )
 
     def _token_ids_of(self, which: range, vocab_size: int) -> Tensor:
-        """The token ids of steps: int32 (n, steps)."""
+        """Returns the token ids of steps: int32 (n, steps)."""
         return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
-        """Numbers (steps,) of one step, or of all if claimed, and the points (n, steps) before."""
+        """Returns the numbers (steps,) of the steps in `which`, and each step's previous points
+        (n, steps).
+        """
         if self._claims is not None:
             before = self._claims[:, which.start - 1 : which.stop - 1]
         else:
@@ -238,7 +243,7 @@ class DecodeBatch(Batch):
 
 
 class _OfEachNonce:
-    """Reflects the rows of some nonces by each one's own vectors."""
+    """Reflects the rows of each nonce by the nonce's own vectors."""
 
     def __init__(self, batch: DecodeBatch, members: slice) -> None:
         self.hidden_size = batch.scheme.hidden_size

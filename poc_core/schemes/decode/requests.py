@@ -1,4 +1,4 @@
-"""The bodies that ask for chains of points."""
+"""The request bodies for chains of points."""
 
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
@@ -21,18 +21,18 @@ from poc_core.schemes.requests import (
     check_claimed,
 )
 
-# Most claimed points of a request. They travel with its spec to the engines.
+# Limit of a request's claimed points, which are sent to the engines as part of the spec.
 MOST_CLAIMED_POINTS = 500_000
-# What stands for a claimed point that is no integer.
+# Replaces a claimed point that is not a small integer.
 _NO_POINT = -1
 
 CHAIN_EXAMPLE = [3, 14, 10, 12, 13]
 
 
 class DecodeParams(Params):
-    """Inputs of chains; an unlisted field is refused.
+    """Inputs of chains. Unknown fields are refused.
 
-    Either of `scheme` and `decode` asks for them.
+    Either `scheme` or `decode` requests chains.
     """
 
     k_dim: Count = Field(
@@ -110,12 +110,12 @@ class DecodeBody(JobBody):
 
     def claims(self) -> dict[int, JsonValue] | None:
         enforced = self._enforced
-        # The claims are in the spec; the verdict only needs to know that there were some.
+        # The claims themselves are in the spec.
         return None if enforced is None else dict.fromkeys(enforced, True)
 
     @cached_property
     def _enforced(self) -> dict[int, list[int]] | None:
-        """nonce -> the points claimed for it."""
+        """The claimed points by nonce; None without a validation."""
         if self.validation is None:
             return None
         artifacts = self.validation.artifacts
@@ -146,7 +146,7 @@ class DecodeBody(JobBody):
 
 
 class DecodeRoundBody(SequenceRoundBody):
-    """Starts a round of chains. Unknown fields are ignored, but for those in `params`."""
+    """Starts a round of chains. Unknown fields are ignored, except in `params`."""
 
     params: DecodeParams
     batch_size: Annotated[Count, Field(ge=0)] | None = Field(
@@ -191,7 +191,7 @@ class DecodeRoundBody(SequenceRoundBody):
 
 
 def _point(claimed: Any) -> int:
-    """A claimed point as a small integer; all claims that are no point are equally wrong."""
+    """Returns a claimed point if it is an integer from 0 to 255, or else _NO_POINT."""
     known = isinstance(claimed, int) and not isinstance(claimed, bool) and 0 <= claimed <= 255
     return claimed if known else _NO_POINT
 
@@ -214,5 +214,5 @@ def _spec(
         block_hash=block_hash,
         public_key=public_key,
         seq_len=params.seq_len,
-        options=options.model_dump(exclude={"stepwise"}),  # no client asks for that
+        options=options.model_dump(exclude={"stepwise"}),  # not available to clients
     )

@@ -1,4 +1,4 @@
-"""Judging chains that somebody claims (protocol.md, section 8.3)."""
+"""The verdict on claimed chains (protocol.md, section 8.3)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from poc_core.schemes.artifact.terms import StatTest
 def judge(
     nonces: Sequence[int], found: Sequence[tuple[int, float] | None], n_steps: int, test: StatTest
 ) -> dict[str, Any]:
-    """The fields of a verdict.
+    """Returns the fields of a verdict.
 
-    `found`: for each nonce how many claimed points differ from one's own, and the largest margin;
-    None where this node could not compute it.
+    `found`: for each nonce the number of claimed points that differ from this node's, and the
+    largest margin; None if this node could not compute the nonce.
     """
     per_nonce = [
         {

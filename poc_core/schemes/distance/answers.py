@@ -1,4 +1,4 @@
-"""The answers about distances, as OpenAPI shows them."""
+"""The answers about distances, for OpenAPI."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class ValidatedBatch(BaseModel):
-    """A batch of distances, recomputed and judged."""
+    """The verdict on a batch of distances, with the recomputed distances."""
 
     status: Literal["OK"] = "OK"
     request_id: str | None = Field(

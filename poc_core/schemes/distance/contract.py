@@ -1,4 +1,4 @@
-"""Distance proofs as all but the engines see them (protocol.md, sections 3, 5 and 6)."""
+"""The contract of distance proofs (protocol.md, sections 3, 5 and 6)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class DistanceContract(Contract):
     column = "distance"
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """True if a nonce is valid: its distance is below the target."""
+        """Returns True if a nonce is valid, so its distance is below the target."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
     def status(
@@ -59,7 +59,7 @@ class DistanceContract(Contract):
         return {"r_target": terms["r_target"]} if terms else {}
 
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
-        return 128  # of a ValidatedBatch: the nonce and four numbers
+        return 128  # a nonce and four numbers in a ValidatedBatch
 
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
         return {"nonce": nonce, "dist": value}
@@ -75,7 +75,7 @@ class DistanceContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        """The fields of a ValidatedBatch (section 3)."""
+        """Returns the fields of a ValidatedBatch (section 3)."""
         terms = DistanceTerms.model_validate(request.terms)
         verdict = judge_distances(claims, values, terms.r_target, terms.fraud_threshold)
         return {
@@ -102,7 +102,7 @@ class DistanceContract(Contract):
     ) -> list[JsonValue]:
         DistanceOptions.checked(spec, hidden_size)
         text = spec.model_dump_json()
-        # The spread of true distances: both sides of any r_target in use get some.
+        # The spread of real distances, so that values lie on both sides of any r_target in use.
         return [float(math.sqrt(2) + 0.03 * noise(text, nonce, 1)[0]) for nonce in nonces]
 
     def cell(self, value: float) -> str:

@@ -1,4 +1,4 @@
-"""Inputs of a distance besides hash, key and seq_len."""
+"""The options of distance proofs: the inputs besides hash, key and seq_len."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Distance proofs computed: how far the last state lies from a target (protocol.md, section 3)."""
+"""Computes distance proofs: the distance of the last state to a target (protocol.md, section 3)."""
 
 import logging
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 # Dimensions of the projection and of the target.
 OUTPUT_DIM = 8192
-# Spread of the projection's entries.
+# Standard deviation of the projection's entries.
 _PROJECTION_STD = 0.02
-# Reflections that each nonce has of its own, before the projection.
+# Reflections before the projection, specific to each nonce.
 _N_REFLECTIONS = 8
 
 
 class DistanceScheme(PrefillScheme):
-    # Dividing by the norm is not linear: vLLM's hidden_states and residual each have their own.
+    # Dividing by the norm is not linear; vLLM's hidden_states and residual have different norms.
     transform_is_linear = False
 
     def prepare(self) -> None:
@@ -63,12 +63,12 @@ class DistanceScheme(PrefillScheme):
         return values
 
     def signs(self, nonces: Sequence[int]) -> Tensor:
-        """The sign, +1 or -1, of each dimension: float32 (n, hidden)."""
+        """Returns the sign of each dimension, +1 or -1: float32 (n, hidden)."""
         seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_signs") for nonce in nonces]
         return torch.where(rng.uniform(seeds, self.hidden_size, self.device) > 0.5, 1.0, -1.0)
 
     def nonce_vectors(self, nonces: Sequence[int]) -> Tensor:
-        """Unit vectors of the reflections before the projection: float32 (n, 8, hidden)."""
+        """Returns unit vectors of the reflections before the projection: float32 (n, 8, hidden)."""
         names = [
             f"{self._nonce_name(nonce)}_hidden_r{r}"
             for nonce in nonces
@@ -79,7 +79,7 @@ class DistanceScheme(PrefillScheme):
 
 
 def projection(block_hash: str, hidden: int, device: torch.device) -> Tensor:
-    """W of the block: float32 (OUTPUT_DIM, hidden)."""
+    """Returns the block's projection matrix W: float32 (OUTPUT_DIM, hidden)."""
     seed = rng.seed_from_string(f"{block_hash}_lm_head")
     return (
         rng.normal([seed], OUTPUT_DIM * hidden, device)
@@ -89,7 +89,7 @@ def projection(block_hash: str, hidden: int, device: torch.device) -> Tensor:
 
 
 def target(block_hash: str, device: torch.device) -> Tensor:
-    """The unit vector that projected states are measured against: float32 (OUTPUT_DIM,)."""
+    """Returns the unit vector to which distances are measured: float32 (OUTPUT_DIM,)."""
     return reflections.householder_vectors([f"{block_hash}_target"], OUTPUT_DIM, device)[0]
 
 

@@ -1,4 +1,4 @@
-"""Bodies of clients that speak of distances: those that begin a round have an `r_target`."""
+"""The request bodies for distances. Bodies that start a round have an `r_target`."""
 
 from typing import Annotated, Any, ClassVar, Self
 
@@ -107,7 +107,7 @@ class DistanceRoundBody(PlacedRoundBody):
 
 
 class ProofBatchBody(BatchBody):
-    """Somebody's nonces and distances, to be checked. Unknown fields are ignored."""
+    """Claimed nonces and distances to check. Unknown fields are ignored."""
 
     public_key: Text = Field(description="Whose proofs these are.")
     block_hash: Text

@@ -1,4 +1,4 @@
-"""Which nonces of a round are valid, and when a batch of them is a fraud."""
+"""The criteria for valid nonces, and for fraud in a batch of nonces."""
 
 from typing import Annotated
 
@@ -10,12 +10,14 @@ from poc_core.schemes.contract import Terms
 # Below this probability of honesty a batch is a fraud (protocol.md, section 3).
 FRAUD_THRESHOLD = 0.01
 
-# Distances lie in [0, 2]: a larger target would call every nonce valid.
+# Distances lie in [0, 2]; with a larger target every nonce would be valid.
 RTarget = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
 
 class DistanceTerms(Terms):
-    """A round's terms (protocol.md, section 3): a nonce below distance r_target is valid."""
+    """A round's criteria (protocol.md, section 3): a nonce is valid if its distance is below
+    r_target.
+    """
 
     r_target: RTarget
     fraud_threshold: Probability = FRAUD_THRESHOLD

@@ -1,4 +1,4 @@
-"""Another node's distances against one's own: invalid ones, and is it fraud (protocol.md, 3)."""
+"""Compares another node's distances with this node's: invalid ones and verdict (protocol.md, 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.schemes.distance.terms import FRAUD_THRESHOLD
 
-# How often an honest pair is found invalid (section 3, Fraud).
+# The probability that an honest pair is found invalid (section 3, Fraud).
 P_INVALID = 5e-4
 
 
 @dataclass(frozen=True)
 class DistanceVerdict:
-    """A verdict: `n_invalid` of `n_total` submitted pairs are invalid."""
+    """A verdict on submitted pairs, of which `n_invalid` of `n_total` are invalid."""
 
     n_total: int
     n_invalid: int
-    probability_honest: float  # how likely an honest sender has that many invalid pairs or more
+    probability_honest: float  # probability that an honest sender has at least n_invalid
     fraud_detected: bool
 
 
@@ -26,12 +26,12 @@ def judge_distances(
     r_target: float,
     fraud_threshold: float = FRAUD_THRESHOLD,
 ) -> DistanceVerdict:
-    """Judges the distances received against those computed here, None where excluded.
+    """Compares received distances with computed distances, which are None for excluded nonces.
 
-    An excluded nonce is not among n_total. ValueError: the lengths differ.
+    Excluded nonces do not count in n_total. ValueError if the lengths differ.
     """
     pairs = [(dist, own) for dist, own in zip(received, computed, strict=True) if own is not None]
-    # `not <` rather than `>=`, so that a NaN is invalid too.
+    # `not <` instead of `>=`, so that NaN is invalid too.
     n_invalid = sum(not dist < r_target or not own <= r_target for dist, own in pairs)
     probability_honest = binomial_p_value(n_invalid, len(pairs), P_INVALID)
     return DistanceVerdict(
