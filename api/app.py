@@ -108,19 +108,12 @@ def create_app(
     app.add_middleware(HeadAsGet)
     app.add_middleware(VersionSegment)  # outermost: all others see the path without its version
     errors.install(app)
-    app.include_router(health.router)
-    app.include_router(pow.router)
-    app.include_router(rounds.router)
-    app.include_router(validate.router)
-    app.include_router(aggregator.router)
-    app.include_router(node.router)
-    app.include_router(gpus.router)
-    app.include_router(hosts.router)
-    app.include_router(models.router)
-    app.include_router(openai.router)
+    # Their routes as they are: include_router would build each again, which takes 70 ms.
+    for module in (health, pow, rounds, validate, aggregator, node, gpus, hosts, models, openai):
+        app.routes.extend(module.router.routes)
     if node_metrics.is_on(os.environ):
-        app.include_router(node_metrics.router)
-    app.include_router(console.router)
+        app.routes.extend(node_metrics.router.routes)
+    app.routes.extend(console.router.routes)
     openapi.describe(
         app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()], OPEN
     )

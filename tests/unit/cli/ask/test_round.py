@@ -522,7 +522,7 @@ def test_watch_outlives_a_restart_of_the_api(api: FakeApi, runner: CliRunner) ->
 def test_watch_gives_up_when_the_api_stays_away(
     api: FakeApi, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "POLL_PATIENCE_S", -1)
+    monkeypatch.setattr(round_module, "POLL_PATIENCE_S", -1)
     api.looks = [status_of(), httpx.ConnectError("refused")]
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 1
