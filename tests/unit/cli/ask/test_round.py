@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.ask import round as round_module
 from cli.ask import round_view
 from cli.main import app
-from proofline.client import ApiError, exchange
+from proofline.client import ApiError
 from proofline.client import sync as client_module
 from tests.harness.samples import status_answer
 
