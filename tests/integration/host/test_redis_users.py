@@ -239,7 +239,7 @@ def test_a_script_may_no_more_than_who_calls_it(compose: LocalCompose, user: str
 
 @pytest.mark.promise("a compromised host", "can do only what is listed above")
 def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
-    """SECURITY.md, A worker host gone bad: what is not kept from it, lest that be forgotten."""
+    """SECURITY.md, A compromised worker host: what is not kept from it, lest that be forgotten."""
     url = compose.redis_url_of("worker", password_of(compose, "worker"))
     can = (
         "HGETALL poc:job:1",
