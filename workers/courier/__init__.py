@@ -1,1 +1,1 @@
-"""The courier: what takes callbacks from Redis to their receivers."""
+"""The courier, which delivers callbacks from Redis to their receivers."""

@@ -1,4 +1,4 @@
-"""Takes payloads from outboxes to their receivers."""
+"""Delivers the payloads of outboxes to their receivers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from workers.patience import until_redis_answers
 
 logger = logging.getLogger(__name__)
 
-# Seconds for one outbox, after which others have its place.
+# Seconds for which one outbox may keep its place before others get it.
 TURN_S = 30.0
-# Threads that ask Redis and put payloads together; each takes a multiple of a payload's bytes.
+# Threads that call Redis and assemble payloads. Each needs memory for several payloads.
 _REDIS_THREADS = 4
 
 T = TypeVar("T")
@@ -41,21 +41,20 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: tries of a payload, None: without end. `largest_payload`: bytes."""
+        """`max_retries`: limit of a payload's tries; None for no limit. `largest_payload`: bytes."""
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster
         self._max_retries = max_retries
-        self._on_their_way: dict[str, Delivery] = {}  # by token
+        self._on_their_way: dict[str, Delivery] = {}  # deliveries in progress by token
         self._places = Places(self.deliver, largest_payload)
         self._redis_threads = ThreadPoolExecutor(_REDIS_THREADS, "courier-redis")
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Delivers within; at the end waits for the payloads on their way as long as a try takes.
-
-        What still waits then stays in Redis.
+        """Delivers while the context is open. On exit, waits for payloads in progress for the
+        duration of one try. Undelivered payloads stay in Redis.
         """
         loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)
@@ -70,17 +69,20 @@ class Courier:
             self._redis_threads.shutdown(wait=False, cancel_futures=True)
 
     def offer(self, due: Due) -> None:
-        """Delivers the outbox as soon as it has a place; returns at once. For any thread."""
+        """Queues the outbox for delivery, and returns at once. Any thread may call it."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """Keeps payloads on slow lines from being sent twice; call well within the lock's time."""
+        """Renews the locks of deliveries in progress, so that no slow payload is sent twice.
+
+        Call it well before a lock expires.
+        """
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
     async def deliver(self, outbox_id: str) -> None:
-        """Delivers the payloads of the outbox that are due, unless another process does."""
+        """Delivers the outbox's due payloads, unless another process delivers the outbox."""
         until = time.monotonic() + TURN_S
         try:
             while time.monotonic() < until:
@@ -95,7 +97,7 @@ class Courier:
             logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
-        """True if the outbox's next payload may follow at once."""
+        """Tries to deliver. Returns True if the outbox's next payload may follow at once."""
         self._on_their_way[delivery.token] = delivery
         try:
             result = await self._poster.post(delivery)
@@ -105,7 +107,7 @@ class Courier:
 
     def _end(self, delivery: Delivery, result: Result) -> bool:
         payload_id = delivery.payload_id
-        # Until Redis has it: the receiver must not be sent again what it has taken.
+        # Repeated until Redis answers, so that the receiver does not get the payload again.
         if result.end is End.TAKEN and not until_redis_answers(
             lambda: self._outbox.delivered(delivery)
         ):

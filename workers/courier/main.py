@@ -1,4 +1,4 @@
-"""The courier process: delivers what waits in the outboxes. Needs no engine and no GPU."""
+"""The courier process, which delivers the payloads of outboxes. It needs no engine and no GPU."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from workers.courier.poster import Poster
 from workers.courier.ticker import Ticker
 from workers.courier.tls_clients import CONNECTIONS
 
-SCRIPTS_WAIT_S = 20.0  # less than its supervisors wait for its end
+SCRIPTS_WAIT_S = 20.0  # less than supervisors wait for the courier to end
 
 
 def run_courier(redis_url: str | None = None) -> None:
-    """Delivers until SIGTERM or SIGINT. Several may run, also on several hosts."""
+    """Delivers until SIGTERM or SIGINT. Several couriers may run, also on several hosts."""
     log_to_stderr()
     raise_file_limit()
     stop = threading.Event()
@@ -39,16 +39,16 @@ def run_courier(redis_url: str | None = None) -> None:
     redis = connect(settings)
     outbox = Outbox(redis, settings)
     own_ports = OwnPorts.of(settings, WorkerRegistry(redis, settings))
-    # trust_env off: proxies in the environment are for the internet, not for aggregators.
+    # trust_env is off, because the environment's proxies are not meant for callbacks.
     client = httpx.AsyncClient(trust_env=False, limits=CONNECTIONS)
     tls = CallbackTls(settings.callback_tls)
-    tls.problem()  # logged before a callback needs the files
+    tls.problem()  # logs a problem before a callback needs the files
     proxy = settings.callback_proxy.get_secret_value() if settings.callback_proxy else None
     poster = Poster(client, settings.callbacks, own_ports.now, tls=tls, proxy=proxy)
     courier = Courier(
         outbox, Receivers(redis), poster, settings.callback_max_retries, settings.callback_max_bytes
     )
-    with contextlib.suppress(RedisError):  # beside an API that starts too
+    with contextlib.suppress(RedisError):  # an API may be starting at the same time
         scripts.wait_until_loaded(redis, SCRIPTS_WAIT_S)
     with courier.running():
 

@@ -1,4 +1,4 @@
-"""The node's own ports, to which no callback goes."""
+"""The node's own ports, to which no callbacks are sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poc_core.state import WorkerRegistry
 
 
 class OwnPorts:
-    """The ports that the settings name, chat's of the live workers, the APIs' and Redis'."""
+    """The ports in the settings, of Redis, of the APIs, and of the live workers' chat."""
 
     def __init__(
         self, known: frozenset[int], workers: WorkerRegistry, redis: RedisUrl | None = None
@@ -27,13 +27,13 @@ class OwnPorts:
         return cls(settings.own_ports, workers, RedisUrl.of(settings.redis_url))
 
     def now(self) -> frozenset[int | tuple[Address, int]]:
-        """The ports as of the last look."""
+        """Returns the ports found by the last `look`."""
         return self._now
 
     def look(self) -> None:
-        """Asks Redis for the ports, and DNS for its addresses. For a thread that may wait."""
+        """Reads the ports from Redis, and resolves Redis' own addresses. May block the thread."""
         of_redis = set()
-        # Each port at each host: those of Sentinels may have the server, too.
+        # Each port at each host, because the Sentinels' hosts may also run the server.
         hosts, ports = (self._redis.hosts, self._redis.ports) if self._redis else ((), ())
         for host, _ in hosts:
             with suppress(OSError):

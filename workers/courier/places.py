@@ -1,4 +1,4 @@
-"""Which outboxes are delivered at the same time: none may keep the others from their receivers."""
+"""Limits how many outboxes are delivered at a time, so that none can block the others."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 
 from poc_core.state.delivery.outbox import Due
 
-# Deliveries under way at the same time. Jobs' receivers that hang never take a round's places.
+# Deliveries in progress at a time. Rounds have their own places, which hanging receivers of jobs
+# cannot take.
 ROUND_PLACES = 16
 JOB_PLACES = 48
-# Of these, the most for one receiver, and the share of one host, with any number of ports.
+# The most places for one receiver, and the largest share of places for one host on all ports.
 RECEIVER_PLACES = 4
 HOST_SHARE = 0.5
-# Bytes of payloads in memory, of rounds and of jobs. One is always delivered, whatever its size.
+# Limits of payload bytes in memory, one for rounds and one for jobs. A single payload may exceed
+# the limit.
 MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """Starts each delivery as soon as there is a place for it. For one event loop."""
+    """Starts each delivery as soon as a place is free. Belongs to one event loop."""
 
     def __init__(
         self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int
     ) -> None:
-        """`largest_payload`: bytes of a round's payload; a job's may have any size."""
+        """`largest_payload`: most bytes of a round's payload; a job's payload may have any size."""
         self._deliver = deliver
         self._largest_payload = largest_payload
         self._waiting: dict[str, Due] = {}  # in the order of their arrival
@@ -34,13 +36,16 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """Takes an outbox in, unless it waits or is on its way. For the loop's thread."""
+        """Queues an outbox, unless it already waits or is being delivered.
+
+        Only the loop's thread may call it.
+        """
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()
 
     async def close(self, timeout_s: float) -> None:
-        """Starts nothing more, and gives up what is still on its way after `timeout_s`."""
+        """Starts no more deliveries, and cancels those that still run after `timeout_s`."""
         self._is_open = False
         tasks = list(self._tasks)
         if tasks:

@@ -1,4 +1,4 @@
-"""One try: a payload to its receiver, and what came of it."""
+"""Sends a payload to its receiver once, and reports the result."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ from poc_core.errors import ForbiddenReceiverError
 from poc_core.state.delivery.outbox import Delivery
 from workers.courier.tls_clients import TlsClients
 
-# Seconds a try may take, from the name's resolution to the status line (protocol.md, section 6).
+# Seconds that a try may take, from name resolution to the status line (protocol.md, section 6).
 DEADLINE_S = 10.0
-# Seconds until the next of a name's addresses is tried as well (RFC 8305), and the most of them.
+# Seconds until the next address of a name is tried in parallel (RFC 8305), and the most addresses.
 _STAGGER_S = 0.25
 _MOST_ADDRESSES = 32
-# Receivers whose last good address is remembered.
+# Receivers whose last working address is remembered.
 _MOST_REMEMBERED = 1000
-# Bytes handed to a connection at a time.
+# Bytes passed to a connection at a time.
 _PIECE = 64 * 1024
 
-# All that anybody may read of a silent receiver. Whether its port was closed or the host is missing
-# is for the log alone: strangers who choose urls would learn what the operator's network has.
+# The only text that clients may read about a silent receiver. Only the log says whether the port
+# was closed or the host is missing, because clients could choose urls to scan the operator's
+# network.
 UNREACHABLE = (
     f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the"
     " courier's log."
 )
 
-# For everybody too: which files these are is for the log.
+# Also for clients; only the log names the files.
 NO_CERTIFICATES = (
     "The node's certificates for callbacks cannot be used (POC_CALLBACK_CLIENT_CERT, "
     "POC_CALLBACK_TRUSTED_CERTS); see the courier's log."
@@ -64,7 +65,7 @@ NO_CERTIFICATES = (
 
 T = TypeVar("T")
 
-# Looks a name up in a thread: (name, port) -> what socket.getaddrinfo returns.
+# Resolves a name in a thread: (name, port) -> the result of socket.getaddrinfo.
 Lookup = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
@@ -73,30 +74,30 @@ def _look_up(name: str, port: int) -> Sequence[tuple[Any, ...]]:
 
 
 class End(Enum):
-    """How a try ended."""
+    """The result of a try."""
 
     TAKEN = "taken"
-    REFUSED = "refused"  # the receiver answered, not with 2xx
-    TOO_LARGE = "too large"  # the receiver answered 413, or took too long to take all of it
-    GONE = "gone"  # the receiver answered 410: it wants no more of it
+    REFUSED = "refused"  # the receiver answered with another status than 2xx
+    TOO_LARGE = "too large"  # the receiver answered 413, or took too long to read the payload
+    GONE = "gone"  # the receiver answered 410: it wants no more payloads
     SILENT = "silent"  # no answer
-    FORBIDDEN = "forbidden"  # nobody was asked
+    FORBIDDEN = "forbidden"  # nothing was sent
 
 
 class Result(NamedTuple):
     end: End
-    said: str = ""  # for everybody
-    details: str = ""  # for the log
+    said: str = ""  # text for clients
+    details: str = ""  # text for the log
 
 
 class PutOff(Result):
-    """A refusal of a receiver that says when to come again (Retry-After)."""
+    """A refusal with a Retry-After header."""
 
     retry_after_s = 0.0
 
 
 class Poster:
-    """Sends payloads. For one event loop."""
+    """Sends payloads. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -108,17 +109,19 @@ class Poster:
         tls: CallbackTls | None = None,
         proxy: str | None = None,
     ) -> None:
-        """`own_ports()`: the node's, never sent to. `tls`: for the hosts the operator names.
-
-        `proxy`: of http, for public addresses.
+        """`own_ports()`: the node's ports, to which nothing is sent. `tls`: TLS of the hosts in
+        POC_CALLBACK_TLS_HOSTS. `proxy`: url of an HTTP proxy for public addresses.
         """
         self._clients = TlsClients(client, tls or CallbackTls(NO_TLS), proxy)
-        self._good: OrderedDict[str, Address] = OrderedDict()  # of receivers, the last used last
+        self._good: OrderedDict[str, Address] = (
+            OrderedDict()
+        )  # by receiver, the most recently used last
         self._policy = policy
         self._own_ports = own_ports
         self._lookup = lookup
         self._deadline_s = deadline_s
-        # Names that nobody answers for hold threads for long: jobs' must not hold up a round's.
+        # Unanswered name resolution blocks threads for long. Separate threads keep jobs from
+        # blocking rounds.
         self._threads = {
             is_round: ThreadPoolExecutor(16, "courier-names") for is_round in (True, False)
         }
@@ -129,7 +132,7 @@ class Poster:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def post(self, delivery: Delivery) -> Result:
-        """Sends the payload once, within the deadline whatever the receiver does. Never raises."""
+        """Sends the payload once. Returns within the deadline in all cases, and never raises."""
         sending = _Sending(delivery.body)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -138,7 +141,7 @@ class Poster:
             return Result(End.FORBIDDEN, NO_CERTIFICATES, str(error))
         except PlainUrlError as error:
             return Result(End.FORBIDDEN, str(error), str(error))
-        except HandshakeError as error:  # of a host named: a stranger could try it as well
+        except HandshakeError as error:  # reveals nothing: anybody could try the handshake
             said = f"No TLS with {redacted(delivery.url)}: {error}."
             return Result(End.SILENT, said, said)
         except ForbiddenReceiverError as error:
@@ -153,7 +156,7 @@ class Poster:
                 return Result(End.TOO_LARGE, UNREACHABLE, details)
             return Result(End.SILENT, UNREACHABLE, f"no answer within {self._deadline_s:g} s")
         except Exception as error:
-            # Not only httpx's own errors: a url can be bad in many ways.
+            # Any exception, because bad urls raise more than httpx's errors.
             details = without_secret(f"{type(error).__name__}: {error}", delivery.url)
             return Result(End.SILENT, UNREACHABLE, details)
         if 200 <= status < 300:
@@ -175,7 +178,7 @@ class Poster:
             return False
 
     async def _status(self, delivery: Delivery, sending: _Sending) -> tuple[int, float | None]:
-        """The answer's status, and in how many seconds the receiver wants to be asked again."""
+        """Returns the answer's status, and the seconds of its Retry-After or None."""
         url = httpx.URL(delivery.url)
         port = url.port or {"https": 443}.get(url.scheme, 80)
         host, receiver = canonical_host(url.host), receiver_of(delivery.url)
@@ -191,7 +194,7 @@ class Poster:
         if not allowed:
             raise problem
         good = self._good.pop(receiver, None)
-        allowed.sort(key=lambda address: address != good)  # the one that worked comes first
+        allowed.sort(key=lambda address: address != good)  # the last working address comes first
         exchange = partial(self._exchange, delivery, url, host, sending)
         address, answer = await _race(exchange, allowed[:_MOST_ADDRESSES], self._deadline_s)
         self._good[receiver] = address
@@ -200,9 +203,9 @@ class Poster:
         return answer
 
     async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:
-        """HandshakeError where the host is named and certificates are why the connection failed.
+        """Raises HandshakeError if certificates caused the error and the host has TLS settings.
 
-        Asks again where the refusal may have been lost.
+        Repeats the handshake if the receiver's refusal may have been lost.
         """
         context = self._clients.context(url)
         if context is None:
@@ -234,7 +237,10 @@ class Poster:
         address: Address,
         begin: Callable[[], None],
     ) -> tuple[int, float | None]:
-        """`begin` is called when the connection is there, before anything is sent."""
+        """Sends the request to one address. Returns the status and the seconds of Retry-After.
+
+        Calls `begin` when the connection is established, before anything is sent.
+        """
 
         async def trace(event: str, info: dict[str, Any]) -> None:
             is_to_proxy = info.get("request") and info["request"].method == b"CONNECT"
@@ -248,8 +254,8 @@ class Poster:
             "X-Payload-Id": delivery.payload_id,
         }
         extensions: dict[str, Any] = {"trace": trace}
-        # The address that was checked is connected to: the name is not looked up again. A proxy
-        # gets the name of an https url: httpcore checks certificates behind it by the url alone.
+        # The connection goes to the checked address; the name is not resolved again. A proxy gets
+        # the name of an https url, because httpcore checks certificates behind a proxy by the url.
         target = str(address)
         if literal_address(host) is None:
             if url.scheme == "https" and self._clients.is_proxied(address):
@@ -257,18 +263,18 @@ class Poster:
             else:
                 extensions["sni_hostname"] = host
         try:
-            # A stream: only the status matters, a body without end must not hold the courier.
+            # Only the status matters. A stream avoids reading a body, which may be endless.
             async with self._clients.of(url, address).stream(
                 "POST",
                 url.copy_with(host=target, username="", password=""),
                 content=sending.pieces(),
                 headers=headers,
                 auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,
-                timeout=None,  # but for that of the whole try
+                timeout=None,  # the complete try has a deadline
                 extensions=extensions,
             ) as response:
                 return response.status_code, _retry_after_s(response.headers.get("Retry-After"))
-        # A refusal that comes while the request is sent is no httpx error.
+        # A refusal during sending is not an httpx error.
         except (httpx.TransportError, ssl.SSLError) as error:
             await self._raise_of_tls(error, url, address)
             raise
@@ -279,10 +285,11 @@ async def _race(
     addresses: Sequence[Address],
     deadline_s: float,
 ) -> tuple[Address, T]:
-    """Connects to the first address that answers; returns it and its answer.
+    """Sends to the first address that accepts a connection. Returns the address and its answer.
 
-    The next address is tried when one fails, or has no connection for some time; all others are
-    given up when one has. Where none has: the last error, or that of certificates.
+    The next address is tried when an address fails or does not connect for some time. The first
+    connection cancels all other tries. Without any connection, raises the last error, or a
+    HandshakeError if there was one.
     """
     problem: BaseException | None = None
     tasks: dict[asyncio.Task[T], Address] = {}
@@ -323,7 +330,7 @@ async def _race(
 
 
 def _retry_after_s(text: str | None) -> float | None:
-    """Seconds that a Retry-After names, as a number or a date; None: none that can be read."""
+    """Returns the seconds of a Retry-After header (number or date); None if it is unreadable."""
     try:
         return float(int(text or ""))
     except ValueError:
@@ -335,7 +342,7 @@ def _retry_after_s(text: str | None) -> float | None:
 
 
 class _Sending:
-    """A body sent piece by piece: tells whether the receiver may have all of it."""
+    """A body that is sent piece by piece. `n_sent`: the bytes that the receiver may have."""
 
     def __init__(self, body: bytes) -> None:
         self._body = memoryview(body)

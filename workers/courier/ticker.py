@@ -1,4 +1,4 @@
-"""Offers the courier every outbox that is due."""
+"""Passes due outboxes to the courier."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from poc_core.periodic import Periodic
 from poc_core.state.delivery.outbox import Outbox
 from workers.courier.courier import Courier
 
-# Seconds between two looks for deliveries that are due.
+# Seconds between two searches for due deliveries.
 TICK_S = 0.25
-# Seconds between two signs of life at most, whatever POC_WORKER_TTL_S: containers wait 60 for one.
+# Most seconds between two signs of life for any POC_WORKER_TTL_S; containers wait 60 s for a sign.
 _SIGN_S = 20.0
 ALIVE = Path(tempfile.gettempdir(), "proofline-courier")
 
 
 class Ticker:
-    """A thread that offers the courier every due outbox and renews the locks of those on their way.
+    """A thread that passes due outboxes to the courier, and renews the locks of deliveries.
 
-    Redis names each due outbox to one courier at a time. A container's health check sees that the
-    thread goes on by ALIVE, a private folder whose time it renews.
+    Redis assigns each due outbox to one courier at a time. The thread updates the mtime of ALIVE, a
+    private folder, which a container's health check reads.
     """
 
     def __init__(
         self, outbox: Outbox, courier: Courier, look_around: Callable[[], str] = lambda: ""
     ) -> None:
-        """`look_around()` is called every few seconds and returns what troubles the courier."""
+        """`look_around()` is called every few seconds. It returns the courier's problem, or ""."""
         self._outbox = outbox
         self._courier = courier
         self._look_around = look_around
@@ -46,7 +46,9 @@ class Ticker:
     def stop(self) -> None:
         self._ticks.stop()
         life_signs.remove(ALIVE)
-        with contextlib.suppress(RedisError):  # then it is missed, which it is
+        with contextlib.suppress(
+            RedisError
+        ):  # without this call the courier is reported as missing
             self._outbox.leave()
 
     def _tick(self) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP client of each callback: with certificates and proxy as the operator says."""
+"""HTTP clients for callbacks, with the operator's certificates and proxy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import httpx
 from poc_core.callback_tls import CallbackTls, PlainUrlError
 from poc_core.callbacks import Address
 
-# Places limits connections. None is kept: it must not serve another name or certificate.
+# `Places` limits the connections. None is kept alive, because it must not be used for another name
+# or certificate.
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class TlsClients:
-    """The clients of one event loop: a usual one, and ones with the operator's certificates, each
-    with and without the operator's proxy.
-    """
+    """The clients of one event loop, with and without the operator's certificates and proxy."""
 
     def __init__(
         self, usual: httpx.AsyncClient, tls: CallbackTls, proxy: str | None = None
@@ -29,13 +28,14 @@ class TlsClients:
         }
 
     def concerns(self, host: str) -> bool:
-        """True if the operator named this host."""
+        """Returns True if POC_CALLBACK_TLS_HOSTS names this host."""
         return self._tls.concerns(host)
 
     def of(self, url: httpx.URL, address: Address) -> httpx.AsyncClient:
-        """The client for this url. CertificateError: bad certificates. PlainUrlError: not https.
+        """Returns the client for a url and address.
 
-        httpx.ConnectError: httpx names no IPv6 address to a proxy as it should.
+        CertificateError for unusable certificates, PlainUrlError if https is required, and
+        httpx.ConnectError for IPv6 through a proxy, because httpx formats such addresses wrongly.
         """
         context, proxy = None, self._proxy if self.is_proxied(address) else None
         if proxy and address.version == 6:
@@ -45,7 +45,7 @@ class TlsClients:
                 raise PlainUrlError(url.host)
             context = self._tls.context()
             if context is not self._context:
-                # What is under way ends on the earlier clients, which keep no connection.
+                # Requests in progress end on the earlier clients, which keep no connections alive.
                 for key in [key for key in self._made if key[0] is not None]:
                     del self._made[key]
                 self._context = context
@@ -56,11 +56,11 @@ class TlsClients:
         return self._made[context, proxy]
 
     def is_proxied(self, address: Address) -> bool:
-        """True if the operator's proxy connects to this address."""
+        """Returns True if requests to this address use the operator's proxy."""
         return self._proxy is not None and address.is_global
 
     def context(self, url: httpx.URL) -> ssl.SSLContext | None:
-        """The TLS context of the host's connections; None: the host is not named."""
+        """Returns the TLS context for the url's host; None if the operator did not name the host."""
         return self._context if self.concerns(url.host) else None
 
     async def close(self) -> None:

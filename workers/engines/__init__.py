@@ -1,1 +1,1 @@
-"""What computes: an engine is a class with a loaded model; `workers/load.py` picks one."""
+"""The engines. Each engine class holds a loaded model; `workers/load.py` chooses the class."""

@@ -1,4 +1,4 @@
-"""The interface of an engine: a loaded model that runs micro-batches."""
+"""The interface of engines: loaded models that run micro-batches."""
 
 from __future__ import annotations
 
@@ -24,78 +24,80 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pulse:
-    """Sign of an engine's progress, beside whether its processes live."""
+    """An engine's progress, in addition to the liveness of its processes."""
 
-    beats: int = 0  # steps told of and calls answered, since the engine's start
-    waits: bool = False  # somebody waits for the engine
+    beats: int = 0  # reported steps and answered calls since the engine's start
+    waits: bool = False  # a request or call is waiting for the engine
 
 
 class Engine(ABC):
-    """One loaded model. `tick` is called by one thread at a time."""
+    """A loaded model. Only one thread at a time may call `tick`."""
 
     info: ModelInfo
     # The decoder layers of each pipeline stage.
     stages: Sequence[range] = (range(1),)
-    # Whether a stage's layers may be run a few at a time.
+    # True: a stage's layers may be run a few at a time.
     sliceable: bool = True
-    # Slices that chat may find on the device, one behind the other, when it comes.
+    # Slices that may be queued on the device when a chat request arrives.
     slices_in_flight: int = 1
-    # Seconds that a call should take at most, far from where the engine counts as lost.
+    # Most seconds that a call should take, far less than the limit after which an engine is lost.
     longest_call_s: float = math.inf
-    # Seconds of one token in one layer, as a self-test has measured them; 0: none has.
+    # Seconds per token and layer, measured by a self-test; 0 if not measured.
     token_layer_s: float = 0.0
-    # Paths that the API passes on to the chat server, once it serves (openai_paths.passed_on).
+    # Paths that the API forwards to the chat server, once it serves (openai_paths.passed_on).
     chat_paths: Sequence[str] = ()
-    # How it scores known tokens of chat, once it serves; None: it does not.
+    # How known tokens of chat are scored, once chat is served; None if they are not.
     validations: Validations | None = None
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:
-        """Runs one tick. EngineMemoryError: all micro-batches must begin anew, smaller.
+        """Runs one tick.
 
-        EngineLostError: the engine must be replaced. After any other ProoflineError, too, the
-        engine has forgotten all micro-batches.
+        EngineMemoryError: all micro-batches must be restarted with fewer nonces. EngineLostError:
+        the engine must be replaced. After every ProoflineError the engine has dropped all
+        micro-batches.
         """
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         """Returns one micro-batch's time by kernel for each device; empty if unknown.
 
-        For callers who have the engine for themselves. SpecError: it cannot follow the spec.
+        No other work may run on the engine. SpecError if the engine cannot compute the spec.
         """
         return []
 
     def begin_work(self) -> None:
-        """Hears that the engine takes work from now on."""
+        """Called when the engine starts to take work."""
         return
 
     def check(self) -> None:
-        """EngineLostError when the engine was lost while idle. From any thread, at any time."""
+        """Raises EngineLostError if the engine was lost while idle. Any thread may call it."""
         return
 
     def pulse(self) -> Pulse:
-        """The engine's progress; asked every few seconds by one thread.
+        """Returns the engine's progress. One thread calls it every few seconds.
 
-        An engine that cannot tell waits for nothing.
+        An engine without this information reports that nothing waits.
         """
         return Pulse()
 
     def unfinished_chat(self) -> int:
-        """Chat requests that the engine has not finished. From any thread, at any time."""
+        """Returns the number of unfinished chat requests. Any thread may call it."""
         return 0
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
-        """Serves OpenAI's API on a free port of `host` behind the gate; None: it has no chat.
+        """Serves OpenAI's API behind the gate on a free port of `host`, and returns the port.
 
-        `secret`: what requests must have as GATEWAY_SECRET_HEADER; None: nothing.
+        Returns None if the engine has no chat. `secret`: the required value of requests'
+        GATEWAY_SECRET_HEADER; None if none is required.
         """
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the model, its device memory and its processes. May be called twice."""
+        """Frees the model and its device memory, and ends its processes. May be called twice."""
 
     def check_spec(self, spec: ProofSpec) -> None:
-        """SpecError: the model's limits do not allow what the spec asks for of a nonce."""
+        """Raises SpecError if a nonce of this spec exceeds the model's limits."""
         info, contract = self.info, contract_of(spec.scheme)
         passes = contract.passes(spec)
         most = min(info.max_seq_len, info.max_batch_tokens)
@@ -112,11 +114,14 @@ class Engine(ABC):
 
 
 class WholeBatchEngine(Engine):
-    """An engine that runs a micro-batch in one go."""
+    """An engine that runs each micro-batch in one call."""
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """One value per nonce; None: no finite state. SpecError: the spec cannot be followed."""
+        """Returns one value per nonce; None for a nonce without finite state.
+
+        SpecError if the engine cannot compute the spec.
+        """
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Finds a model's decoder layers, and whether the network reflects them."""
+"""Finds a model's decoder layers, and determines whether the network reflects them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
-# Names in a path that lead to another tower than the text decoder.
+# Parts of a path that belong to another tower than the text decoder.
 _OTHER_TOWERS = (
     "vision",
     "visual",
@@ -27,15 +27,15 @@ _OTHER_TOWERS = (
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """The decoder layers in order: index = global index, also under pipeline parallelism."""
+    """The decoder layers, at their indices in the complete model, also under pipeline parallelism."""
 
     modules: nn.ModuleList
-    path: str  # from the model
-    reflected: bool  # whether schemes that transform layers transform these
+    path: str  # module path in the model
+    reflected: bool  # True if schemes that transform layers transform these layers
 
 
 def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
-    """The model's decoder layers. LookupError: it has none, or it cannot be told which they are."""
+    """Returns the model's decoder layers. LookupError if there are none or the choice is unclear."""
     path = _path(model, n_layers)
     modules = _at(model, path)
     assert modules is not None
@@ -43,17 +43,17 @@ def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
 
 
 def n_routed_tokens(text_config: Any) -> int | None:
-    """Vocabulary size of a model whose first layers choose experts by token id; else None.
+    """Returns the vocabulary size if the model's first layers route by token id; otherwise None.
 
-    Proofs then need token ids beside their inputs (protocol.md, section 2.1).
+    Proofs of such models need token ids in addition to inputs (protocol.md, section 2.1).
     """
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
 
 def routes_by_token(gate: nn.Module) -> bool:
-    """True if a gate takes each token's experts from a table (DeepSeek-V4's first layers).
+    """Returns True if a gate reads each token's experts from a table (DeepSeek-V4's first layers).
 
-    Decode proofs leave it as it is and do not count its layer (protocol.md, section 8.2).
+    Decode proofs do not replace such a gate, and do not count its layer (protocol.md, section 8.2).
     """
     return getattr(gate, "tid2eid", None) is not None
 
@@ -84,7 +84,7 @@ def _path(model: nn.Module, n_layers: int) -> str:
 
 
 def _is_elsewhere(path: str) -> bool:
-    """True if a list of modules lies inside a layer, or in a tower for other things than text."""
+    """Returns True if a list of modules is inside a layer, or outside the text decoder."""
     *parents, own = path.split(".")
     in_a_layer = any(part.isdecimal() for part in parents)
     return (

@@ -1,4 +1,4 @@
-"""Writes a model in a GGUF file, and its tokenizer, as a folder that engines load.
+"""Converts a GGUF file's model and tokenizer to a folder that engines can load.
 
 python -m workers.engines.from_gguf FILE FOLDER
 """
@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def main(file: Path, folder: Path) -> None:
-    """Makes a new model from GGUF weights, because transformers cannot save a model loaded from
-    GGUF.
+    """Copies the GGUF weights to a new model, because transformers cannot save a model that was
+    loaded from GGUF.
     """
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)

@@ -1,9 +1,10 @@
-"""Paths of decoder layers in models as vLLM builds them. Without torch: also for commands."""
+"""Paths of the decoder layers in vLLM's models. Commands use them too, so this imports no torch."""
 
-# Where the network's nodes look for decoder layers: of a model without these they reflect none.
+# The paths at which the network's nodes look for decoder layers. Without any of these paths they do
+# not reflect.
 FLEET_PATHS = ("model.layers", "transformer.h", "layers")
 
-# Architectures, by vLLM's class, that wrap a language model: all beyond the fleet's reach.
+# vLLM's classes that wrap a language model. The network's nodes do not find their layers.
 _WRAPPED = "language_model.model.layers"
 KNOWN_PATHS = {
     "DeepseekV4ForConditionalGeneration": _WRAPPED,

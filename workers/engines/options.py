@@ -8,7 +8,7 @@ from poc_core.errors import OptionsError
 from poc_core.serving.model_options import ModelOptions
 from workers.engines.kinds import EngineKind, LogprobTokens, Validation
 
-# Arguments of `vllm serve` that say over which hosts an engine spans; here a HostSpan does.
+# Arguments of `vllm serve` that spread an engine over hosts. HostSpan replaces them.
 _OF_HOSTS = (
     *("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless"),
     *("--data-parallel-size", "-dp"),
@@ -16,13 +16,13 @@ _OF_HOSTS = (
 
 
 class HostSpan(BaseModel):
-    """Which part of an engine over several hosts this host has."""
+    """This host's part of an engine over several hosts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     n_hosts: int = Field(ge=2)
-    rank: int = Field(ge=0)  # of this host; 0: the head, whose worker the engine is
-    head_host: str  # the head's address or name, on which it listens
+    rank: int = Field(ge=0)  # this host's rank; 0 for the head, which runs the engine's worker
+    head_host: str  # the address or name on which the head listens
     head_port: int = Field(ge=1, le=65535)
 
     @property
@@ -33,7 +33,7 @@ class HostSpan(BaseModel):
 
     @property
     def follows(self) -> str:
-        """HOST:PORT of the head, where that is another host; empty on the head."""
+        """HOST:PORT of the head; empty on the head itself."""
         return self.head if self.rank else ""
 
     def __str__(self) -> str:
@@ -41,23 +41,23 @@ class HostSpan(BaseModel):
 
 
 class EngineOptions(ModelOptions):
-    """Options of a model and of the machine that serves it; each engine takes what concerns it.
+    """Options of a model and of the machine that serves it. Each engine uses its own subset.
 
-    OptionsError: options that do not go together.
+    OptionsError if options contradict each other.
     """
 
     engine: EngineKind = "vllm"
-    # GB of each device for keys and values of decode proofs' steps; None: a share of what is free
+    # GB per device for keys and values of decode proofs' steps; None for a share of free memory.
     decode_memory_gb: float | None = Field(None, ge=0)
-    synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
-    logprob_tokens: LogprobTokens = "ids"  # text: to requests with none of the network's fields
+    synthetic_step_ms: float = Field(50.0, ge=0)  # duration of a batch
+    logprob_tokens: LogprobTokens = "ids"  # text: only for requests without the network's fields
     validation: Validation = "auto"  # how known tokens of chat are scored
-    codebook: str = ""  # the file with the points of decode proofs; empty: what ships
-    span: HostSpan | None = None  # None: this host has the whole engine
+    codebook: str = ""  # file with the points of decode proofs; empty for the shipped file
+    span: HostSpan | None = None  # None if the engine runs on this host only
 
     @property
     def n_devices_here(self) -> int:
-        """GPUs (on a CPU: processes) of one engine on this host."""
+        """The number of GPUs (or processes on a CPU) of one engine on this host."""
         return self.n_devices // (self.span.n_hosts if self.span else 1)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The schemes that an engine computes now: made once, as their vectors take a while."""
+"""Caches an engine's prepared schemes, because generating their vectors takes time."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
 
-# A round and a few jobs beside it. Each holds per-layer vectors (a few MB), a distance scheme also
-# its projection (8192 x hidden float32).
+# Schemes of a round and a few concurrent jobs. Each holds per-layer vectors (a few MB), and a
+# distance scheme also a projection (8192 x hidden float32).
 _KEPT = 4
 
 
 class ReadySchemes:
-    """Cache of one model's schemes by spec."""
+    """A cache of one model's schemes by spec."""
 
     def __init__(
         self, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.replicated = True  # whether layers give the same on all tensor-parallel ranks
+        self.replicated = True  # True: layers' outputs are equal on all tensor-parallel ranks
         self._load = partial(
             load_scheme, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
         )
         self._schemes: LRUCache[str, Scheme] = LRUCache(_KEPT)
 
     def of(self, spec: ProofSpec) -> Scheme:
-        """A spec's scheme. SpecError: see load_scheme, or this deployment cannot compute it."""
+        """Returns a spec's scheme. SpecError if the spec is invalid (see load_scheme), or the
+        deployment cannot compute the scheme.
+        """
         key = spec.model_dump_json()
         scheme = self._schemes.get(key)
         if scheme is None:

@@ -1,4 +1,4 @@
-"""Experts chosen by a seed instead of a model's gate, in models of the transformers library."""
+"""Chooses experts by a seed instead of a model's gate, in models of the transformers library."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from poc_core.schemes.decode.steps import forced_logits
 from workers.engines.decoder_layers import routes_by_token
 
 FirstExperts = Callable[[int, int], Tensor | None]
-"""(layer of experts, number of experts) -> the first expert of each row, int64 (rows,)."""
+"""(index of the MoE layer, number of experts) -> each row's first expert, int64 (rows,)."""
 
 
 def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The gates of a model's layers of experts that a seed leads, in the model's order."""
+    """Returns the gates of the MoE layers that can be seeded, in the model's order."""
     found = []
     for layer in layers:
         for block in layer.modules():
@@ -31,9 +31,9 @@ def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 @contextmanager
 def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
-    """Within, the gates' logits lead to the seeded experts; what follows is the model's own.
+    """Replaces the gates' logits while the context is open, so that the seeded experts are chosen.
 
-    SpecError: a gate that computes its logits in a way that is not known.
+    SpecError if a gate computes its logits in an unknown way.
     """
     with ExitStack() as exits:
         for index, gate in enumerate(gates):
@@ -44,7 +44,7 @@ def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) 
 def _seed(
     gate: nn.Module, index: int, top_k: int, first_experts: FirstExperts
 ) -> Callable[[], None]:
-    """Seeds a gate until the function that it returns is called."""
+    """Seeds a gate. Returns a function that restores the gate."""
     plain = gate.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def _seed(
 
 
 class _ForcedLogits(TorchFunctionMode):
-    """Context in which forced logits replace the output of the first linear layer that runs."""
+    """A context in which forced logits replace the output of the first linear layer that runs."""
 
     def __init__(self, first_experts: Callable[[int], Tensor | None], top_k: int) -> None:
         super().__init__()

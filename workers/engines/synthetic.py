@@ -1,4 +1,4 @@
-"""An engine for load tests only: no model, and numbers that no verifier accepts."""
+"""An engine for load tests only. It has no model, and no verifier accepts its numbers."""
 
 import time
 from collections.abc import Sequence
@@ -13,12 +13,14 @@ from workers.engines.options import EngineOptions
 # Limits wide enough for any load test.
 _HIDDEN_SIZE = 4096
 _MAX_TOKENS = 1 << 20
-# Nonces of a micro-batch: as many as clients' batches hold by default.
+# Nonces of a micro-batch, equal to the default batch size of clients.
 _MAX_SEQUENCES = 32
 
 
 class SyntheticEngine(WholeBatchEngine):
-    """Sleeps `synthetic_step_ms` a micro-batch of any size; values follow from spec and nonce."""
+    """An engine that sleeps `synthetic_step_ms` per micro-batch. Values depend only on spec and
+    nonce.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self._step_s = options.synthetic_step_ms / 1000

@@ -1,4 +1,4 @@
-"""Ticks: how an engine is asked to run slices of proof micro-batches, and what it answers."""
+"""Ticks: the calls that run slices of proof micro-batches on an engine, and their results."""
 
 from __future__ import annotations
 
@@ -18,49 +18,51 @@ from poc_core.schemes import contract_of
 
 
 class EngineLostError(ProoflineError):
-    """The engine cannot be used any more: its process must exit, for the supervisor to restart."""
+    """The engine is unusable. Its process must exit, so that the supervisor restarts it."""
 
 
 class EngineMemoryError(ProoflineError):
-    """Too little device memory for a micro-batch; the engine lives and forgot all of them."""
+    """A micro-batch ran out of device memory. The engine lives, but dropped all micro-batches."""
 
 
 class Slice(NamedTuple):
-    """A run of decoder layers [first, end) of one micro-batch: one stage's, in one of its passes.
+    """Decoder layers [first, end) of one pipeline stage, for one pass of one micro-batch.
 
-    Or several passes [step, until) of a model that has no other stage, each through all its layers.
+    In a model with only one stage, a slice may instead be several passes [step, until) through all
+    layers.
     """
 
-    micro_batch: int  # its id
+    micro_batch: int  # the micro-batch's id
     first: int
     end: int
     step: int = 0  # see PassOrder
     until: int = 1
 
 
-# Ids of micro-batches. One that begins again gets a new id: times of an ended one may come late.
+# Ids of micro-batches. A restarted micro-batch gets a new id, because times of the old one may come
+# late.
 _IDS = itertools.count()
 
 
 @dataclass(eq=False)
 class MicroBatch:
-    """Nonces that are computed together, on their way from a worker's runner to its engine.
+    """Nonces that a worker's engine computes together.
 
-    A micro-batch of more nonces than the engine holds at a time begins in `parts`.
+    A micro-batch of more nonces than the engine holds is divided into `parts`.
     """
 
     spec: ProofSpec
     nonces: Sequence[int]
-    id: int = -1  # on the engine
+    id: int = -1  # id on the engine
     urgent: bool = False  # see ChatGate
-    part: int | None = None  # nonces of one forward of all rows; None: all
-    # The micro-batch's values, or why there are none; never done if it is cancelled.
+    part: int | None = None  # nonces of one forward of all rows; None for all nonces
+    # The micro-batch's values or error. Never completes if the micro-batch is cancelled.
     future: Future[Sequence[JsonValue]] = field(default_factory=Future)
-    # How far its slices are launched:
+    # The progress of launching slices:
     stage: int = 0
-    step: int = 0  # the pass that it is in
-    slices: deque[Slice] = field(default_factory=deque)  # of its stage, still to be run
-    launched: bool = False  # all its slices are; its values are awaited
+    step: int = 0  # the current pass
+    slices: deque[Slice] = field(default_factory=deque)  # slices of this stage still to run
+    launched: bool = False  # True when all slices are launched and only the values are missing
     parts: Sequence[MicroBatch] = ()
 
     @cached_property
@@ -73,11 +75,11 @@ class MicroBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the micro-batch's first forward."""
+        """The number of tokens of the micro-batch's first forward."""
         return min(self.part or len(self.nonces), len(self.nonces)) * self.passes.rows
 
     def result(self, timeout_s: float) -> Sequence[JsonValue] | None:
-        """One value per nonce, in order; None: not within `timeout_s`.
+        """Returns one value per nonce, in order, or None after `timeout_s` without result.
 
         Raises the engine's error, or SpecError.
         """
@@ -87,14 +89,16 @@ class MicroBatch:
             return None
 
     def rewind(self, part: int) -> None:
-        """Puts the micro-batch at its begin, for the first time or again."""
+        """Resets the micro-batch to its beginning, with a new id. `part`: see the field."""
         self.id, self.part = next(_IDS), part
         self.stage = self.step = 0
         self.slices.clear()
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Splits the micro-batch into parts of at most `most` nonces; the last part ends it."""
+        """Divides the micro-batch into parts of at most `most` nonces. The last part completes its
+        future.
+        """
         firsts = range(0, len(self.nonces), most)
         self.parts = [
             MicroBatch(self.spec, self.nonces[first : first + most], urgent=self.urgent)
@@ -114,21 +118,21 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Tick:
-    """One call into the engine: at most one slice on each pipeline stage."""
+    """A call to the engine, with at most one slice for each pipeline stage."""
 
-    begin: Sequence[MicroBatch] = ()  # micro-batches that are new
+    begin: Sequence[MicroBatch] = ()  # new micro-batches
     slices: Sequence[Slice] = ()
-    drop: Sequence[int] = ()  # ids of micro-batches that are given up
-    wait: bool = False  # until all that was launched is done
-    fetch: int | None = None  # id of a launched micro-batch: until its values are there
+    drop: Sequence[int] = ()  # ids of cancelled micro-batches
+    wait: bool = False  # True: returns when all launched slices are done
+    fetch: int | None = None  # id of a launched micro-batch: returns when its values are available
 
 
 @dataclass(frozen=True)
 class TickResult:
-    """Micro-batches that ended since the tick before, by id."""
+    """Results since the previous tick, by the micro-batches' ids."""
 
-    # By id: why the model cannot follow the micro-batch's spec.
+    # By id: why the model cannot compute the micro-batch's spec.
     refused: Mapping[int, str] = field(default_factory=dict)
-    ran: Sequence[tuple[Slice, float]] = ()  # seconds that each kept its stage from other work
-    # One value per nonce; None: no finite state.
+    ran: Sequence[tuple[Slice, float]] = ()  # seconds that each slice occupied its stage
+    # One value per nonce; None for a nonce without finite state.
     values: Mapping[int, Sequence[JsonValue]] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""The second opinion: the same proof by Hugging Face's code on CPU or one GPU, without vLLM."""
+"""An engine that computes the same proofs with Hugging Face's code, to verify the vLLM engine.
+
+It runs on a CPU or one GPU.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +26,7 @@ from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.seeded_routing import gates, seeded
 from workers.engines.ticks import EngineLostError, EngineMemoryError
 
-# Tokens of one forward: fills a GPU, and a large model's activations still fit beside its weights.
+# Tokens of one forward: enough to fill a GPU; a large model's activations still fit in memory.
 _MAX_BATCH_TOKENS = 8192
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -34,10 +37,10 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 class TransformersEngine(WholeBatchEngine):
-    """Runs a decoder-only model of the transformers library."""
+    """An engine for decoder-only models of the transformers library."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Loads the model. ProoflineError: it fails, or no decoder layers are found."""
+        """Loads the model. ProoflineError if loading fails or no decoder layers are found."""
         stages.begin("loading the model")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -46,7 +49,7 @@ class TransformersEngine(WholeBatchEngine):
                 options.model, dtype=_DTYPES.get(options.dtype, "auto")
             )
         except (OSError, ValueError, ImportError) as error:
-            # The last where a number format wants another library.
+            # ImportError: a number format needs another library.
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
         try:
@@ -122,7 +125,9 @@ class TransformersEngine(WholeBatchEngine):
 
 @contextmanager
 def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
-    """Within, each layer gets the token ids: transformers' models take either ids or inputs."""
+    """Passes the token ids to each layer, because transformers' models accept either token ids or
+    inputs.
+    """
 
     def tell(
         module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
@@ -137,7 +142,7 @@ def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterato
 
 @contextmanager
 def _transformed_layers(layers: Sequence[nn.Module], batch: Batch, step: int) -> Iterator[None]:
-    """Within, each layer's output is transformed as this pass wants it."""
+    """Applies this pass's transformation to each layer's output while the context is open."""
     transform = batch.transform(step)
     with ExitStack() as exits:
         for index, layer in enumerate(layers if transform is not None else ()):
@@ -158,10 +163,11 @@ def _transform_sum(layer: nn.Module, transform: _Terms) -> list[torch.utils.hook
 def _transform_terms(
     layer: nn.Module, transform: _Terms
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Transforms the two terms of a layer's output apart, as vLLM's layers return them.
+    """Transforms the two terms of a layer's output separately: hidden_states and residual, as in
+    vLLM.
 
-    hidden_states is what the layer adds last, the output of the direct submodule that runs last
-    (the MLP, or the norm that follows it in some models); residual is the rest.
+    hidden_states is the output of the direct submodule that runs last (the MLP, or in some models a
+    norm after the MLP). residual is the rest of the layer's output.
     """
     last: list[Tensor] = []
 
@@ -180,7 +186,7 @@ def _transform_terms(
 def _replace_output(
     layer: nn.Module, transform: Callable[[Tensor], Tensor]
 ) -> torch.utils.hooks.RemovableHandle:
-    """Replaces the hidden states of a layer's output, a tensor or a tuple that starts with it."""
+    """Replaces the hidden states in a layer's output: the tensor, or the first item of a tuple."""
 
     def hook(
         module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]

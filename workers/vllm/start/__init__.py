@@ -1,1 +1,1 @@
-"""Starts a vLLM engine and tests it before it takes work."""
+"""Starts a vLLM engine, and tests the engine before it takes work."""

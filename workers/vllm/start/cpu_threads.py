@@ -1,7 +1,7 @@
-"""Which CPUs each of vLLM's processes computes on, where it runs on CPUs.
+"""Assigns CPUs to vLLM's processes on machines without GPUs.
 
-Left alone, vLLM gives each rank a NUMA node of its own and refuses to start more ranks than the
-machine has nodes; and two workers on one machine would compute on the very same CPUs.
+By default vLLM assigns a NUMA node to each rank, and refuses to start more ranks than there are
+nodes. Two workers on one machine would use the same CPUs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
-# vLLM's own: "0-3|4-7" for two ranks, "nobind" or "auto"
+# vLLM's variable: "0-3|4-7" for two ranks, "nobind" or "auto"
 
 _NODES = Path("/sys/devices/system/node")
 
 
 def divide(n_ranks: int) -> None:
-    """Shares this process's CPUs out among `n_ranks` ranks, unless the user has or vLLM can."""
+    """Divides this process's CPUs among `n_ranks` ranks.
+
+    Does nothing if the user has set VARIABLE, or there are NUMA nodes enough for vLLM's default.
+    """
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return
     if hasattr(os, "sched_getaffinity"):
@@ -25,22 +28,24 @@ def divide(n_ranks: int) -> None:
 
 
 def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str, str]:
-    """Environment for worker `index` of `n_workers`: CPUs that no other worker computes on.
+    """Returns environment variables that give worker `index` of `n_workers` its own CPUs.
 
-    Empty for a single worker, and where the user has chosen.
+    Empty for a single worker, or if the user has set VARIABLE.
     """
     if n_workers == 1 or VARIABLE in os.environ or not hasattr(os, "sched_getaffinity"):
         return {}
     cpus = sorted(os.sched_getaffinity(0))
     size = len(cpus) // n_workers
     own = cpus[index * size : (index + 1) * size]
-    if len(own) > n_ranks:  # one is left for the worker's other processes, as vLLM itself does
+    if len(own) > n_ranks:  # one CPU is left for the worker's other processes, as in vLLM
         own = own[:-1]
     return {VARIABLE: shares(own, n_ranks)}
 
 
 def shares(cpus: Sequence[int], n_ranks: int) -> str:
-    """The value of VARIABLE: equal runs of neighbouring CPUs; "nobind" with fewer than ranks."""
+    """Returns the value of VARIABLE: equal ranges of neighbouring CPUs, or "nobind" if there are
+    fewer CPUs than ranks.
+    """
     size = len(cpus) // n_ranks
     if size == 0:
         return "nobind"

@@ -1,7 +1,7 @@
-"""The process of a host that has a part of an engine whose worker is on another host, the head.
+"""The follower: a host's process for its part of an engine whose worker is on the head host.
 
-It takes no work, and has neither a queue nor a record as a worker. It waits for its head, computes
-what the head's engine says, and ends with it; its supervisor starts it anew.
+A follower takes no work, and has no queue and no worker record. It waits for the head, computes for
+the head's engine, and ends with the head. Its supervisor then restarts it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ logger = logging.getLogger(__name__)
 
 
 def run_follower(options: EngineOptions) -> None:
-    """Never returns: the process ends with its head, or after SIGTERM with the head's batches.
+    """Runs until the head ends, or after SIGTERM until the head's batches are finished.
 
-    ProoflineError: the part of the engine cannot be loaded, or was lost.
+    Exits the process instead of returning. ProoflineError if this host's part of the engine cannot
+    be loaded, or was lost.
     """
     log_to_stderr()
-    raise_file_limit()  # the engine's processes too, which inherit it
+    raise_file_limit()  # the engine's processes inherit the limit
     leaving, serving = threading.Event(), threading.Event()
     connection: host_link.Connection | None = None
 
     def leave(_signal: int, _frame: Any) -> None:
         leaving.set()
         if connection is not None and serving.is_set():
-            with contextlib.suppress(OSError):  # `lost` hears of it
-                connection.send(leaves=True)  # the head finishes its batches, and lets us go
+            with contextlib.suppress(OSError):  # `lost` is called
+                connection.send(leaves=True)  # the head finishes its batches and disconnects
         else:
             os._exit(0)
 
@@ -57,7 +58,7 @@ def run_follower(options: EngineOptions) -> None:
 
     connection.keep(hear, lost)
     lifeline.offer()
-    sockets.Sockets()  # its folder goes with the next start: this process has no other end
+    sockets.Sockets()  # the next start removes the folder, because this process just exits
     stages.begin("importing vLLM")
     launch.follow(options, words)
     raise ProoflineError("A rank of this host's part of the engine ended; its log above says why.")

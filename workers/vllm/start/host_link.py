@@ -1,11 +1,12 @@
-"""Ties the hosts of an engine together: a connection from each follower to the head.
+"""Connects the hosts of an engine: each follower has a connection to the head.
 
-The head is the host of rank 0. Its worker waits for all followers before vLLM starts. From then on
-both ends of a connection say every second that they live. An end whose other one is gone or silent
-ends its process: vLLM would wait for it for ever.
+The head is the host of rank 0. Its worker waits for all followers before vLLM starts. Afterwards
+both ends of a connection send a sign of life every second. A process ends itself if the other end
+is gone or silent, because vLLM would wait forever.
 
-Whoever reaches the head's port can say what a follower says. Nothing of it is run, and what is not
-as expected closes the connection; but vLLM's own ports between hosts trust everybody (SECURITY.md).
+Any client that reaches the head's port can pretend to be a follower. No message is executed, and an
+unexpected message closes the connection. But vLLM's own ports between hosts trust all clients
+(SECURITY.md).
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ from workers.engines.options import EngineOptions, HostSpan
 
 logger = logging.getLogger(__name__)
 
-# Exit status of a process whose other hosts are gone.
+# Exit status of a process that lost another host of its engine.
 HOST_LOST_STATUS = 71
-# Seconds between two signs of life, and without any until an end is lost. A process that imports
-# or compiles may be silent for some.
+# Seconds between two signs of life, and seconds without a sign until a connection counts as lost. A
+# process may be silent for some time while it imports or compiles.
 BEAT_S = 1.0
 SILENT_S = 20.0
-_HELLO_S = 5.0  # for the first message of who connects
-_RETRY_S = 1.0  # between a follower's tries to reach the head
-_KNOWN_S = 60.0  # until the head's own name has an address
-_MOST_BYTES = 65_536  # of a message
+_HELLO_S = 5.0  # limit for a new connection's first message
+_RETRY_S = 1.0  # time between a follower's tries to reach the head
+_KNOWN_S = 60.0  # limit until the head's own name can be resolved
+_MOST_BYTES = 65_536  # size limit of a message
 
 Message = dict[str, Any]
 
 
 class Connection:
-    """One end of a connection between two hosts: messages, each a line of JSON.
+    """One end of a connection between two hosts. Each message is a line of JSON.
 
-    OSError: the other end is gone, or says what no host of an engine does.
+    OSError if the other end is gone or sends an invalid message.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(SILENT_S)
         self._sock = sock
-        self._rest = b""  # of what came
+        self._rest = b""  # received bytes after the last message
         self._sends = threading.Lock()
 
     @property
@@ -70,7 +71,7 @@ class Connection:
             self._sock.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Message:
-        """The next message; empty: a sign of life."""
+        """Returns the next message; an empty message is a sign of life."""
         while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
             came = self._sock.recv(_MOST_BYTES)
             if not came:
@@ -86,10 +87,10 @@ class Connection:
         return found
 
     def beat(self) -> None:
-        """Gives signs of life from now on, in a thread that ends with the connection."""
+        """Starts a thread that sends signs of life until the connection ends."""
 
         def beat() -> None:
-            with contextlib.suppress(OSError):  # whoever listens hears of it
+            with contextlib.suppress(OSError):  # the listening thread reports it
                 while True:
                     self.send()
                     time.sleep(BEAT_S)
@@ -97,7 +98,9 @@ class Connection:
         threading.Thread(target=beat, name="host-beats", daemon=True).start()
 
     def keep(self, hear: Callable[[Message], None], lost: Callable[[str], None]) -> None:
-        """Hands messages on from now on, in a thread; `lost` is called once, with the reason."""
+        """Starts a thread that passes messages to `hear`, and calls `lost` once with the reason
+        when the connection is lost.
+        """
 
         def listen() -> None:
             try:
@@ -114,17 +117,17 @@ class Connection:
         threading.Thread(target=listen, name="host-link", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the connection for both sides."""
-        with contextlib.suppress(OSError):  # it has ended
+        """Closes the connection for both ends."""
+        with contextlib.suppress(OSError):  # the connection has ended already
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
 
 class Head:
-    """The head's end: all followers of an engine, and the store in which its ranks meet."""
+    """The head's connections to all followers, and the torch store of the engine's ranks."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Waits for all followers. ProoflineError: --head is no address of this host."""
+        """Waits for all followers. ProoflineError if --head is not an address of this host."""
         assert options.span is not None
         self._span, self._plan = options.span, plan_of(options)
         self._lock = threading.Lock()
@@ -144,22 +147,22 @@ class Head:
         self._tell(store=port, address=address)
 
     def serves(self) -> None:
-        """Tells the followers that the engine takes work."""
+        """Notifies the followers that the engine takes work."""
         self._tell(serves=True)
 
     def close(self) -> None:
-        """Lets the followers go: from now on none is missed."""
+        """Disconnects the followers. Afterwards a lost follower is no error."""
         self._is_closed = True
         for follower in self._followers.values():
             follower.close()
 
     def _tell(self, **message: Any) -> None:
         for follower in self._followers.values():
-            with contextlib.suppress(OSError):  # whoever listens to it ends this process
+            with contextlib.suppress(OSError):  # the follower's listening thread ends this process
                 follower.send(**message)
 
     def _admit(self, listener: socket.socket) -> None:
-        """Takes the next follower, or says why not."""
+        """Accepts the next follower, or sends the follower the reason for refusing it."""
         sock, _ = listener.accept()
         connection = Connection(sock)
         sock.settimeout(_HELLO_S)
@@ -213,10 +216,10 @@ class Head:
 
 
 def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
-    """A follower's connection to the head, and vLLM's arguments for its part of the engine.
+    """Returns a follower's connection to the head, and vLLM's arguments for this host's part.
 
-    Returns when all hosts are there. Tries again, for ever, while the head is away, refuses this
-    host or waits for others.
+    Returns when all hosts are connected. Retries without limit while the head is unavailable,
+    refuses this host or waits for other hosts.
     """
     assert options.span is not None
     span, said = options.span, ""
@@ -253,7 +256,7 @@ def plan_of(options: EngineOptions) -> Message:
         "served_model_name": options.name,
         "hosts": options.span.n_hosts,
         "vLLM": _vllm_version(),
-        # Ranks that route each a share of the rows, or record a step, wait for each other.
+        # Ranks that divide the routing of rows, or record a step, wait for each other.
         **{
             name: os.environ.get(name)
             for name in (fused.SWITCH, recording.SWITCH, quick_marlin.SETTING)
@@ -262,7 +265,7 @@ def plan_of(options: EngineOptions) -> Message:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """In which of their options two hosts of one engine differ; None: in none."""
+    """Describes in which options two hosts of one engine differ; None if they agree."""
     found = [
         f"{name} is {ours.get(name)!r} on the head and {theirs.get(name)!r} here"
         for name in sorted(ours.keys() | theirs.keys())
@@ -272,7 +275,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | Non
 
 
 def vllm_words(span: HostSpan, address: str, port: int) -> list[str]:
-    """The arguments of `vllm serve` for this host's part of the engine."""
+    """Returns the arguments of `vllm serve` for this host's part of the engine."""
     said = {
         "--distributed-executor-backend": "mp",
         "--nnodes": span.n_hosts,
@@ -284,12 +287,12 @@ def vllm_words(span: HostSpan, address: str, port: int) -> list[str]:
 
 
 def use_address(address: str) -> None:
-    """Makes vLLM, Gloo and NCCL open their ports between hosts on this address only.
+    """Makes vLLM, Gloo and NCCL open their ports between hosts only on this address.
 
-    Left alone they look for the way to the internet, or for the host's name.
+    By default they choose the address of the route to the internet, or of the host's name.
     """
     os.environ["VLLM_HOST_IP"] = address
-    # The store is the head's, not the one that rank 0 would open to all addresses of its host.
+    # The head's store is used. Otherwise rank 0 would open a store on all addresses of its host.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     interface = _interface(address)
     if interface is not None:
@@ -298,7 +301,7 @@ def use_address(address: str) -> None:
 
 
 def _interface(address: str) -> str | None:
-    """The network interface that has this address."""
+    """Returns the network interface with this address; None if there is none."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in addresses):
             return str(name)
@@ -306,7 +309,7 @@ def _interface(address: str) -> str | None:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listens on the one address of this name. ProoflineError: it is none of this host's."""
+    """Listens only on this name's address. ProoflineError if it is not an address of this host."""
     try:
         family, _, _, _, address = _found(host, port)
         return socket.create_server(address[:2], family=family)
@@ -318,7 +321,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def _found(host: str, port: int) -> Any:
-    """The first address of this name; that of a new pod is known after some seconds."""
+    """Resolves the name to its first address. Retries, because a new pod's name takes seconds."""
     until = time.monotonic() + _KNOWN_S
     while True:
         try:
@@ -330,7 +333,10 @@ def _found(host: str, port: int) -> Any:
 
 
 def _store(address: str) -> tuple[Any, int]:
-    """torch's store on a free port of this one address; it lives as long as the first value."""
+    """Opens torch's store on a free port of this address only. Returns the store and the port.
+
+    The store closes when the returned object is freed.
+    """
     from torch.distributed import TCPStore
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,4 +1,4 @@
-"""Known faults of vLLM's releases, avoided or reported before the model is loaded."""
+"""Avoids or reports known faults of vLLM's releases before the model is loaded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 # Major number of Hopper's compute capability.
 _HOPPER = 9
-# What vLLM's build for CPUs misses of a family, by model type: it fails in the middle of loading,
-# and its last line does not say why. Seen with this release.
+# Why vLLM's CPU build cannot load a family, by model type. vLLM fails during loading without a
+# clear last line. Seen with release _CPU_RELEASE.
 _CPU_RELEASE = "0.32."
 _NOT_ON_CPUS = {
     "deepseek_v4": "it has no kernels for this family's numbers of 8 bits there",
@@ -18,22 +18,22 @@ _NOT_ON_CPUS = {
     "kimi_linear": "this family's kernels want Triton and CUTLASS",
 }
 
-# What vLLM, or transformers for it, says of a model that it has no class of.
+# Error texts of vLLM or transformers for an unknown model class.
 _UNKNOWN = re.compile(
     r"Model architectures \['(\w+)'.*?\] are not supported for now"
     r"|has model type `(\S+)` but Transformers does not recognize"
 )
-# The release of vLLM that was the first to know a model of the network's, of both names.
+# The first release of vLLM with one of the network's models, by model type and architecture.
 _KNOWN_SINCE = {"glm5_next": "0.30", "Glm5NextForConditionalGeneration": "0.30"}
 
 
 def avoid(engine_args: Any) -> None:
-    """Avoids what vLLM computes wrongly or not at all; an operator's choice stands.
+    """Changes arguments with which vLLM would compute wrongly or fail. Operators' choices win.
 
-    On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly: L2 0.6 of
-    artifacts. On CPUs with AMX, 0.32 takes a backend for MLA that computes in bfloat16 alone, and
-    loading other types ends with "expect weight to be bfloat16". On GPUs, gated delta nets
-    (Qwen3-Next, Qwen3.5) are left to FlashInfer even where that is not installed.
+    On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly (artifacts
+    differ by L2 0.6). On CPUs with AMX, 0.32 chooses an MLA backend that supports only bfloat16;
+    loading other types fails with "expect weight to be bfloat16". On GPUs, vLLM runs gated delta
+    nets (Qwen3-Next, Qwen3.5) with FlashInfer even if FlashInfer is not installed.
     """
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
@@ -63,15 +63,15 @@ def avoid(engine_args: Any) -> None:
 
 
 def _backend(name: str) -> Any:
-    """A backend of attention by its name; None: this release has none of this name."""
+    """Returns the attention backend with this name; None if this release lacks it."""
     registry: Any = import_module("vllm.v1.attention.backends.registry")
     return registry.AttentionBackendEnum.__members__.get(name)
 
 
 def why_unknown(said: str) -> str | None:
-    """Why vLLM has no class of a model, by what it said; None: it said something else.
+    """Explains vLLM's error text for an unknown model class; None for other texts.
 
-    vLLM itself lists the hundreds of classes that it has.
+    The explanation replaces vLLM's list of its hundreds of classes.
     """
     from vllm.version import __version__
 
@@ -88,7 +88,7 @@ def why_unknown(said: str) -> str | None:
 
 
 def why_not_on_cpus(engine_args: Any) -> str | None:
-    """Why vLLM cannot compute this family of models here, where here is a CPU."""
+    """Returns why vLLM's CPU build cannot compute this model family; None if it can, or on GPUs."""
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
     from vllm.version import __version__
@@ -107,11 +107,12 @@ def why_not_on_cpus(engine_args: Any) -> str | None:
 
 
 def why_not_startable(config: Any) -> str | None:
-    """Why vLLM would fail with its configuration, after minutes or at chat's first answer.
+    """Returns why vLLM would fail after minutes of loading or at the first chat; None if it would
+    not.
 
-    0.25 gives sparse attention's cache in 8 bits another shape than its memory
-    (vllm-project/vllm#48378). On CPUs a step of chat's with latent attention (MLA) ends the engine
-    where the cache is in 8 bits (seen with 0.32).
+    vLLM 0.25 gives the 8-bit cache of sparse attention a shape that differs from its memory
+    (vllm-project/vllm#48378). On CPUs a chat step with latent attention (MLA) and an 8-bit cache
+    ends the engine (seen with 0.32).
     """
     from vllm.platforms import current_platform
     from vllm.version import __version__
@@ -124,7 +125,7 @@ def why_not_startable(config: Any) -> str | None:
             f"vLLM {__version__} cannot answer chat on CPUs with latent attention's cache in 8"
             " bits; use --kv-cache-dtype auto"
         )
-    # DeepSeek-V4 has caches of its own.
+    # DeepSeek-V4 has other caches.
     if not (
         hasattr(text, "index_topk")
         and __version__.startswith("0.25.")
@@ -141,11 +142,11 @@ def why_not_startable(config: Any) -> str | None:
 
 
 def plan_for_caches_of_8_bits() -> None:
-    """Sparse attention of vLLM 0.30 on Hopper plans for the numbers that its cache of 8 bits holds.
+    """Passes FlashInfer the right dtype for the 8-bit cache of sparse attention, on Hopper.
 
-    It named the type in which they are stored, bytes, and FlashInfer refused: GLM-5.3-Flash with
-    the network's own --kv-cache-dtype fp8 did not start (vllm-project/vllm#55221). 0.32 does this
-    by itself. Called in each of vLLM's processes before its attention is made.
+    vLLM 0.30 and 0.31 pass uint8, the storage type, which FlashInfer refuses: GLM-5.3-Flash with
+    the network's --kv-cache-dtype fp8 does not start (vllm-project/vllm#55221; fixed in 0.32). Must
+    be called in each of vLLM's processes before attention is created.
     """
     import torch
     from vllm.platforms import current_platform
@@ -168,9 +169,10 @@ def plan_for_caches_of_8_bits() -> None:
 
 
 def receive_activations(runner: Any) -> None:
-    """On CPUs, a pipeline stage has room for what the one before sends it.
+    """Allocates the buffer for the previous pipeline stage's activations, on CPUs.
 
-    0.32 makes it in a warm-up that an eager CPU leaves out: the first chat ended the engine.
+    vLLM 0.32 allocates it in a warm-up that eager CPU engines skip. Without the buffer the first
+    chat ends the engine.
     """
     import torch
     from vllm.distributed.parallel_state import get_pp_group
@@ -184,12 +186,12 @@ def receive_activations(runner: Any) -> None:
 
 
 def keep_generators(runner: Any) -> None:
-    """On CPUs, the random numbers of a request with a seed are not drawn back.
+    """Keeps the random generator of a seeded request from being rewound, on CPUs.
 
-    The first model runner draws back what it sampled from a part of a prompt, and a CPU's generator
-    refuses that: "CPU Generator does not use offset" ended the engine of 0.32 when a prompt with a
-    seed took several steps. So the numbers after such a prompt depend on its parts, and on nothing
-    else.
+    vLLM's V1 model runner rewinds the generator after sampling from a part of a prompt, which CPU
+    generators do not support: "CPU Generator does not use offset" ended the engine of 0.32 if a
+    seeded prompt took several steps. Without rewinding, the random numbers after such a prompt
+    depend on how the prompt was divided.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""How vLLM's engine and its OpenAI server are started and ended, on the loop that runs them."""
+"""Starts and ends vLLM's engine and OpenAI server, on the event loop that runs them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from workers.vllm.start.spawned import main_of_children
 
 logger = logging.getLogger(__name__)
 
-# Tokens of one forward. Large enough to fill a GPU, small enough that its activations fit beside
-# the weights and chat's KV cache; on a CPU larger batches gain nothing.
+# Tokens of one forward: enough to fill a GPU, and few enough that the activations fit in memory
+# with the weights and the KV cache. On a CPU larger batches gain nothing.
 _GPU_BATCH_TOKENS = 32_768
 _CPU_BATCH_TOKENS = 8_192
-# Of pictures in chat: a name that no host has (RFC 2606), so that no request makes the engine fetch
-# what its machine reaches. vLLM takes an empty list for all hosts. Pictures come in the body.
+# The only allowed host for pictures in chat does not exist (RFC 2606), so that no request makes the
+# engine fetch urls. (For vLLM an empty list allows all hosts.) Requests contain the pictures.
 _NO_DOMAIN = "none.invalid"
-# The class that vLLM mixes into its workers, by name: they import it in processes of their own.
+# The name of the class that vLLM's worker processes import and mix into their worker.
 EXTENSION = "workers.vllm.extension.ProofExtension"
 
 
 @contextmanager
 def garbage_may_wait() -> Iterator[None]:
-    """Within: nobody looks for garbage, of which imports make none: that takes a fifth of the
-    time of vLLM's.
+    """Disables garbage collection during imports, of which it takes a fifth of vLLM's time. Imports
+    make no garbage.
     """
     was = gc.isenabled()
     gc.disable()
@@ -54,10 +54,10 @@ def garbage_may_wait() -> Iterator[None]:
 async def start(
     options: EngineOptions, on_step: Callable[[], None], of_hosts: Sequence[str] = ()
 ) -> tuple[Any, Any, Any]:
-    """The AsyncLLM, its configuration and the arguments of its server, made on the loop that
-    will run it. `on_step` is called there for each step of the engine.
+    """Returns the AsyncLLM, its configuration and its server's arguments, created on this loop.
 
-    `of_hosts`: the arguments for this host's part of an engine over several (host_link.py).
+    The loop calls `on_step` for each step of the engine. `of_hosts`: arguments for this host's part
+    of an engine over several hosts (host_link.py).
     """
     args, engine_args, config = _configured(options, of_hosts, headless=False)
     from vllm.usage.usage_lib import UsageContext
@@ -77,9 +77,9 @@ async def start(
 
 
 def follow(options: EngineOptions, of_hosts: Sequence[str]) -> None:
-    """Runs the ranks of a host that is not the head, until one of them ends.
+    """Runs a follower host's ranks until one of them ends.
 
-    ProoflineError: they cannot be started.
+    ProoflineError if the ranks cannot be started.
     """
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -95,7 +95,7 @@ def follow(options: EngineOptions, of_hosts: Sequence[str]) -> None:
 def _configured(
     options: EngineOptions, of_hosts: Sequence[str], headless: bool
 ) -> tuple[Any, Any, Any]:
-    """The arguments of vLLM's server, of its engine, and the engine's configuration."""
+    """Returns the arguments of vLLM's server, the engine's arguments and its configuration."""
     try:
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -113,14 +113,14 @@ def _configured(
     stages.begin("loading the model")
     words = serve_words(options, current_platform.is_cpu())
     if current_platform.is_cpu():
-        # It would still compile some helpers when first used: a chat request for logprobs would
-        # wait for half a minute.
+        # Otherwise vLLM compiles some helpers at their first use, and the first chat request for
+        # logprobs waits for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         compat.look_at_models_here()
         cpu_threads.divide(options.n_devices_here)
-        # Left alone, glibc gives large activations back to the kernel after every use and gets them
-        # again page by page: a third of the time of a batch of 8,192 tokens. Read by the processes
-        # that vLLM starts from here.
+        # By default glibc returns large activations to the kernel after each use, and gets the
+        # memory again page by page, a third of the time of a batch of 8,192 tokens. The processes
+        # that vLLM starts read these variables.
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
     parser = compat.serve_parser(FlexibleArgumentParser())
@@ -142,11 +142,11 @@ def _configured(
             "gpu-memory-util" in word for word in options.vllm_args
         ):
             compat.leave_memory(engine_args, options.decode_memory_gb)
-    # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
+    # With the defaults of `vllm serve`; the defaults of a bare engine allow fewer sequences.
     config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER, headless=headless)
     if not names_grammars(options.vllm_args):
-        # Left to itself, vLLM keeps for its life the compiler that the first grammar asks for, and
-        # refuses what another would be needed for. Only this one is tried beforehand.
+        # By default vLLM keeps the backend that the first grammar needs, and refuses grammars for
+        # other backends. Only xgrammar is checked before a request reaches the engine.
         config.structured_outputs_config.backend = "xgrammar"
     if why_not := known_faults.why_not_startable(config):
         raise _not_startable(options, why_not)
@@ -154,9 +154,9 @@ def _configured(
 
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:
-    """Parses the words with vLLM's parser. SettingsError: it refuses them.
+    """Parses command-line tokens with vLLM's parser. SettingsError if the parser refuses them.
 
-    Left alone, it would show a usage of some hundred lines, and end this loop but not the process.
+    By default the parser prints hundreds of lines of usage, and ends this loop but not the process.
     """
 
     def refuse(why: str) -> NoReturn:
@@ -167,19 +167,22 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
     parser.error = refuse
     try:
         return parser.parse_args(words)
-    except SystemExit:  # it has shown its help
+    except SystemExit:  # the parser has printed its help
         raise SettingsError("vLLM shows its help and does not start: leave out --help.") from None
 
 
 def send_no_comments(args: Any) -> None:
-    """The network node drops an answer whose stream has a comment; the API keeps streams open."""
+    """Turns off vLLM's keep-alive comments, because the network node drops streams with comments.
+
+    The API keeps streams open instead.
+    """
     if getattr(args, "sse_keep_alive_interval", 0):
         logger.warning("left out --sse-keep-alive-interval: a node settles that by itself")
         args.sse_keep_alive_interval = 0
 
 
 def names_grammars(words: Sequence[str]) -> bool:
-    """True if an operator's arguments say which compiler of grammars is used."""
+    """Returns True if an operator's arguments choose the grammar backend."""
     return bool(re.search(r"--structured.outputs.config\b.*?\bbackend\b", " ".join(words)))
 
 
@@ -188,9 +191,8 @@ def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
-    """The arguments of `vllm serve` that come before `options.vllm_args`, which win."""
-    # Proofs take as many tokens at a time as vLLM's memory profile and its kernels' buffers are
-    # made for.
+    """Returns the arguments of `vllm serve` that precede `options.vllm_args`, which win."""
+    # Proofs run as many tokens at a time as vLLM's memory profile and its kernels' buffers allow.
     tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS)
     said = {
         "--model": options.model,
@@ -199,7 +201,7 @@ def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
         "--tensor-parallel-size": options.tensor_parallel,
         "--pipeline-parallel-size": options.pipeline_parallel,
         "--max-num-batched-tokens": tokens,
-        "--logprobs-mode": "processed_logprobs",  # by which the network judges chats
+        "--logprobs-mode": "processed_logprobs",  # the mode that the network validates
         "--allowed-media-domains": _NO_DOMAIN,
     }
     words = [str(word) for pair in said.items() for word in pair]
@@ -209,12 +211,11 @@ def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
 
 @contextmanager
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
-    """Within: the engine core that is started computes itself where there is but one rank, as it
-    does on a GPU.
+    """Makes an engine core with only one rank compute in the core's process, as on a GPU.
 
-    On CPUs vLLM gives that rank a process of its own, because OpenMP reads when a process starts
-    where its threads are to run. Here the core starts with that. It saves a third of a start's CPU
-    time, and of its memory.
+    On CPUs vLLM starts another process for that rank, because OpenMP reads the places of its
+    threads at process start. Here the core starts with those places. This saves a third of the CPU
+    time and memory of a start.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1
@@ -227,7 +228,7 @@ def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
         return
     try:
         from vllm.utils.ompmultiprocessing import OMPProcessManager
-    except ImportError:  # a release that cannot tell the places beforehand
+    except ImportError:  # a release without this manager
         yield
         return
     parallel.distributed_executor_backend = "uni"
@@ -244,8 +245,8 @@ async def serve(
     ids_for_all: bool,
     fair: Any,
 ) -> list[str]:
-    """Starts vLLM's OpenAI server on the running loop; returns once it listens: what of it the
-    API passes on. `ids_for_all`: see ChatRequests. `fair`: the engine's FairChat.
+    """Starts vLLM's OpenAI server on the running loop. Once it listens, returns the paths that the
+    API forwards. `ids_for_all`: see ChatRequests. `fair`: the engine's FairChat.
     """
     import uvicorn
 
@@ -270,7 +271,7 @@ async def serve(
 
     chat = ChatRequests(app, fields, ids_for_all, is_lost)
     gated = GatedChat(chat, gate, is_lost, secret=secret, paths=paths)
-    # Its lifespan is vLLM's; signals are Celery's.
+    # vLLM's app manages the lifespan; Celery handles signals.
     config = uvicorn.Config(
         gated,
         http=guarded(secret),
@@ -291,7 +292,7 @@ async def serve(
 async def shut_down(llm: Any) -> None:
     """Ends the engine and its processes."""
     llm.shutdown()
-    # Its finalizer shuts down once more, maybe at the interpreter's exit, when what that calls is
-    # gone.
+    # The finalizer would shut down again, perhaps at the interpreter's exit, when needed modules
+    # are gone.
     llm.shutdown = lambda timeout=None: None
     await asyncio.sleep(0)  # lets the cancelled output task end before the loop stops

@@ -1,7 +1,7 @@
-"""Ties vLLM's processes to the worker that started them: orphans would keep a GPU's memory.
+"""Ends vLLM's processes with the worker that started them, because orphans would keep GPU memory.
 
-vLLM's own workers end with its engine core, but the core ends only when the process that started it
-says so, which one that was killed never does.
+vLLM's workers end with the engine core. But the core ends only on request of the process that
+started it, and a killed process makes no request.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import time
 
 import psutil
 
-# The worker's pid, for processes that vLLM starts from it; not Ray's, maybe on another host.
+# The worker's pid, for the processes that vLLM starts from the worker. Not for Ray's processes,
+# which may be on other hosts.
 VARIABLE = "PROOFLINE_WORKER_PID"
 
-# Seconds between two looks.
+# Seconds between two checks.
 _INTERVAL_S = 1.0
 
 
 def offer() -> None:
-    """Names this process as the worker, before vLLM starts any."""
+    """Sets this process as the worker. Must be called before vLLM starts processes."""
     os.environ[VARIABLE] = str(os.getpid())
 
 
 def hold() -> None:
-    """Ends this vLLM worker and its engine core with the process that called `offer`."""
+    """Starts a thread that ends this vLLM worker and its engine core when the process that called
+    `offer` ends.
+    """
     main = int(os.environ.get(VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if not main or parent is None or parent.pid is None:
@@ -37,7 +40,7 @@ def hold() -> None:
 
 
 def _watch(main: int, core: int) -> None:
-    # By parents, not by whether pids exist: a pid may be given anew, an orphan stays one.
+    # Compares parents instead of testing pids, because pids may be reused.
     own_parent = os.getppid()
     while _parent_of(core) == main and os.getppid() == own_parent:
         time.sleep(_INTERVAL_S)

@@ -1,29 +1,30 @@
-"""Lines of vLLM, torch and Celery that explain a worker's end to its supervisor."""
+"""Patterns of log lines (vLLM, torch, Celery) that explain a worker's end to its supervisor."""
 
 import re
 from collections.abc import Sequence
 
 from workers.vllm.shortage import NO_MEMORY
 
-READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
-# An argument of vLLM that an engine goes without, and why.
+READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's message that a worker consumes
+# An argument of vLLM that was left out, and the reason.
 LEFT_OUT = re.compile(r"left out (--[\w-]+: vLLM \S+ does not know it)$")
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
-# The last word of a command that fails, or of what it calls. vLLM's "See root cause above" says
-# nothing.
+# The error message of a failed command, or of a command that it calls. vLLM's "See root cause
+# above" is excluded.
 TELLING = re.compile(
     r"(^error: |^\w+: error: |\b[A-Z]\w*(?:Error|Exception): )(?!.*root cause above)"
 )
-# An engine found too little memory.
+# An engine ran out of memory.
 _NO_MEMORY = re.compile(
     r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV"
     r" cache memory"
     r"|is less than (desired|requested memory)"
     rf"|{NO_MEMORY.pattern}"
 )
-# A model with state beside attention's caches (kv_isolation.py).
+# A model with state outside attention's caches (kv_isolation.py).
 _NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
-# What the hub says of a name it does not know, or not to this node; not of one out of reach.
+# The hub's answers for a name that is unknown or not accessible to this node; without network
+# errors.
 _NOT_ON_HUB = re.compile(
     r"Repository Not Found for url|Cannot access gated repo for url|'401 Unauthorized' for url"
     r" '\S+/api/models/"
@@ -31,7 +32,7 @@ _NOT_ON_HUB = re.compile(
 )
 _NOT_HERE = re.compile(r"outgoing traffic has been disabled")
 _NEEDS_TRUST = re.compile(r"(setting|argument|option) `trust_remote_code=True`")
-# Of a family of models (known_faults.py).
+# Errors about a model family (known_faults.py).
 _NOT_ON_CPUS = re.compile(r"\bvLLM \S+ cannot compute \S+ on CPUs, ")
 _UNKNOWN = re.compile(r"\bvLLM \S+ does not know models of the kind ")
 DOES_NOT_FIT = (
@@ -54,7 +55,7 @@ NEEDS_TRUST = (
     " POC_TRUSTED_MODELS as ORG/NAME@COMMIT and deploy it with --revision COMMIT and"
     " --trust-remote-code; or, with --model, put --trust-remote-code after --"
 )
-NO_OTHER_START = "another start would change nothing"  # the log's last line says why
+NO_OTHER_START = "another start would change nothing"  # the log's last line gives the reason
 HOPELESS = {
     _NO_MEMORY: DOES_NOT_FIT,
     _NOT_ISOLATED: CORRUPTS_CHAT,
@@ -65,7 +66,10 @@ HOPELESS = {
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:
-    """Why a worker that never was ready would fail again, by its log; None: it might not."""
+    """Returns why a worker that never got ready would fail again, according to its log.
+
+    Returns None if another start may succeed.
+    """
     causes = HOPELESS | {_NOT_ON_CPUS: NO_OTHER_START, _UNKNOWN: NO_OTHER_START}
     return next(
         (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None

@@ -1,4 +1,4 @@
-"""A rank without others opens no ports: torch.distributed's groups of one talk to nobody."""
+"""Keeps a single rank from opening ports: torch.distributed's groups of one need no connections."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _FAKE = "fake"
 
 
 def listen_to_nobody() -> None:
-    """Gives a lone rank groups that need no connections, in place of Gloo's.
+    """Replaces Gloo's groups of a single rank by groups that need no connections.
 
-    Each of Gloo's groups listens on a port of its own, thirteen in an engine of one rank, and ends
-    the process where a stranger opens more connections than it may have files. A group of one has
-    nothing to exchange, and torch's `fake` backend returns it its own. To be called in each of
-    vLLM's processes before its groups are made.
+    Each Gloo group listens on a port, thirteen in an engine of one rank. It ends the process if a
+    client opens more connections than the process may have files. A group of one exchanges nothing,
+    so torch's `fake` backend is enough. Must be called in each of vLLM's processes before groups
+    are created.
     """
     dist: Any = import_module("torch.distributed")
-    import_module("torch.testing._internal.distributed.fake_pg")  # which registers the backend
+    import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     init, new_group = dist.init_process_group, dist.new_group
 
     def init_alone(

@@ -1,8 +1,8 @@
-"""Random weights as large as a trained model's, in place of vLLM's dummy ones.
+"""Random weights as large as a trained model's, in place of vLLM's dummy weights.
 
-Those lie within 0.001 of zero. In 8 bits nearly all of them are zeros, and packed 4 bits stay what
-the memory held: products of zeros take a GPU less power, so less time, and layers hardly change
-what goes through them, so artifacts tell nothing of how they were computed.
+vLLM's dummy weights are within 0.001 of zero. In 8 bits nearly all of them are zero, and packed
+4-bit weights stay uninitialised. Products of zeros need less power, so a GPU computes them faster.
+And layers hardly change their inputs, so artifacts do not depend on how they were computed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-# `off`: --load-format dummy has vLLM's own weights.
+# `off` gives --load-format dummy vLLM's own weights.
 VARIABLE = "PROOFLINE_RANDOM_WEIGHTS"
 _ON = "on"
-# Of weights: what transformers begins a training with.
+# Standard deviation of the weights: the initial value in transformers.
 SPREAD = 0.02
-# Of what a weight's bits stand for before its scale, drawn evenly in packed formats: root of the
-# mean square.
+# Root mean square of the numbers before scaling, by storage type. In packed formats the bits are
+# drawn uniformly.
 _SPREADS = {
     torch.float8_e4m3fn: 64.0,
     torch.uint8: math.sqrt(68.5 / 8),  # MXFP4: 0, 0.5, 1, 1.5, 2, 3, 4, 6
@@ -30,24 +30,26 @@ _SPREADS = {
 }
 _PACKED = ("weight", "weight_packed")
 _E4M3_MOST = 448.0
-_E8M0_BIAS = 127  # of an exponent in eight bits
+_E8M0_BIAS = 127  # bias of an 8-bit exponent
 _CHUNK = 2**26  # numbers drawn at a time: 256 MB
 
 
 def ask_for(load_format: str) -> None:
-    """Tells vLLM's processes, which this one starts later, to draw such weights for `dummy`."""
+    """Makes vLLM's processes, started later from this one, draw such weights for `dummy`."""
     if load_format == "dummy":
         os.environ.setdefault(VARIABLE, _ON)
 
 
 def are_asked_for() -> bool:
-    """True if this process is one of these."""
+    """Returns True if this process should draw random weights."""
     return os.environ.get(VARIABLE) == _ON
 
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """Draws all weights: those of a name the same on all ranks, whose shares have one shape."""
+    """Draws all weights. Weights of the same name are equal on all ranks, whose shards have the
+    same shape.
+    """
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         is_norm = "norm" in type(module).__name__.lower()
@@ -78,7 +80,7 @@ def _draw_one(name: str, weight: Tensor, seed: int) -> None:
 
 
 def _chunks(weight: Tensor) -> Iterator[Tensor]:
-    """The tensor in parts that are drawn at a time; all in one where it lies in pieces."""
+    """Yields parts of the tensor to draw at a time; the complete tensor if it is not contiguous."""
     if not weight.is_contiguous():
         yield weight
         return
@@ -86,7 +88,7 @@ def _chunks(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _unscaled_spread(name: str, own: Mapping[str, Tensor]) -> float | None:
-    """The spread of what a scale of this name is for; None: no weights, but activations."""
+    """Returns the spread of the weights to which a scale belongs; None for activations' scales."""
     stem = name[: name.index("scale")].rstrip("_")
     weights = [
         one
@@ -98,7 +100,7 @@ def _unscaled_spread(name: str, own: Mapping[str, Tensor]) -> float | None:
 
 def _set_scale(scale: Tensor, spread: float | None) -> None:
     value = 1.0 if spread is None else SPREAD / spread
-    if scale.element_size() == 1:  # an exponent alone, maybe as bytes
+    if scale.element_size() == 1:  # an exponent only, perhaps as uint8
         scale.view(torch.uint8).fill_(_E8M0_BIAS + round(math.log2(value)))
     else:
         scale.fill_(value)

@@ -1,7 +1,7 @@
-"""Tells an engine that gives other bits each time from one that computes something wrong.
+"""Distinguishes an engine with irreproducible results from an engine that computes wrongly.
 
-Some kernels add in the order in which their threads arrive: sparse attention's where it chooses
-tokens, some mixtures of experts.
+Some kernels add in the order in which their threads arrive: sparse attention when it selects
+tokens, and some mixtures of experts.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def as_near_as_repeats(
     expected: list[JsonValue],
     compute: Callable[[], list[JsonValue] | None],
 ) -> bool:
-    """True if another way of computing gives the engine's artifacts: bit for bit, or as near as the
-    engine's own repeats.
+    """Returns True if another way of computing gives the engine's artifacts: bit for bit, or as
+    close as repeated runs of the engine.
 
-    `expected`: what the engine gave; `compute`: the other way, None where it is none. Noise may hit
-    one run in five, so both are tried a few times: the same bits once are enough.
+    `expected`: the engine's artifacts. `compute`: computes in the other way, or returns None if
+    that is impossible. Both ways are run a few times, because perhaps only one run in five differs.
+    One bit-identical run is enough.
     """
     seen = compute()
     if seen is None or seen == expected:
@@ -60,7 +61,9 @@ def as_near_as_repeats(
 
 
 def _apart(values: list[JsonValue], others: list[JsonValue], k_dim: int) -> float:
-    """The largest L2 of two micro-batches' artifacts; infinite where only one has a value."""
+    """Returns the largest L2 distance of two micro-batches' artifacts; infinite if a nonce has a
+    value in only one of them.
+    """
     pairs = [pair for pair in zip(values, others, strict=True) if pair[0] != pair[1]]
     if any(None in pair for pair in pairs):
         return math.inf

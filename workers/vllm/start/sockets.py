@@ -1,4 +1,4 @@
-"""A folder for the sockets of vLLM's processes, one per process, because vLLM removes no socket."""
+"""A folder for the sockets of vLLM's processes, one per worker, because vLLM removes no sockets."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import shutil
 import tempfile
 from pathlib import Path
 
-VARIABLE = "VLLM_RPC_BASE_PATH"  # vLLM's own; the system's folder of temporary files unless set
+VARIABLE = "VLLM_RPC_BASE_PATH"  # vLLM's variable; the default is the system's temporary folder
 PREFIX = "proofline-sockets-"
-# Bytes of a socket's path on Linux, with the zero at its end, and of the name that vLLM adds.
+# Limit of a socket path on Linux in bytes, with its final zero, and the length of vLLM's file name.
 _MOST = 108
 _NAME = len("/01234567-89ab-cdef-0123-456789abcdef") + 1
 
 
 class Sockets:
-    """A folder for vLLM's sockets from here to `remove`. What dead processes left goes first.
+    """A folder for vLLM's sockets, which exists until `remove`. Also removes dead processes'
+    folders.
 
-    The folder's lock, and not its pid, says whether a process lives: containers may share folders.
-    A VLLM_RPC_BASE_PATH of the operator's stays as it is.
+    A lock on the folder shows that its process lives; pids would not do, because containers may
+    share the temporary folder. An operator's VLLM_RPC_BASE_PATH is not changed.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Sockets:
         _remove_dead()
         made = Path(tempfile.mkdtemp(prefix="proofline-"))
         self._lock = _locked(made)
-        # Named only now: without a lock it would be taken for a dead process's.
+        # Renamed after locking: without a lock it would count as a dead process's folder.
         folder = made.rename(made.with_name(PREFIX + made.name.removeprefix("proofline-")))
         self._folder = folder
         if len(os.fsencode(folder)) + _NAME <= _MOST:
@@ -39,7 +40,7 @@ class Sockets:
             self.remove()
 
     def remove(self) -> None:
-        """Removes the folder; to be called when the engine's processes are gone. Repeatable."""
+        """Removes the folder. Call it when the engine's processes have ended; repeating is safe."""
         if self._folder is None:
             return
         if os.environ.get(VARIABLE) == str(self._folder):
@@ -51,10 +52,12 @@ class Sockets:
 
 
 def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None: another process has it, or may."""
+    """Locks the folder. Returns the descriptor, or None if another process holds the lock or the
+    folder cannot be opened.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # gone, or another user's
+    except OSError:  # the folder is gone or belongs to another user
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
