@@ -41,7 +41,7 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: limit of a payload's tries; None for no limit. `largest_payload`: bytes."""
+        """`max_retries`: tries of a payload, None for no limit. `largest_payload`: in bytes."""
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster

@@ -60,7 +60,7 @@ class TlsClients:
         return self._proxy is not None and address.is_global
 
     def context(self, url: httpx.URL) -> ssl.SSLContext | None:
-        """Returns the TLS context for the url's host; None if the operator did not name the host."""
+        """Returns the TLS context for the url's host; None if the host has no TLS settings."""
         return self._context if self.concerns(url.host) else None
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ _OTHER_TOWERS = (
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """The decoder layers, at their indices in the complete model, also under pipeline parallelism."""
+    """A model's decoder layers, at their global indices, also under pipeline parallelism."""
 
     modules: nn.ModuleList
     path: str  # module path in the model
@@ -35,7 +35,7 @@ class DecoderLayers:
 
 
 def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
-    """Returns the model's decoder layers. LookupError if there are none or the choice is unclear."""
+    """Returns the model's decoder layers. LookupError if there are none or it is unclear."""
     path = _path(model, n_layers)
     modules = _at(model, path)
     assert modules is not None
