@@ -111,6 +111,7 @@ def create_app(
     # Their routes as they are: include_router would build each again, which takes 70 ms.
     for module in (health, pow, rounds, validate, aggregator, node, gpus, hosts, models, openai):
         app.routes.extend(module.router.routes)
+    app.routes.extend(pow.of_aggregators.routes)
     if node_metrics.is_on(os.environ):
         app.routes.extend(node_metrics.router.routes)
     app.routes.extend(console.router.routes)

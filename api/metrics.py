@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -11,10 +12,12 @@ from prometheus_client.registry import Collector
 
 from api.health.judgement import KINDS, Health, Level
 from api.health.roster import Seat, names_of
-from api.services import Services
+from api.seen.chats import Chats
 from api.version import VERSION
 from poc_core.records import RoundState
 from poc_core.serving.places import name_of
+from poc_core.settings import Settings
+from poc_core.state import JobStore, Outbox, WorkerRegistry
 from poc_core.state.overview import Overview
 
 # A worker's own counters (ChatGate): name -> (kind of metric, name here, help).
@@ -51,30 +54,45 @@ _WAYS = ("pass", "steps")
 class NodeMetrics(Collector):
     """Collector of the node's metrics; a round's totals are the last round's, and begin anew."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(
+        self,
+        settings: Settings,
+        read_health: Callable[[], tuple[Health, Overview | None]],
+        jobs: JobStore,
+        outbox: Outbox,
+        workers: WorkerRegistry,
+        chats: Chats,
+        stats_of_round: Callable[[Overview], dict[str, Any]],
+    ) -> None:
+        self._settings = settings
+        self._read_health = read_health
+        self._jobs = jobs
+        self._outbox = outbox
+        self._workers = workers
+        self._chats = chats
+        self._stats_of_round = stats_of_round
 
     def collect(self) -> Iterable[Metric]:
-        health, seen = self._services.health.read()
+        health, seen = self._read_health()
         yield from _health(health)
         if seen is None:
             return
         names = names_of(health.seats, seen.workers)
-        yield from self._jobs(seen)
-        yield from self._round(seen, names)
+        yield from self._of_jobs(seen)
+        yield from self._of_round(seen, names)
         yield from _workers(health.seats)
         yield from _chat(health.seats)
-        yield from self._services.chats.times.collect()
+        yield from self._chats.times.collect()
         yield _counter(
             "proofline_chat_deadly_requests",
             "Chat requests that ended two engines, and were refused for ten minutes.",
-            self._services.workers.n_deadly(),
+            self._workers.n_deadly(),
         )
-        yield from _verdicts(self._services.jobs.verdicts())
+        yield from _verdicts(self._jobs.verdicts())
         yield _build(seen)
 
-    def _jobs(self, seen: Overview) -> Iterator[Metric]:
-        settings = self._services.settings
+    def _of_jobs(self, seen: Overview) -> Iterator[Metric]:
+        settings = self._settings
         yield _counter(
             "proofline_nonces", "Nonces computed, for jobs and rounds.", seen.total_processed
         )
@@ -90,7 +108,7 @@ class NodeMetrics(Collector):
             "proofline_queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces
         )
         yield _gauge("proofline_jobs_limit", "A fifth of POC_MAX_QUEUED_NONCES.", settings.max_jobs)
-        counts = self._services.jobs.count_active()
+        counts = self._jobs.count_active()
         by_status = GaugeMetricFamily(
             "proofline_jobs", "Jobs that have not ended.", labels=["status"]
         )
@@ -102,7 +120,7 @@ class NodeMetrics(Collector):
             "Of these; queued or running.",
             counts.waiting_for_chat,
         )
-        waiting = self._services.outbox.n_jobs()
+        waiting = self._outbox.n_jobs()
         yield _gauge(
             "proofline_job_callbacks_waiting",
             "Jobs with a url, until that has their callback.",
@@ -114,7 +132,7 @@ class NodeMetrics(Collector):
             len(seen.silent),
         )
 
-    def _round(self, seen: Overview, names: Mapping[str, str]) -> Iterator[Metric]:
+    def _of_round(self, seen: Overview, names: Mapping[str, str]) -> Iterator[Metric]:
         current = seen.round.record if seen.round is not None else None
         states = GaugeMetricFamily(
             "proofline_round_state", "1 for the state the node is in.", labels=["state"]
@@ -126,7 +144,7 @@ class NodeMetrics(Collector):
         yield states
         if current is None:
             return
-        stats = self._services.round_control.stats_of(seen)
+        stats = self._stats_of_round(seen)
         outbox = stats["outbox"]
         labels = ["worker", "model"]
         totals = CounterMetricFamily(

@@ -1,19 +1,21 @@
-"""The services of the routes, made once per app."""
+"""The app's services, made once; a route names those that it uses (`provided`)."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from functools import partial
 
 from anyio import CapacityLimiter
-from fastapi import Depends, Request
 from redis import Redis
 
 from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
+from api.console.view import View
+from api.console.work import Work
 from api.edge.doorkeeper import Rates
 from api.health.reading import HealthReader
 from api.health.redis_watch import PATIENCE_S, RedisWatch
+from api.metrics import NodeMetrics
 from api.models.cache import ModelCache
 from api.models.deployments import Deploying
 from api.models.downloads import Downloads
@@ -81,6 +83,9 @@ class Services:
     round_control: RoundControl
     deploying: Deploying
     node_metrics: Page
+    metrics: NodeMetrics
+    work: Work
+    view: Callable[[], View]
     model_cache: ModelCache = field(default_factory=ModelCache)
     token_rates: Rates = field(default_factory=lambda: Rates(_TOKENS_PER_S, time.monotonic))
     refusals: Refusals = field(default_factory=Refusals)
@@ -107,6 +112,11 @@ class Services:
         dispatcher = dispatcher or Dispatcher(settings)
         inline = InlineJobs(settings, jobs, rounds)
         chats = Chats()
+        health = HealthReader(overviews, RedisWatch(watched, clock), settings, clock)
+        history, events = History(redis), Events(redis, clock)
+        round_control = RoundControl(settings, workers, rounds, jobs, outbox, dispatcher)
+        stats_of = round_control.stats_of
+        work = Work(jobs, rounds, outbox, redis)
 
         def node() -> Node:
             return Node(workers.live(), deployments.machines(), deployments.status())
@@ -121,13 +131,13 @@ class Services:
             outbox=outbox,
             receivers=Receivers(redis, clock),
             overviews=overviews,
-            health=HealthReader(overviews, RedisWatch(watched, clock), settings, clock),
+            health=health,
             deployments=deployments,
             invitations=Invitations(redis, clock),
             downloads=Downloads(DownloadStore(redis, clock), settings),
             dispatcher=dispatcher,
-            history=History(redis),
-            events=Events(redis, clock),
+            history=history,
+            events=events,
             chats=chats,
             gateway=Gateway(
                 ChatWorkers(workers, registry.CHAT_MEMORY_S, keeping=deployments.keeping), chats
@@ -135,9 +145,12 @@ class Services:
             gpus=GpuWatch(settings.host),
             inline=inline,
             admission=Admission(settings, jobs, workers, dispatcher, inline),
-            round_control=RoundControl(settings, workers, rounds, jobs, outbox, dispatcher),
+            round_control=round_control,
             deploying=Deploying(settings, deployments, rounds, jobs),
             node_metrics=Page(node, fetch),
+            metrics=NodeMetrics(settings, health.read, jobs, outbox, workers, chats, stats_of),
+            work=work,
+            view=partial(View, settings, overviews, health, history, events, jobs, work, stats_of),
         )
 
     def reporting(self) -> Periodic:
@@ -163,11 +176,3 @@ class Services:
         self.downloads.close()
         self.dispatcher.close()
         self.redis.close()
-
-
-async def _of_app(request: Request) -> Services:  # async: FastAPI runs what is not in a thread
-    services: Services = request.app.state.services
-    return services
-
-
-AppServices = Annotated[Services, Depends(_of_app)]

@@ -1,5 +1,6 @@
 """The console's view of the node, read from Redis."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import JsonValue
@@ -7,16 +8,18 @@ from pydantic import JsonValue
 from api.console import fleet, past
 from api.console.work import Work
 from api.health.judgement import Health
-from api.health.reading import told
+from api.health.reading import HealthReader, told
 from api.health.roster import names_of
 from api.reading.live import Sections
-from api.services import Services
 from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
 from poc_core.serving.deployments import DeploymentState, DeploymentStatus
+from poc_core.settings import Settings
+from poc_core.state import JobStore
 from poc_core.state.client import TRANSIENT
-from poc_core.state.overview import Overview
-from poc_core.state.past.history import STEPS, first_token_p95
+from poc_core.state.overview import Overview, Overviews
+from poc_core.state.past.events import Events
+from poc_core.state.past.history import STEPS, History, first_token_p95
 
 # Steps told again each time one is over: what comes late is in them.
 _TOLD_STEPS = 3
@@ -28,9 +31,26 @@ _SHORTEST_S = min(STEPS)
 class View:
     """A repeated reader of the node that remembers what is final; for one thread at a time."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._work = Work(services)
+    def __init__(
+        self,
+        settings: Settings,
+        overviews: Overviews,
+        health: HealthReader,
+        history: History,
+        events: Events,
+        jobs: JobStore,
+        work: Work,
+        stats_of_round: Callable[[Overview], dict[str, Any]],
+    ) -> None:
+        self._settings = settings
+        self._overviews = overviews
+        self._health = health
+        self._history = history
+        self._events = events
+        self._jobs = jobs
+        self._work = work
+        self._stats_of_round = stats_of_round
+        self._ended: dict[str, dict[str, Any]] = {}  # of Work.listed
         self._steps: dict[int, dict[str, Any]] = {}  # by length: the last ones, as told
         self._first_token: float | None = None
 
@@ -39,17 +59,16 @@ class View:
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:
-            self._services.health.watch.note_away(error)
+            self._health.watch.note_away(error)
             return {
-                "now": self._services.now(),
+                "now": self._health.now(),
                 "problem": "The node's Redis does not answer. What is shown is what it said last.",
-                "health": _health(self._services.health.of(None)),
+                "health": _health(self._health.of(None)),
             }
 
     def _sections(self) -> dict[str, JsonValue]:
-        services = self._services
-        now, seen = services.now(), services.overviews.read()
-        health, workers = services.health.of(seen), list(seen.workers)
+        now, seen = self._health.now(), self._overviews.read()
+        health, workers = self._health.of(seen), list(seen.workers)
         names = names_of(health.seats, workers)
         self._look_at_steps(now)
         found: dict[str, Any] = {
@@ -63,8 +82,8 @@ class View:
             "rates": fleet.rates(seen.per_second, names),
             "gpus": fleet.figures(health.seats),
             "silent": [vars(receiver) for receiver in seen.silent],
-            "work": self._work.read(),
-            "events": services.events.count(),
+            "work": self._work.listed(self._ended),
+            "events": self._events.count(),
         }
         if seen.round is not None:
             found["round"] = self._round(seen)
@@ -74,24 +93,23 @@ class View:
         for step_s in STEPS:
             told = self._steps.get(step_s)
             if told is None or now >= told["first"] + (_TOLD_STEPS + 1) * step_s + past.LATE_S:
-                self._steps[step_s] = past.shown(self._services.history, step_s, now, _TOLD_STEPS)
+                self._steps[step_s] = past.shown(self._history, step_s, now, _TOLD_STEPS)
                 if step_s == _SHORTEST_S:
                     first = int(now // step_s - _CHAT_STEPS) * step_s
-                    steps = self._services.history.read(step_s, first, _CHAT_STEPS)
+                    steps = self._history.read(step_s, first, _CHAT_STEPS)
                     self._first_token = first_token_p95(steps)
 
     def _node(self, seen: Overview, workers: list[WorkerRecord]) -> dict[str, Any]:
-        settings = self._services.settings
         ready = [worker for worker in workers if worker.is_ready and worker.info is not None]
         return {
             "version": VERSION,
             "state": (seen.round.record.state if seen.round is not None else RoundState.IDLE).value,
-            "chat_policy": settings.chat_policy,
+            "chat_policy": self._settings.chat_policy,
             "models": {worker.model: vars(worker.info) for worker in ready},
         }
 
     def _figures(self, seen: Overview, health: Health, now: float) -> dict[str, Any]:
-        jobs, workers = self._services.jobs.count_active(), seen.workers
+        jobs, workers = self._jobs.count_active(), seen.workers
         chats = [worker.stats for worker in workers if "chat_active" in worker.stats]
         return {
             "nonces_per_second": round(seen.nonces_per_second, 2),
@@ -105,13 +123,13 @@ class View:
             "undelivered": seen.callbacks_waiting,
             "artifacts_waiting": seen.round.outbox.waiting if seen.round is not None else 0,
             "gpu_use": fleet.mean_use(workers),
-            "validations": self._services.jobs.validations(now),
+            "validations": self._jobs.validations(now),
         }
 
     def _round(self, seen: Overview) -> JsonValue:
         """Returns the last round's figures for the overview."""
         assert seen.round is not None
-        outbox = self._services.round_control.stats_of(seen)["outbox"]
+        outbox = self._stats_of_round(seen)["outbox"]
         return {"id": seen.round.record.round_id, "outbox": outbox}
 
 

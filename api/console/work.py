@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from pydantic import JsonValue
+from redis import Redis
 
-from api.proofs import round_control
-from api.services import Services
+from api.schema.bodies import config_of
 from poc_core.callbacks import redacted
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord
-from poc_core.state import keys
+from poc_core.state import JobStore, Outbox, RoundStore, keys
 from poc_core.state.delivery.outbox import OutboxStatus
 from poc_core.state.past.shares import shares
 
@@ -34,53 +34,100 @@ _VERDICT = (
 
 
 class Work:
-    """A repeated reader of jobs and rounds that remembers what is final; for one thread."""
+    """Reads jobs and rounds."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._ended: dict[str, dict[str, Any]] = {}  # jobs that are over, by id
+    def __init__(self, jobs: JobStore, rounds: RoundStore, outbox: Outbox, redis: Redis) -> None:
+        self._jobs = jobs
+        self._rounds = rounds
+        self._outbox = outbox
+        self._redis = redis
 
-    def read(self) -> list[dict[str, Any]]:
-        """The jobs and rounds listed, the newest first."""
-        newest = self._services.rounds.newest(_MOST_ROUNDS)
-        found = self._jobs() + [round_line(record) for record in newest]
+    def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """The jobs and rounds listed, the newest first. `ended`: lines of jobs that are over, by
+        id, which spare reading them; left with those of this list.
+        """
+        newest = self._rounds.newest(_MOST_ROUNDS)
+        found = self._listed_jobs(ended) + [round_line(record) for record in newest]
         return sorted(found, key=lambda one: float(one["created_at"]), reverse=True)
 
-    def _jobs(self) -> list[dict[str, Any]]:
-        jobs = self._services.jobs
-        listed = jobs.survey.newest(_MOST_JOBS, _MOST_OLD)
-        known = {job_id: job for job_id, job in self._ended.items() if job_id in listed}
-        asked = [job_id for job_id in listed if job_id not in known]
-        found = {
-            record.job_id: job_line(self._services, record)
-            for record in jobs.read_all(asked)
-            if record is not None
-        }
-        self._ended = known | {
-            job_id: job for job_id, job in found.items() if JobStatus(job["status"]).is_final
-        }
-        every = known | found
-        return [every[job_id] for job_id in listed if job_id in every]
+    def _listed_jobs(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        listed = self._jobs.survey.newest(_MOST_JOBS, _MOST_OLD)
+        lines = {job_id: job for job_id, job in ended.items() if job_id in listed}
+        for record in self._jobs.read_all([job_id for job_id in listed if job_id not in lines]):
+            if record is not None:
+                lines[record.job_id] = self.job_line(record)
+        ended.clear()
+        ended |= {job_id: job for job_id, job in lines.items() if JobStatus(job["status"]).is_final}
+        return [lines[job_id] for job_id in listed if job_id in lines]
 
+    def job_line(self, record: JobRecord) -> dict[str, Any]:
+        """A job without what only its page shows."""
+        return {
+            "id": record.job_id,
+            "kind": record.kind.value,
+            "status": record.status.value,
+            "model": record.model,
+            "spec": record.spec.model_dump(),
+            "owner": record.request.model_dump(include={"block_height", "node_id", "node_count"}),
+            "n_total": record.n_total,
+            "n_done": record.n_done,
+            "created_at": record.created_at,
+            "started_at": record.started_at,
+            "finished_at": record.finished_at,
+            "error": record.error,
+            "waiting_for": None if record.status.is_final else record.waiting_for,
+            "verdict": self._verdict(record),
+        }
 
-def job_line(services: Services, record: JobRecord) -> dict[str, Any]:
-    """A job without what only its page shows."""
-    return {
-        "id": record.job_id,
-        "kind": record.kind.value,
-        "status": record.status.value,
-        "model": record.model,
-        "spec": record.spec.model_dump(),
-        "owner": record.request.model_dump(include={"block_height", "node_id", "node_count"}),
-        "n_total": record.n_total,
-        "n_done": record.n_done,
-        "created_at": record.created_at,
-        "started_at": record.started_at,
-        "finished_at": record.finished_at,
-        "error": record.error,
-        "waiting_for": None if record.status.is_final else record.waiting_for,
-        "verdict": _verdict(services, record),
-    }
+    def job_page(self, job_id: str) -> dict[str, Any] | None:
+        """All of a job; None: it is not known, or not any more."""
+        record = self._jobs.read(job_id)
+        if record is None:
+            return None
+        return self.job_line(record) | {
+            "n_batches": record.n_batches,
+            "workers": shares(self._redis, keys.job(job_id)),
+            "url": redacted(record.request.url),
+            "delivery": self._delivery(job_id) if record.request.url else None,
+        }
+
+    def round_page(self, round_id: str) -> dict[str, Any] | None:
+        """All of a round; None: it is not known, or not any more."""
+        record = self._rounds.read(round_id)
+        if record is None:
+            return None
+        has_receiver = record.config.url is not None
+        return round_line(record) | {
+            "config": config_of(record.config),
+            "scheme": record.config.spec.scheme,
+            "n_reported": record.n_valid,
+            "n_excluded": record.n_excluded,
+            "exhausted": record.is_exhausted,
+            "workers": shares(self._redis, keys.round(round_id)),
+            "url": redacted(record.config.url),
+            "delivery": self._delivery(round_id) if has_receiver else None,
+        }
+
+    def _delivery(self, outbox_id: str) -> dict[str, JsonValue]:
+        status: OutboxStatus = self._outbox.status(outbox_id)
+        return {
+            "waiting": status.waiting,
+            "waiting_bytes": status.waiting_bytes,
+            "delivered": status.delivered,
+            "dropped": status.dropped,
+            "failures": status.failures,
+            "next_try_at": status.next_at if status.failures else None,
+            "last_error": status.last_error,
+        }
+
+    def _verdict(self, record: JobRecord) -> JsonValue:
+        if record.kind is not JobKind.VALIDATE or record.status is not JobStatus.COMPLETED:
+            return None
+        answer = self._jobs.result(record.job_id)
+        if answer is None or answer.is_in_pieces:  # megabytes: whoever wants it asks for it
+            return None
+        found = json.loads(b"".join(answer.pieces))
+        return {name: found[name] for name in _VERDICT if name in found}
 
 
 def round_line(record: RoundRecord) -> dict[str, Any]:
@@ -96,57 +143,3 @@ def round_line(record: RoundRecord) -> dict[str, Any]:
         "finished_at": record.stopped_at,
         "error": record.error,
     }
-
-
-def job_page(services: Services, job_id: str) -> dict[str, Any] | None:
-    """All of a job; None: it is not known, or not any more."""
-    record = services.jobs.read(job_id)
-    if record is None:
-        return None
-    return job_line(services, record) | {
-        "n_batches": record.n_batches,
-        "workers": shares(services.redis, keys.job(job_id)),
-        "url": redacted(record.request.url),
-        "delivery": _delivery(services, job_id) if record.request.url else None,
-    }
-
-
-def round_page(services: Services, round_id: str) -> dict[str, Any] | None:
-    """All of a round; None: it is not known, or not any more."""
-    record = services.rounds.read(round_id)
-    if record is None:
-        return None
-    has_receiver = record.config.url is not None
-    return round_line(record) | {
-        "config": round_control.config_of(record.config),
-        "scheme": record.config.spec.scheme,
-        "n_reported": record.n_valid,
-        "n_excluded": record.n_excluded,
-        "exhausted": record.is_exhausted,
-        "workers": shares(services.redis, keys.round(round_id)),
-        "url": redacted(record.config.url),
-        "delivery": _delivery(services, round_id) if has_receiver else None,
-    }
-
-
-def _delivery(services: Services, outbox_id: str) -> dict[str, JsonValue]:
-    status: OutboxStatus = services.outbox.status(outbox_id)
-    return {
-        "waiting": status.waiting,
-        "waiting_bytes": status.waiting_bytes,
-        "delivered": status.delivered,
-        "dropped": status.dropped,
-        "failures": status.failures,
-        "next_try_at": status.next_at if status.failures else None,
-        "last_error": status.last_error,
-    }
-
-
-def _verdict(services: Services, record: JobRecord) -> JsonValue:
-    if record.kind is not JobKind.VALIDATE or record.status is not JobStatus.COMPLETED:
-        return None
-    answer = services.jobs.result(record.job_id)
-    if answer is None or answer.is_in_pieces:  # megabytes: whoever wants it asks for it
-        return None
-    found = json.loads(b"".join(answer.pieces))
-    return {name: found[name] for name in _VERDICT if name in found}

@@ -1,19 +1,15 @@
 """From the bytes of a request to a stored job whose workers are woken, or why there is none."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import HTTPException
 
-from api.errors import unavailable
+from api.proofs.checks import check_limits, check_receiver, deployed_limits
 from api.proofs.dispatch import Dispatcher
 from api.proofs.waiting import InlineJobs
 from api.schema.bodies import job_bodies, parse_body
-from poc_core.errors import BodyError, ForbiddenReceiverError
-from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec
-from poc_core.schemes import contract_of, contracts
+from poc_core.records import JobRequest, NewJob
+from poc_core.schemes import contract_of
 from poc_core.schemes.requests import JobBody
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
@@ -91,70 +87,4 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
         batch_size=min(batch_size, contract_of(spec.scheme).max_batch(spec, limits)),
         claimed=claimed,
         inline=body.wait,
-    )
-
-
-def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
-    """BodyError: POC_CALLBACK_ALLOW forbids the address. A name is resolved when it is tried."""
-    if url is None:
-        return
-    try:
-        settings.callbacks.check_url(url, settings.own_ports)
-    except ForbiddenReceiverError as error:
-        raise BodyError(str(error), (field,), "url_not_allowed") from None
-
-
-def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False) -> ModelInfo:
-    """Returns the limits that every worker of the model meets. 409: other models are served; 503:
-    no worker is.
-
-    `for_round`: others count only while one is ready: the network node takes 409 for a wrong name.
-    """
-    infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
-    if infos:
-        # A batch may go to any of them, so the smallest one sets the limits.
-        return replace(
-            infos[0],
-            max_seq_len=min(info.max_seq_len for info in infos),
-            max_batch_tokens=min(info.max_batch_tokens for info in infos),
-            max_sequences=min(info.max_sequences for info in infos),
-            schemes={
-                contract.name: own for contract in contracts() if (own := contract.common(infos))
-            },
-        )
-    live, known = workers.live(), workers.known_models()
-    if model in known or any(worker.model == model for worker in live):
-        raise unavailable(
-            f"No worker serves the model {model} right now; try again when one has started."
-        )
-    # Live models first: a client should ask for one of these.
-    deployed = list(dict.fromkeys([*(worker.model for worker in live), *known]))
-    if deployed and (not for_round or any(worker.is_ready for worker in live)):
-        raise _mismatch(
-            f"The model {model} is not deployed here; ask for {' or '.join(deployed)}.",
-            {"model": (model, deployed[0] if len(deployed) == 1 else deployed)},
-        )
-    raise unavailable("No worker serves a model yet; try again when one has started.")
-
-
-def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
-    """HTTPException 409 when the model cannot do what the spec asks for."""
-    asked = contract_of(spec.scheme).limits(spec, info)
-    fields = {name: (wanted, most) for name, (wanted, most) in asked.items() if wanted > most}
-    if fields:
-        limits = " and ".join(f"{name} at most {most}" for name, (_, most) in fields.items())
-        raise _mismatch(f"The model {info.name} takes {limits}.", fields)
-
-
-def _mismatch(message: str, fields: Mapping[str, tuple[Any, Any]]) -> HTTPException:
-    """HTTPException 409; `fields`: name -> (requested, deployed)."""
-    return HTTPException(
-        409,
-        {
-            "error": "params_mismatch",
-            "message": message,
-            "fields": list(fields),
-            "requested": {name: requested for name, (requested, _) in fields.items()},
-            "deployed": {name: deployed for name, (_, deployed) in fields.items()},
-        },
     )

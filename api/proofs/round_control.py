@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import HTTPException
 
 from api.errors import unavailable
-from api.proofs.admission import check_limits, check_receiver, deployed_limits
+from api.proofs.checks import check_limits, check_receiver, deployed_limits
 from api.proofs.dispatch import Dispatcher
-from poc_core.callbacks import redacted
+from api.schema.bodies import config_of
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
 from poc_core.schemes import contract_of, contracts
@@ -173,10 +173,3 @@ def _only_model(workers: WorkerRegistry) -> str:
             409, f"Several models are served here; name one of {', '.join(models)} as `model`."
         )
     return models[0]
-
-
-def config_of(config: RoundConfig) -> dict[str, Any]:
-    """The round's configuration in the words of the body that started it."""
-    body = contract_of(config.spec.scheme).round_body
-    assert body is not None  # else no request could have started it
-    return body.of(config.model_copy(update={"url": redacted(config.url)}))

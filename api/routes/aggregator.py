@@ -1,20 +1,27 @@
 """The paths of the network's aggregators: the same jobs and rounds, with one entry per worker."""
 
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.proofs import round_control
-from api.routes import pow
+from api.health.reading import HealthReader
+from api.proofs.round_control import RoundControl
+from api.provided import provided
 from api.schema import examples
-from api.schema.bodies import parse_round, round_bodies, whole_body
+from api.schema.bodies import config_of, parse_round, round_bodies, whole_body
 from api.schema.openapi import json_body
-from api.services import AppServices
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
+from poc_core.state import WorkerRegistry
+from poc_core.state.overview import Overviews
 
 router = APIRouter(prefix="/api/v1", tags=["aggregator"])
+
+TheControl = Annotated[RoundControl, provided("round_control")]
+TheOverviews = Annotated[Overviews, provided("overviews")]
+TheHealth = Annotated[HealthReader, provided("health")]
+TheWorkers = Annotated[WorkerRegistry, provided("workers")]
 
 
 @router.post(
@@ -23,10 +30,10 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
     openapi_extra=json_body(round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
-async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
+async def init_generate(request: Request, round_control: TheControl) -> dict[str, Any]:
     """Like /api/v1/pow/init/generate. The workers share the nonces."""
     body = parse_round(await whole_body(request), round_bodies())
-    workers = await to_thread.run_sync(services.round_control.start, body, RoundState.GENERATING)
+    workers = await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return {
         "status": "OK",
         "backends": len(workers),
@@ -36,33 +43,25 @@ async def init_generate(request: Request, services: AppServices) -> dict[str, An
     }
 
 
-router.add_api_route(
-    "/inference/pow/generate", pow.generate, methods=["POST"], **pow.GENERATE_ROUTE
-)
-router.add_api_route(
-    "/inference/pow/generate/{request_id}", pow.read_job, methods=["GET"], **pow.READ_ROUTE
-)
-
-
 @router.get(
     "/inference/pow/status",
     summary="Show each worker's state and rate",
     responses=examples.REDIS_AWAY,
 )
-def status(services: AppServices) -> dict[str, Any]:
+def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth) -> dict[str, Any]:
     """GENERATING or IDLE if all workers are, MIXED if they differ, NO_BACKENDS without workers.
 
     GENERATING too, with a `reason`, while a round's only worker is being replaced: for 10 minutes.
     """
-    seen = services.overviews.read()
+    seen = overviews.read()
     current = seen.round.record if seen.round is not None else None
-    stats = services.round_control.stats_of(seen)["workers"]
+    stats = round_control.stats_of(seen)["workers"]
     backends = [
         _backend(worker, current, stats.get(worker.id, {}))
         for worker in seen.workers
         if worker.is_ready
     ]
-    if not backends and (reason := services.health.replacement(seen)) is not None:
+    if not backends and (reason := health.replacement(seen)) is not None:
         return {"status": "GENERATING", "backends": [], "reason": reason}
     states = {backend["status"] for backend in backends}
     overall = "NO_BACKENDS" if not states else "MIXED" if len(states) > 1 else states.pop()
@@ -74,12 +73,10 @@ def status(services: AppServices) -> dict[str, Any]:
     summary="Stop the round and cancel the jobs",
     responses=examples.REDIS_AWAY,
 )
-def stop(services: AppServices) -> dict[str, Any]:
+def stop(round_control: TheControl, workers: TheWorkers) -> dict[str, Any]:
     """Like /api/v1/pow/stop, with one entry for each ready worker."""
-    services.round_control.stop()
-    results = [
-        {"port": backend_number(worker), "status": "stopped"} for worker in services.workers.ready()
-    ]
+    round_control.stop()
+    results = [{"port": backend_number(worker), "status": "stopped"} for worker in workers.ready()]
     return {"status": "OK", "results": results, "errors": None}
 
 
@@ -97,8 +94,6 @@ def _backend(
     return {
         "port": backend_number(worker),
         "status": "GENERATING" if generates else "IDLE",
-        "config": round_control.config_of(current.config)
-        if serves and current is not None
-        else None,
+        "config": config_of(current.config) if serves and current is not None else None,
         "stats": {"total_processed": 0, "nonces_per_second": 0.0} | stats,
     }

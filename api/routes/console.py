@@ -3,8 +3,10 @@
 The console's page needs no key; what it shows does, and so does the reference.
 """
 
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse, StreamingResponse
@@ -12,14 +14,27 @@ from starlette.types import Receive, Scope, Send
 
 from api.console import page, past
 from api.console.view import View
-from api.console.work import job_page, round_page
+from api.console.work import Work
 from api.errors import unavailable
+from api.health.reading import HealthReader
+from api.provided import provided
 from api.reading.live import MOST_PAGES, Live
+from api.reading.together import Together
 from api.reference import page as reference
-from api.services import AppServices
-from poc_core.state.past.history import STEPS
+from poc_core.state import DeploymentStore, WorkerRegistry
+from poc_core.state.past.events import Events
+from poc_core.state.past.history import STEPS, History
 
 router = APIRouter(include_in_schema=False)
+
+TheLive = Annotated[Live, provided("live")]
+TheTogether = Annotated[Together, provided("together")]
+TheHistory = Annotated[History, provided("history")]
+TheEvents = Annotated[Events, provided("events")]
+TheWork = Annotated[Work, provided("work")]
+TheDeployments = Annotated[DeploymentStore, provided("deployments")]
+TheWorkers = Annotated[WorkerRegistry, provided("workers")]
+TheHealth = Annotated[HealthReader, provided("health")]
 
 _files = cache(page.load)
 
@@ -56,39 +71,39 @@ async def reference_file(name: str, request: Request) -> Response:
 
 
 @router.get("/api/v1/console/events")
-async def events(services: AppServices) -> Response:
+async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("view")]) -> Response:
     """Server-sent events, each a JSON object of sections that have changed; all of them first."""
-    if services.live.followers >= MOST_PAGES:
+    if live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
-    return _Events(services.live, partial(View, services))
+    return _Events(live, begin)
 
 
 @router.get("/api/v1/console/history")
-async def history(services: AppServices, step: int = min(STEPS)) -> JSONResponse:
+async def history(
+    together: TheTogether, history: TheHistory, health: TheHealth, step: int = min(STEPS)
+) -> JSONResponse:
     """The last 180 steps of so many seconds each."""
     if step not in STEPS:
         known = ", ".join(map(str, STEPS))
         raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
     return JSONResponse(
-        await services.together.get(
-            ("history", step), lambda: past.shown(services.history, step, services.now())
-        )
+        await together.get(("history", step), lambda: past.shown(history, step, health.now()))
     )
 
 
 @router.get("/api/v1/console/log")
-async def log(services: AppServices, after: float = 0.0) -> JSONResponse:
+async def log(together: TheTogether, events: TheEvents, after: float = 0.0) -> JSONResponse:
     """Returns events after that second, the newest first; 1,000 are kept."""
-    events = await services.together.get("events", services.events.read)
-    return JSONResponse([event.model_dump() for event in events if event.at > after])
+    found = await together.get("events", events.read)
+    return JSONResponse([event.model_dump() for event in found if event.at > after])
 
 
 @router.get("/api/v1/console/work/{work_id}")
-def work(work_id: str, services: AppServices) -> JSONResponse:
+def work(work_id: str, works: TheWork) -> JSONResponse:
     """All there is of a job or round."""
     found = None
     if len(work_id) == 32 and work_id.isalnum():
-        found = job_page(services, work_id) or round_page(services, work_id)
+        found = works.job_page(work_id) or works.round_page(work_id)
     if found is None:
         raise HTTPException(
             404, "No job or round has this id; both are kept for a time only, see docs/settings.md."
@@ -97,16 +112,16 @@ def work(work_id: str, services: AppServices) -> JSONResponse:
 
 
 @router.get("/api/v1/console/worker")
-def worker(name: str, services: AppServices) -> JSONResponse:
+def worker(name: str, deployments: TheDeployments, workers: TheWorkers) -> JSONResponse:
     """The last lines of a worker's log, and what its process counts."""
     lines = [
         line
-        for host in services.deployments.logs()
+        for host in deployments.logs()
         for child in host.workers
         if child.name == name
         for line in child.lines
     ]
-    stats = [dict(one.stats) for one in services.workers.live() if one.name == name]
+    stats = [dict(one.stats) for one in workers.live() if one.name == name]
     return JSONResponse({"lines": lines, "stats": stats[-1] if stats else {}})
 
 
@@ -123,7 +138,7 @@ def _answer(request: Request, folder: Path, name: str, headers: dict[str, str]) 
 class _Events(StreamingResponse):
     """The stream's body, which leaves with its page and not at a garbage collection."""
 
-    def __init__(self, live: Live, begin: partial[View]) -> None:
+    def __init__(self, live: Live, begin: Callable[[], View]) -> None:
         self._stream = live.follow(lambda: begin().read)
         super().__init__(
             self._stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}

@@ -1,16 +1,21 @@
 """/api/v1/gpu: what the node computes on, as NVML tells (mlnode's paths)."""
 
 from functools import partial
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from api.provided import provided
 from api.schema import examples
-from api.services import AppServices, Services
-from poc_core.gpus import Gpu, GpuDriver, MachineGpus
+from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
+from poc_core.state import WorkerRegistry
 from poc_core.state.unreadable import readable
 
 router = APIRouter(prefix="/api/v1/gpu", tags=["GPU"])
+
+TheGpus = Annotated[GpuWatch, provided("gpus")]
+TheWorkers = Annotated[WorkerRegistry, provided("workers")]
 
 
 class Gpus(BaseModel):
@@ -19,13 +24,13 @@ class Gpus(BaseModel):
 
 
 @router.get("/devices", summary="List the node's GPUs", responses=examples.REDIS_AWAY)
-def devices(services: AppServices) -> Gpus:
+def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
     """GPUs of the API's machine, then of every further host, by its workers' heartbeats; each once.
 
     `index` counts all of them. Empty without a GPU.
     """
     found: dict[str, Gpu] = {}
-    for machine in _machines(services):
+    for machine in _machines(gpus, workers):
         for gpu in machine.devices:
             found.setdefault(gpu.uuid, gpu)
     numbered = [gpu.model_copy(update={"index": index}) for index, gpu in enumerate(found.values())]
@@ -33,17 +38,17 @@ def devices(services: AppServices) -> Gpus:
 
 
 @router.get("/driver", summary="Show the versions of the GPU driver", responses=examples.REDIS_AWAY)
-def driver(services: AppServices) -> GpuDriver:
+def driver(gpus: TheGpus, workers: TheWorkers) -> GpuDriver:
     """The API's machine's driver, else that of the first host that has one; null without a GPU."""
     return next(
-        (machine.driver for machine in _machines(services) if machine.driver is not None),
+        (machine.driver for machine in _machines(gpus, workers) if machine.driver is not None),
         GpuDriver(),
     )
 
 
-def _machines(services: Services) -> list[MachineGpus]:
-    found = [services.gpus.now()]
-    for worker in services.workers.live():
+def _machines(gpus: GpuWatch, workers: WorkerRegistry) -> list[MachineGpus]:
+    found = [gpus.now()]
+    for worker in workers.live():
         parse = partial(MachineGpus.model_validate, worker.gpus)
         if (told := readable(f"GPUs of worker {worker.id!r}", parse)) is not None:
             found.append(told)

@@ -1,22 +1,27 @@
 """Health for the network node, supervisors, load balancers and Prometheus; the clock."""
 
 import time
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
-from api.health.reading import told
-from api.metrics import NodeMetrics
+from api.health.reading import HealthReader, told
+from api.provided import provided
 from api.schema import examples
-from api.services import AppServices
 from poc_core import answers
 from poc_core.serving.deployments import HostState
-from poc_core.state.overview import Overview
+from poc_core.state.overview import Overview, Overviews
 
 router = APIRouter(tags=["health"])
+
+TheOverviews = Annotated[Overviews, provided("overviews")]
+TheHealth = Annotated[HealthReader, provided("health")]
+TheMetrics = Annotated[Collector, provided("metrics")]
 
 
 @router.get("/livez", summary="Check that the API runs")
@@ -31,18 +36,18 @@ async def livez() -> answers.Health:
     response_model_exclude_none=True,
     responses=examples.REDIS_AWAY,
 )
-def health(services: AppServices) -> answers.EngineHealth:
+def health(overviews: TheOverviews, reader: TheHealth) -> answers.EngineHealth:
     """200 while a worker whose engine goes on is ready, and on a node that waits for its first
     deployment; else 503. Supervisors use /livez.
 
     200 too, with a `reason`, while a round's only worker is being replaced: for 10 minutes.
     """
-    seen = services.overviews.read()
+    seen = overviews.read()
     stopped = {host.id for host in seen.deployment.hosts if host.state is HostState.KEEPING}
     workers = [worker for worker in seen.workers if worker.host_id not in stopped]
     if any(worker.is_ready for worker in workers) or _waits_for_its_first_deployment(seen):
         return answers.EngineHealth()
-    if (reason := services.health.replacement(seen)) is not None:
+    if (reason := reader.replacement(seen)) is not None:
         return answers.EngineHealth(reason=reason)
     if any(worker.state == "hung" for worker in workers):
         raise unavailable(
@@ -63,16 +68,16 @@ def health(services: AppServices) -> answers.EngineHealth:
     response_model=answers.Ready,
     responses=examples.NOT_READY,
 )
-def ready(services: AppServices) -> answers.Ready | JSONResponse:
+def ready(reader: TheHealth) -> answers.Ready | JSONResponse:
     """200 when Redis answers and a worker is ready, else 503 with Retry-After, and why.
 
     200 too while a round's only worker is being replaced, as /health.
     """
-    health, seen = services.health.read()
-    now = services.now()
+    health, seen = reader.read()
+    now = reader.now()
     whole = answers.NodeHealth(**told(health, now))
     if seen is not None and (
-        health.level is not Level.DOWN or services.health.replacement(seen) is not None
+        health.level is not Level.DOWN or reader.replacement(seen) is not None
     ):
         ready = {seat.worker.model for seat in health.seats if seat.is_ready and seat.worker}
         return answers.Ready(models=sorted(ready), health=whole)
@@ -112,7 +117,7 @@ async def clock() -> Response:
         **examples.REDIS_AWAY,
     },
 )
-def metrics(request: Request, services: AppServices) -> Response:
+def metrics(request: Request, node: TheMetrics) -> Response:
     """Round, outbox, jobs, workers and chat of the complete node, from any API process."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(NodeMetrics(services)), headers={"content-type": content_type})
+    return Response(encode(node), headers={"content-type": content_type})

@@ -4,49 +4,63 @@ The host shows the token's id, as a client shows its key. Neither the token nor 
 of Redis ever comes here.
 """
 
+from typing import Annotated
+
 from fastapi import APIRouter, HTTPException, Request
 
+from api.edge.doorkeeper import Rates
 from api.edge.shares import of_address
 from api.errors import unavailable
+from api.health.reading import HealthReader
+from api.provided import provided
 from api.schema import examples
-from api.services import AppServices, Services
 from poc_core import answers
-from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
+from poc_core.joining.invitations import Invitations, SpentTokenError, UnknownTokenError
 from poc_core.joining.offers import SealedOffer
+from poc_core.state.past.events import Events
 
 router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"])
 
+TheRates = Annotated[Rates, provided("token_rates")]
+TheInvitations = Annotated[Invitations, provided("invitations")]
+TheEvents = Annotated[Events, provided("events")]
+TheHealth = Annotated[HealthReader, provided("health")]
+
 
 @router.post("/join", summary="Join with a token", responses=examples.JOIN_ERRORS)
-def join(request: Request, services: AppServices) -> SealedOffer:
+def join(
+    request: Request, rates: TheRates, invitations: TheInvitations, events: TheEvents
+) -> SealedOffer:
     """Returns once what a worker host needs, sealed by the operator. Authorization: Bearer ID."""
-    peer = _peer(request, services)
+    peer = _peer(request, rates)
     try:
-        invitation, offer = services.invitations.take(_token_id(request), peer)
+        invitation, offer = invitations.take(_token_id(request), peer)
     except UnknownTokenError as error:
         raise _unknown(error) from None
     except SpentTokenError as error:
         raise HTTPException(403, str(error)) from None
-    services.events.note("node", f"Host {invitation.name} joined, from {peer}.", invitation.name)
+    events.note("node", f"Host {invitation.name} joined, from {peer}.", invitation.name)
     return offer
 
 
 @router.get("/standing", summary="Check a token", responses=examples.HOST_ERRORS)
-def standing(request: Request, services: AppServices) -> answers.HostStanding:
+def standing(
+    request: Request, rates: TheRates, invitations: TheInvitations, health: TheHealth
+) -> answers.HostStanding:
     """Reports whether the token can still be used, or where it was used. Changes nothing."""
-    _peer(request, services)
+    _peer(request, rates)
     try:
-        found = services.invitations.find(_token_id(request))
+        found = invitations.find(_token_id(request))
     except UnknownTokenError as error:
         raise _unknown(error) from None
-    state = found.state(services.now())
+    state = found.state(health.now())
     return answers.HostStanding(name=found.name, state=state.value, redis=found.redis)
 
 
-def _peer(request: Request, services: Services) -> str:
+def _peer(request: Request, rates: Rates) -> str:
     """The address that asks. HTTPException 429: it asks too often."""
     peer = request.client.host if request.client else ""
-    if services.token_rates.take(of_address(peer)) > 0:
+    if rates.take(of_address(peer)) > 0:
         raise unavailable("Too many tokens were tried from here; wait a little.", 429)
     return peer
 

@@ -7,12 +7,19 @@ from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, BaseModel, Field
 
 from api.errors import unavailable
-from api.models.cache import CacheError
+from api.models.cache import CacheError, ModelCache
+from api.models.downloads import Downloads
+from api.provided import provided
 from api.schema import examples
-from api.services import AppServices, Services
+from poc_core.state import DeploymentStore, WorkerRegistry
 from poc_core.state.downloads import MOST_AT_A_TIME
 
 router = APIRouter(prefix="/api/v1/models", tags=["aggregator"])
+
+TheDownloads = Annotated[Downloads, provided("downloads")]
+TheCache = Annotated[ModelCache, provided("model_cache")]
+TheDeployments = Annotated[DeploymentStore, provided("deployments")]
+TheWorkers = Annotated[WorkerRegistry, provided("workers")]
 
 ModelStatus = Literal["DOWNLOADED", "DOWNLOADING", "PARTIAL", "NOT_FOUND"]
 
@@ -82,15 +89,14 @@ class DiskSpace(BaseModel):
 
 
 @router.post("/status", summary="Check whether a model is on disk", responses=examples.REDIS_AWAY)
-def status(model: HubModel, services: AppServices) -> OneStatus:
+def status(model: HubModel, downloads: TheDownloads, cache: TheCache) -> OneStatus:
     """Looks in the Hugging Face cache of the API's machine. Without hf_commit the revision `main`,
     or any revision, counts."""
-    found = services.downloads.store.read(model.hf_repo, model.hf_commit)
+    found = downloads.store.read(model.hf_repo, model.hf_commit)
     if found is not None and found.state == "running":
         elapsed_s = max(0.0, time.time() - found.started_at)
         progress = DownloadProgress(start_time=found.started_at, elapsed_seconds=elapsed_s)
         return OneStatus(model=model, status="DOWNLOADING", progress=progress)
-    cache = services.model_cache
     stage, error = cache.stage(model.hf_repo, model.hf_commit), None
     if stage != "DOWNLOADED":
         error = found.error if found is not None else cache.trouble(model.hf_repo, model.hf_commit)
@@ -100,16 +106,15 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
 @router.post(
     "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
 )
-def download(model: HubModel, services: AppServices) -> Task:
+def download(model: HubModel, downloads: TheDownloads, cache: TheCache) -> Task:
     """Starts a process that survives the API; a repeated download continues the earlier one.
 
     409 during a download of this model or with HF_HUB_OFFLINE; 429 during three others.
     """
-    if services.model_cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
+    if cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)
-    if why_not := services.model_cache.offline(model.hf_repo):
+    if why_not := cache.offline(model.hf_repo):
         raise HTTPException(409, why_not)
-    downloads = services.downloads
     started = downloads.store.start(model.hf_repo, model.hf_commit, downloads.machine)
     if started == "running":
         raise HTTPException(
@@ -128,36 +133,39 @@ def download(model: HubModel, services: AppServices) -> Task:
 @router.delete(
     "", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS
 )
-def delete(model: HubModel, services: AppServices) -> Deleted:
+def delete(
+    model: HubModel,
+    downloads: TheDownloads,
+    cache: TheCache,
+    deployments: TheDeployments,
+    workers: TheWorkers,
+) -> Deleted:
     """Without hf_commit all revisions are deleted.
 
     409 if a worker serves the model or a file cannot be deleted; 404 if it is not on disk.
     """
-    if services.downloads.store.forget(model.hf_repo, model.hf_commit):
+    if downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)
-    if _is_served(model.hf_repo, services):
+    if _is_served(model.hf_repo, deployments, workers):
         raise HTTPException(409, f"Workers serve {model.hf_repo}; deploy another model first.")
     try:
-        was_there = services.model_cache.delete(model.hf_repo, model.hf_commit)
+        was_there = cache.delete(model.hf_repo, model.hf_commit)
     except CacheError as error:
         raise HTTPException(409, str(error)) from None
     if not was_there:
-        raise HTTPException(
-            404, f"{model.hf_repo} is not in the cache {services.model_cache.path}."
-        )
+        raise HTTPException(404, f"{model.hf_repo} is not in the cache {cache.path}.")
     return Deleted(status="deleted", model=model)
 
 
 @router.get("/list", summary="List the models on disk", responses=examples.REDIS_AWAY)
-def listed(services: AppServices) -> AllListed:
+def listed(downloads: TheDownloads, cache: TheCache) -> AllListed:
     """Lists all models in the Hugging Face cache of the API's machine."""
     found = [
         Listed(
             model=ModelOnDisk(hf_repo=one.hf_repo, hf_commit=one.hf_commit), status="DOWNLOADING"
         )
-        for one in services.downloads.store.running()
+        for one in downloads.store.running()
     ]
-    cache = services.model_cache
     try:
         on_disk = list(cache.models())
     except CacheError as error:
@@ -170,15 +178,15 @@ def listed(services: AppServices) -> AllListed:
 
 
 @router.get("/space", summary="Show the disk space for models", responses=examples.CACHE_AWAY)
-def space(services: AppServices) -> DiskSpace:
+def space(cache: TheCache) -> DiskSpace:
     """Shows the size of the Hugging Face cache and the free space on its disk, in GB."""
     try:
-        return DiskSpace(**vars(services.model_cache.space()))
+        return DiskSpace(**vars(cache.space()))
     except CacheError as error:
         raise unavailable(str(error)) from None
 
 
-def _is_served(hf_repo: str, services: Services) -> bool:
-    wanted = services.deployments.status().wanted
-    served = any(worker.model == hf_repo for worker in services.workers.live())
+def _is_served(hf_repo: str, deployments: DeploymentStore, workers: WorkerRegistry) -> bool:
+    wanted = deployments.status().wanted
+    served = any(worker.model == hf_repo for worker in workers.live())
     return served or (wanted is not None and wanted.model == hf_repo)

@@ -1,20 +1,32 @@
 """The node as the network's client manages it: its state, its model, and another model instead."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from api.health.reading import told
+from api.health.reading import HealthReader, told
+from api.models.deployments import Deploying
+from api.provided import provided
 from api.schema import examples
 from api.schema.bodies import DeployBody
-from api.services import AppServices, Services
 from api.version import VERSION
 from poc_core import answers
 from poc_core.records import RoundState
 from poc_core.serving.deployments import DeploymentState, HostReport
+from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, RoundStore, WorkerRegistry
+from poc_core.state.overview import Overviews
 
 router = APIRouter(prefix="/api/v1", tags=["node"])
+
+TheDeployments = Annotated[DeploymentStore, provided("deployments")]
+TheRounds = Annotated[RoundStore, provided("rounds")]
+TheWorkers = Annotated[WorkerRegistry, provided("workers")]
+TheSettings = Annotated[Settings, provided("settings")]
+TheDeploying = Annotated[Deploying, provided("deploying")]
+TheOverviews = Annotated[Overviews, provided("overviews")]
+TheHealth = Annotated[HealthReader, provided("health")]
 
 # MLNode's words for a deployment; "cancelled" is one that was withdrawn while it was loading.
 _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
@@ -26,10 +38,12 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 
 
 @router.get("/state", summary="Show whether the node serves a model", responses=examples.REDIS_AWAY)
-def state(services: AppServices) -> answers.NodeState:
+def state(
+    deployments: TheDeployments, rounds: TheRounds, workers: TheWorkers, settings: TheSettings
+) -> answers.NodeState:
     """INFERENCE while a model is served, also in a round; STOPPED without one or during a load."""
-    status, current = services.deployments.status(), services.rounds.current()
-    ready = sorted({worker.model for worker in services.workers.ready()})
+    status, current = deployments.status(), rounds.current()
+    ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:
         serves = status.state is DeploymentState.RUNNING
         loaded = status.wanted.asked if serves and status.wanted else ""
@@ -42,27 +56,27 @@ def state(services: AppServices) -> answers.NodeState:
         inference_healthy=serves
         and (not status.hosts or status.wanted is None or status.wanted.name in ready),
         loaded_model=loaded,
-        poc_validation_inference=_chats_beside_proofs(services),
+        poc_validation_inference=_chats_beside_proofs(settings),
     )
 
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
-async def stop(services: AppServices) -> answers.Done:
+async def stop(deploying: TheDeploying) -> answers.Done:
     """Answers when the engines have ended. Jobs are cancelled; the round's results are delivered.
 
     Engines that are loading are kept for 120 s; an identical /inference/up takes them over.
     """
-    generation = await to_thread.run_sync(services.deploying.withdraw, True)
-    return await services.deploying.until_gone(generation)
+    generation = await to_thread.run_sync(deploying.withdraw, True)
+    return await deploying.until_gone(generation)
 
 
 @router.post(
     "/inference/down", summary="End the round and all engines", responses=examples.STOP_ERRORS
 )
-async def down(services: AppServices) -> answers.Done:
+async def down(deploying: TheDeploying) -> answers.Done:
     """Like /api/v1/stop, but engines that are loading end too."""
-    generation = await to_thread.run_sync(services.deploying.withdraw, False)
-    return await services.deploying.until_gone(generation)
+    generation = await to_thread.run_sync(deploying.withdraw, False)
+    return await deploying.until_gone(generation)
 
 
 @router.post(
@@ -71,11 +85,13 @@ async def down(services: AppServices) -> answers.Done:
     response_model=answers.Done,
     responses=examples.DEPLOY_ERRORS,
 )
-async def up(body: DeployBody, request: Request, services: AppServices) -> Response | answers.Done:
+async def up(
+    body: DeployBody, request: Request, deploying: TheDeploying
+) -> Response | answers.Done:
     """Answers when one host serves the model; the others follow. If the client disconnects, the
     deployment continues."""
-    generation = await to_thread.run_sync(services.deploying.deploy, body)
-    return await services.deploying.until_served(request, generation)
+    generation = await to_thread.run_sync(deploying.deploy, body)
+    return await deploying.until_served(request, generation)
 
 
 @router.post(
@@ -83,9 +99,9 @@ async def up(body: DeployBody, request: Request, services: AppServices) -> Respo
     summary="Deploy a model, without waiting",
     responses=examples.DEPLOY_ERRORS,
 )
-def up_async(body: DeployBody, services: AppServices) -> answers.Done:
+def up_async(body: DeployBody, deploying: TheDeploying) -> answers.Done:
     """Answers at once; /api/v1/inference/up/status shows the progress."""
-    services.deploying.deploy(body)
+    deploying.deploy(body)
     return answers.Done()
 
 
@@ -94,9 +110,11 @@ def up_async(body: DeployBody, services: AppServices) -> answers.Done:
     summary="Show the progress of the deployment",
     responses=examples.REDIS_AWAY,
 )
-def up_status(services: AppServices) -> answers.UpStatus:
+def up_status(
+    overviews: TheOverviews, deployments: TheDeployments, health: TheHealth
+) -> answers.UpStatus:
     """`status` is idle, starting, running or failed; `hosts` has the same for each host."""
-    seen = services.overviews.read()
+    seen = overviews.read()
     status, workers = seen.deployment, seen.workers
     running = [worker for worker in workers if worker.is_ready]
     starting = [worker for worker in workers if worker.state == "starting"]
@@ -115,9 +133,7 @@ def up_status(services: AppServices) -> answers.UpStatus:
         is_running=found is DeploymentState.RUNNING,
         status=found.value,
         startup_status="cancelled" if was_cancelled else _STARTUP[found],
-        elapsed_seconds=services.deployments.elapsed_s(record)
-        if record and record.wanted
-        else None,
+        elapsed_seconds=deployments.elapsed_s(record) if record and record.wanted else None,
         error=record.error if record else None,
         model=status.wanted.model if status.wanted else None,
         left_out=list(status.wanted.left_out) if status.wanted else [],
@@ -126,19 +142,19 @@ def up_status(services: AppServices) -> answers.UpStatus:
         models=sorted({worker.model for worker in running}),
         workers_running=len(running),
         workers_starting=len(starting),
-        health=answers.NodeHealth(**told(services.health.of(seen), services.now())),
+        health=answers.NodeHealth(**told(health.of(seen), health.now())),
     )
 
 
 @router.get(
     "/versions", summary="Show the versions of Proofline and vLLM", responses=examples.REDIS_AWAY
 )
-def versions(services: AppServices) -> answers.Versions:
+def versions(deployments: TheDeployments, settings: TheSettings) -> answers.Versions:
     """`version` is Proofline's, as `proofline --version` prints it."""
     return answers.Versions(
         version=VERSION,
-        vllm_version=services.deployments.status().vllm_versions or None,
-        poc_validation_inference=_chats_beside_proofs(services),
+        vllm_version=deployments.status().vllm_versions or None,
+        poc_validation_inference=_chats_beside_proofs(settings),
     )
 
 
@@ -147,5 +163,5 @@ def _host(report: HostReport) -> dict[str, Any]:
     return report.model_dump(include=told) | {"state": report.state.value.lower()}
 
 
-def _chats_beside_proofs(services: Services) -> bool:
-    return services.settings.chat.mode not in ("exclusive", "off")
+def _chats_beside_proofs(settings: Settings) -> bool:
+    return settings.chat.mode not in ("exclusive", "off")

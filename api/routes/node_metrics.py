@@ -1,15 +1,19 @@
 """/api/v1/metrics, for the network's monitoring."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from fastapi import APIRouter, Response
 
 from api.node_metrics.exposition import CONTENT_TYPE
+from api.node_metrics.page import Page
+from api.provided import provided
 from api.schema import examples
-from api.services import AppServices
 from poc_core.errors import SettingsError
 
 router = APIRouter(tags=["health"])
+
+ThePage = Annotated[Page, provided("node_metrics")]
 
 # The network's own name for the switch.
 VARIABLE = "GONKA_METRICS"
@@ -35,11 +39,11 @@ def is_on(environment: Mapping[str, str]) -> bool:
         **examples.REDIS_AWAY,
     },
 )
-async def node_metrics(services: AppServices) -> Response:
+async def node_metrics(page: ThePage) -> Response:
     """Metrics of all ready engines and of the hosts' sensors.
 
     A silent engine is shown as last seen (mlnode_source_scrape_timestamp_seconds). 404 with
     GONKA_METRICS=off.
     """
-    text = await services.node_metrics.text()
+    text = await page.text()
     return Response(text, headers={"content-type": CONTENT_TYPE})

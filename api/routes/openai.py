@@ -1,25 +1,40 @@
 """/v1: OpenAI's API over all workers; the worker's vLLM answers, this module picks the worker."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import httpx
-from anyio import to_thread
-from fastapi import APIRouter, Request
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.chat.bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
 from api.chat.fields import UnreadableError, extended, fields_of, salt_of
-from api.chat.gateway import ProxiedAnswer, ProxyRequest
+from api.chat.gateway import Gateway, ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
 from api.edge.shares import client_of
 from api.errors import openai_error
+from api.provided import provided
 from api.schema.bodies import whole_body
-from api.services import AppServices, Services
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, is_among
+from poc_core.state import DeploymentStore, WorkerRegistry
 
 router = APIRouter(tags=["chat"])
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a chat request takes of the app."""
+
+    gateway: Annotated[Gateway, provided("gateway")]
+    workers: Annotated[WorkerRegistry, provided("workers")]
+    deployments: Annotated[DeploymentStore, provided("deployments")]
+    large_chats: Annotated[CapacityLimiter, provided("large_chats")]
+
+
+OfChat = Annotated[Chat, Depends()]
 
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "vLLM's answer, unchanged; with `stream` as server-sent events."},
@@ -68,25 +83,25 @@ _MOST_PATH_CHARS = 80
 _TRUE = (True, "true", "1")
 
 
-async def proxy(request: Request, services: AppServices) -> Response:
+async def proxy(request: Request, chat: OfChat) -> Response:
     """Passed on unchanged to a worker of the body's `model`; see vLLM's documentation."""
     # The route's own path: a Host header with a # or a / in it can turn request.url's into any.
-    return await _pass_on(request, services, str(request.scope["route"].path))
+    return await _pass_on(request, chat, str(request.scope["route"].path))
 
 
-async def _pass_on(request: Request, services: Services, path: str) -> Response:
+async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
     body = await whole_body(request)
     if body.count(b",") > MAX_COMMAS:
         message = f"The body has more than {MAX_COMMAS} items; split the request."
         return openai_error(413, message)
-    gateway = services.gateway
+    gateway = chat.gateway
     workers = await gateway.workers.remembered()
     if found := known_excess(body, (worker.info for worker in workers if worker.info)):
         return openai_error(400, found.message)
     try:
         content_type = request.headers.get("content-type", "")
         # One large body at a time: a parser lets nothing else of this process go on.
-        limiter = services.large_chats if len(body) > MAX_BODY else None
+        limiter = chat.large_chats if len(body) > MAX_BODY else None
         asked = await to_thread.run_sync(fields_of, content_type, body, limiter=limiter)
     except UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
@@ -99,7 +114,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
         return openai_error(400, f"Name a model: {', '.join(models)}.")
     of_model = [worker for worker in workers if model is None or worker.model == model]
     if not of_model:
-        return await to_thread.run_sync(_nobody, model, models, services)
+        return await to_thread.run_sync(_nobody, model, models, chat)
     chosen = [worker for worker in of_model if is_among(worker.chat_paths, request.method, path)]
     if not chosen:
         return _not_served(of_model[0].model, path)
@@ -146,9 +161,9 @@ for _path in (
 @router.get(
     "/v1/models", summary="List the models of all workers", response_model=None, responses=_ANSWER
 )
-async def models(request: Request, services: AppServices) -> Response:
+async def models(request: Request, chat: OfChat) -> Response:
     """One entry per served model, as its worker's vLLM describes it."""
-    entries, refusal = await _entries(request, services)
+    entries, refusal = await _entries(request, chat)
     if refusal is not None and not entries:
         return Response(refusal.content, refusal.status_code, media_type="application/json")
     return JSONResponse({"object": "list", "data": list(entries.values())})
@@ -160,29 +175,27 @@ async def models(request: Request, services: AppServices) -> Response:
     response_model=None,
     responses=_ANSWER,
 )
-async def model(request: Request, services: AppServices, model: str) -> Response:
+async def model(request: Request, chat: OfChat, model: str) -> Response:
     """A model's entry of /v1/models. Its name may hold slashes, escaped or not."""
-    entries, refusal = await _entries(request, services)
+    entries, refusal = await _entries(request, chat)
     if model in entries:
         return JSONResponse(entries[model])
     if refusal is not None and not entries:
         return Response(refusal.content, refusal.status_code, media_type="application/json")
-    return await to_thread.run_sync(_nobody, model, sorted(entries), services)
+    return await to_thread.run_sync(_nobody, model, sorted(entries), chat)
 
 
-async def _entries(
-    request: Request, services: Services
-) -> tuple[dict[str, Any], httpx.Response | None]:
+async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
     """Each served model's entry by its name, and the last refusal of a worker, as of its key."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key
     key = [header for header in request.headers.raw if header[0] == b"authorization"]
-    for worker in await services.gateway.workers.now():
+    for worker in await chat.gateway.workers.now():
         if worker.model in entries:
             continue
         try:
-            answer = await services.gateway.look_up(worker, b"/v1/models", key)
+            answer = await chat.gateway.look_up(worker, b"/v1/models", key)
         except httpx.HTTPError:
             continue  # another worker of the model may answer
         if answer.status_code == 200:
@@ -192,13 +205,13 @@ async def _entries(
     return entries, refusal
 
 
-async def other(request: Request, services: AppServices) -> Response:
+async def other(request: Request, chat: OfChat) -> Response:
     """Other paths of a worker's vLLM, such as /v1/messages or /score; none that is not bounded."""
     path = request.scope["path"]
     if not is_among(PASSED_ON, request.method, path):
         message = f"The node passes on no such path. It passes on {', '.join(PASSED_ON)}."
         return openai_error(404, message)
-    return await _pass_on(request, services, path)
+    return await _pass_on(request, chat, path)
 
 
 for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
@@ -217,20 +230,20 @@ def _not_served(model: str, path: str) -> Response:
     return openai_error(404, f"The model `{model}` {lacks}.")
 
 
-def _nobody(model: str | None, models: list[str], services: Services) -> Response:
+def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
     """404 for a name that is none of the models of a node that serves; 503 while it may become one.
 
     The network asks another node after 503; after a validator's 404 it convicts the executor.
     """
-    if not models or model in services.workers.known_models() or _loads(services):
+    if not models or model in chat.workers.known_models() or _loads(chat):
         who = f"the model {model}" if model else "a model"
         return openai_error(503, f"No worker serves chat for {who} right now; try again later.")
     message = f"The model `{model}` is not served here; ask for one of {', '.join(models)}."
     return openai_error(404, message, param="model")
 
 
-def _loads(services: Services) -> bool:
+def _loads(chat: Chat) -> bool:
     """True if a model is being loaded, whatever it is called."""
-    return services.deployments.status().state is DeploymentState.STARTING or any(
-        worker.state == "starting" for worker in services.workers.live()
+    return chat.deployments.status().state is DeploymentState.STARTING or any(
+        worker.state == "starting" for worker in chat.workers.live()
     )

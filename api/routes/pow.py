@@ -7,20 +7,35 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel
 
 from api.edge.shares import client_of
-from api.health.reading import told, told_seat
+from api.health.reading import HealthReader, told, told_seat
 from api.health.roster import names_of
-from api.proofs.waiting import result_response
+from api.proofs.admission import Admission
+from api.proofs.round_control import RoundControl
+from api.proofs.waiting import InlineJobs, result_response
+from api.provided import provided
+from api.reading.together import Together
 from api.schema import examples
 from api.schema.bodies import job_bodies, whole_body
 from api.schema.openapi import json_body, json_examples
-from api.services import AppServices, Services
 from api.version import VERSION
 from poc_core import answers
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobRecord, JobStatus
+from poc_core.settings import Settings
+from poc_core.state import JobStore
+from poc_core.state.overview import Overview, Overviews
 from poc_core.state.rounds import MOST_LISTED
 
 router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"])
+
+TheJobs = Annotated[JobStore, provided("jobs")]
+TheInline = Annotated[InlineJobs, provided("inline")]
+TheTogether = Annotated[Together, provided("together")]
+TheSettings = Annotated[Settings, provided("settings")]
+TheControl = Annotated[RoundControl, provided("round_control")]
+TheAdmission = Annotated[Admission, provided("admission")]
+TheOverviews = Annotated[Overviews, provided("overviews")]
+TheHealth = Annotated[HealthReader, provided("health")]
 
 # Which of a round's reported nonces /status lists, where it does.
 ValidFrom = Annotated[
@@ -33,8 +48,10 @@ ValidFrom = Annotated[
 ]
 ValidLimit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="Valid nonces listed at most.")]
 
-# The same two routes serve aggregators under their own paths.
-GENERATE_ROUTE: dict[str, Any] = {
+# Aggregators have these two routes under their own paths.
+of_aggregators = APIRouter(prefix="/api/v1/inference/pow", tags=["aggregator"])
+
+_GENERATE_ROUTE: dict[str, Any] = {
     "summary": "Compute or validate the artifacts of given nonces",
     "response_model": None,
     "openapi_extra": json_body(job_bodies()),
@@ -47,7 +64,7 @@ GENERATE_ROUTE: dict[str, Any] = {
         **examples.GENERATE_ERRORS,
     },
 }
-READ_ROUTE: dict[str, Any] = {
+_READ_ROUTE: dict[str, Any] = {
     "summary": "Fetch a job's progress or result",
     "response_model": None,
     "responses": {
@@ -62,32 +79,36 @@ READ_ROUTE: dict[str, Any] = {
 }
 
 
-@router.post("/generate", **GENERATE_ROUTE)
-async def generate(request: Request, services: AppServices) -> Response | answers.Queued:
+@router.post("/generate", **_GENERATE_ROUTE)
+@of_aggregators.post("/generate", **_GENERATE_ROUTE)
+async def generate(
+    request: Request, admission: TheAdmission, inline: TheInline
+) -> Response | answers.Queued:
     """Queues a job: its nonces are split into batches that all workers of the model compute.
 
     Everything is checked first. With `wait` the answer is the result. The job continues if the
     client disconnects.
     """
-    job_id, job = await services.admission.submit(
-        await whole_body(request), client_of(request.scope)
-    )
+    job_id, job = await admission.submit(await whole_body(request), client_of(request.scope))
     if job.inline:
-        return await services.inline.answer_when_ended(request, job_id)
+        return await inline.answer_when_ended(request, job_id)
     return answers.Queued(request_id=job_id, queued_count=len(job.nonces))
 
 
-@router.get("/generate/{request_id}", **READ_ROUTE)
-async def read_job(request_id: str, services: AppServices) -> Response:
+@router.get("/generate/{request_id}", **_READ_ROUTE)
+@of_aggregators.get("/generate/{request_id}", **_READ_ROUTE)
+async def read_job(
+    request_id: str, jobs: TheJobs, together: TheTogether, settings: TheSettings
+) -> Response:
     """A result is kept for POC_GENERATE_RESULT_TTL_SEC; later its request_id is unknown (404)."""
-    record = await services.together.get(("job", request_id), lambda: _find(request_id, services))
+    record = await together.get(("job", request_id), lambda: _find(request_id, jobs))
     if record is not None and record.status is JobStatus.COMPLETED:
-        response = await to_thread.run_sync(result_response, services.jobs, request_id)
+        response = await to_thread.run_sync(result_response, jobs, request_id)
         if response is not None:
             return response
         record = None  # expired in between
     if record is None:
-        raise _unknown(services)
+        raise _unknown(settings)
     return Response(
         _progress(record).model_dump_json(exclude_none=True), media_type="application/json"
     )
@@ -113,21 +134,19 @@ def _progress(record: JobRecord) -> answers.Progress:
     summary="Cancel a job",
     responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY},
 )
-def cancel_job(request_id: str, services: AppServices) -> answers.Cancelled:
+def cancel_job(request_id: str, jobs: TheJobs, settings: TheSettings) -> answers.Cancelled:
     """Also ends a running job and drops its results. A finished job does not change."""
-    if _find(request_id, services) is None:
-        raise _unknown(services)
-    return answers.Cancelled(cancelled=services.jobs.cancel(request_id))
+    if _find(request_id, jobs) is None:
+        raise _unknown(settings)
+    return answers.Cancelled(cancelled=jobs.cancel(request_id))
 
 
-def _find(request_id: str, services: Services) -> JobRecord | None:
-    return (
-        services.jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
-    )
+def _find(request_id: str, jobs: JobStore) -> JobRecord | None:
+    return jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
 
 
-def _unknown(services: Services) -> HTTPException:
-    kept_s = services.settings.generate_result_ttl_sec
+def _unknown(settings: Settings) -> HTTPException:
+    kept_s = settings.generate_result_ttl_sec
     return HTTPException(
         404,
         f"No job has this request_id; results are kept for {kept_s} s"
@@ -142,21 +161,29 @@ def _unknown(services: Services) -> HTTPException:
     responses={200: {"model": answers.STATUS}, **examples.REDIS_AWAY},
 )
 async def status(
-    services: AppServices, valid_from: ValidFrom = None, valid_limit: ValidLimit = MOST_LISTED
+    together: TheTogether,
+    overviews: TheOverviews,
+    health: TheHealth,
+    round_control: TheControl,
+    valid_from: ValidFrom = None,
+    valid_limit: ValidLimit = MOST_LISTED,
 ) -> Response:
     """Only rounds change the state, jobs do not."""
-    found = await services.together.get(
-        ("status", valid_from, valid_limit), lambda: _status(services, valid_from, valid_limit)
-    )
+
+    def read() -> bytes:  # once for all who ask together
+        seen = overviews.read()
+        round_status = round_control.status_of(seen, valid_from, valid_limit)
+        return _status(seen, round_status, health)
+
+    found = await together.get(("status", valid_from, valid_limit), read)
     return Response(found, media_type="application/json")
 
 
-def _status(services: Services, valid_from: int | None, valid_limit: int) -> bytes:
-    """The status as JSON, made once for all who ask together."""
-    seen = services.overviews.read()
-    health = services.health.of(seen)
+def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) -> bytes:
+    """The status as JSON."""
+    health = reader.of(seen)
     names = names_of(health.seats, seen.workers)
-    whole = services.round_control.status_of(seen, valid_from, valid_limit) | {
+    whole = round_status | {
         "queued_nonces": seen.queued_nonces,
         "callbacks_waiting": seen.callbacks_waiting,
         "silent_receivers": [vars(receiver) for receiver in seen.silent],
@@ -164,7 +191,7 @@ def _status(services: Services, valid_from: int | None, valid_limit: int) -> byt
             {**vars(worker), "name": names[worker.id], "chat_secret": None}
             for worker in seen.workers
         ],
-        "health": told(health, services.now()),
+        "health": told(health, reader.now()),
         "seats": [told_seat(seat) for seat in health.seats],
         "version": VERSION,
     }
@@ -174,11 +201,11 @@ def _status(services: Services, valid_from: int | None, valid_limit: int) -> byt
 
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
-def stop(services: AppServices) -> answers.Stopped:
+def stop(round_control: TheControl) -> answers.Stopped:
     """Stops the round within one micro-batch; what it computed is still delivered.
 
     Jobs in the queue are cancelled; jobs under way, or whose client waits (wait=true), are
     computed. DELETE /generate/{request_id} ends one of them. Callbacks of jobs that their receivers
     did not take in five tries in a row are given up.
     """
-    return answers.Stopped(cancelled_jobs=services.round_control.stop())
+    return answers.Stopped(cancelled_jobs=round_control.stop())

@@ -1,16 +1,21 @@
 """/api/v1/pow: starting and switching rounds (protocol.md, section 5)."""
 
+from typing import Annotated
+
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
+from api.proofs.round_control import RoundControl
+from api.provided import provided
 from api.schema import examples
 from api.schema.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
 from api.schema.openapi import json_body
-from api.services import AppServices
 from poc_core import answers
 from poc_core.records import RoundState
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
+
+TheControl = Annotated[RoundControl, provided("round_control")]
 
 _PHASED_BODY = json_body(phased_round_bodies())
 
@@ -21,10 +26,10 @@ _PHASED_BODY = json_body(phased_round_bodies())
     openapi_extra=json_body(round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
-async def init_generate(request: Request, services: AppServices) -> answers.RoundChanged:
+async def init_generate(request: Request, round_control: TheControl) -> answers.RoundChanged:
     """All workers of the model compute until /stop; with `r_target` it is a distance round."""
     body = parse_round(await whole_body(request), round_bodies())
-    await to_thread.run_sync(services.round_control.start, body, RoundState.GENERATING)
+    await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
@@ -34,10 +39,10 @@ async def init_generate(request: Request, services: AppServices) -> answers.Roun
     openapi_extra=_PHASED_BODY,
     responses=examples.ROUND_ERRORS,
 )
-async def init(request: Request, services: AppServices) -> answers.RoundChanged:
+async def init(request: Request, round_control: TheControl) -> answers.RoundChanged:
     """Stores the round, which runs only after /phase/generate."""
     body = parse_round(await whole_body(request), phased_round_bodies())
-    await to_thread.run_sync(services.round_control.start, body, RoundState.IDLE)
+    await to_thread.run_sync(round_control.start, body, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
 
 
@@ -47,10 +52,10 @@ async def init(request: Request, services: AppServices) -> answers.RoundChanged:
     openapi_extra=_PHASED_BODY,
     responses=examples.ROUND_ERRORS,
 )
-async def init_validate(request: Request, services: AppServices) -> answers.RoundChanged:
+async def init_validate(request: Request, round_control: TheControl) -> answers.RoundChanged:
     """/validate judges batches by this round's r_target and seq_len."""
     body = parse_round(await whole_body(request), phased_round_bodies())
-    await to_thread.run_sync(services.round_control.start, body, RoundState.VALIDATING)
+    await to_thread.run_sync(round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)
 
 
@@ -59,9 +64,9 @@ async def init_validate(request: Request, services: AppServices) -> answers.Roun
     summary="Switch the stored round to generating",
     responses=examples.PHASE_ERRORS,
 )
-def phase_generate(services: AppServices) -> answers.RoundChanged:
+def phase_generate(round_control: TheControl) -> answers.RoundChanged:
     """Continues where an earlier generation phase of the round ended."""
-    services.round_control.switch(RoundState.GENERATING)
+    round_control.switch(RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
@@ -70,7 +75,7 @@ def phase_generate(services: AppServices) -> answers.RoundChanged:
     summary="Switch the stored round to validating",
     responses=examples.PHASE_ERRORS,
 )
-def phase_validate(services: AppServices) -> answers.RoundChanged:
+def phase_validate(round_control: TheControl) -> answers.RoundChanged:
     """Workers stop generating within one micro-batch, and serve /validate and jobs."""
-    services.round_control.switch(RoundState.VALIDATING)
+    round_control.switch(RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)

@@ -1,21 +1,30 @@
 """/api/v1/pow/validate: judging a batch reported in a round (protocol.md, section 3)."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from api.edge.shares import client_of
+from api.proofs.admission import Admission
+from api.proofs.waiting import InlineJobs
+from api.provided import provided
 from api.schema import examples
 from api.schema.bodies import batch_bodies, parse_body, whole_body
 from api.schema.openapi import json_body
-from api.services import AppServices, Services
 from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes import contract_of
+from poc_core.settings import Settings
+from poc_core.state import RoundStore
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
+
+TheSettings = Annotated[Settings, provided("settings")]
+TheAdmission = Annotated[Admission, provided("admission")]
+TheInline = Annotated[InlineJobs, provided("inline")]
+TheRounds = Annotated[RoundStore, provided("rounds")]
 
 
 @router.post(
@@ -28,25 +37,29 @@ router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
         **examples.PROOF_BATCH_ERRORS,
     },
 )
-async def validate(request: Request, services: AppServices) -> Response | dict[str, Any]:
+async def validate(
+    request: Request,
+    settings: TheSettings,
+    rounds: TheRounds,
+    admission: TheAdmission,
+    inline: TheInline,
+) -> Response | dict[str, Any]:
     """Uses the validating round's r_target, fraud_threshold, seq_len and randomization.
 
     The verdict also goes to the round's callback_url.
     """
-    scheme, body = parse_body(
-        await whole_body(request), services.settings.max_queued_nonces, batch_bodies()
-    )
-    job = await to_thread.run_sync(lambda: body.job(_validating_round(services, scheme)))
+    scheme, body = parse_body(await whole_body(request), settings.max_queued_nonces, batch_bodies())
+    job = await to_thread.run_sync(lambda: body.job(_validating_round(rounds, scheme)))
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])
     job = replace(job, client=client_of(request.scope))
-    job_id = await to_thread.run_sync(services.admission.queue, job)
-    return await services.inline.answer_when_ended(request, job_id)
+    job_id = await to_thread.run_sync(admission.queue, job)
+    return await inline.answer_when_ended(request, job_id)
 
 
-def _validating_round(services: Services, scheme: str) -> RoundConfig:
+def _validating_round(rounds: RoundStore, scheme: str) -> RoundConfig:
     """The current round, if it validates. HTTPException 400 says which step is missing."""
-    current = services.rounds.current()
+    current = rounds.current()
     if current is None or current.config.spec.scheme != scheme:
         raise HTTPException(
             400, f"No {scheme} round was initialised; send POST /init/validate first."

@@ -18,8 +18,10 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
 from api.errors import malformed_body
+from poc_core.callbacks import redacted
 from poc_core.fields import Text
-from poc_core.schemes import contracts, recognised
+from poc_core.records import RoundConfig
+from poc_core.schemes import contract_of, contracts, recognised
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
 from poc_core.serving.dtypes import Dtype, dtype_of
@@ -147,3 +149,10 @@ def _marks_model(names: tuple[str, ...]) -> type[BaseModel]:
     fields: dict[str, Any] = dict.fromkeys(names, (Any, None))
     model: type[BaseModel] = create_model("Marks", **fields)
     return model
+
+
+def config_of(config: RoundConfig) -> dict[str, Any]:
+    """The round's configuration in the words of the body that started it."""
+    body = contract_of(config.spec.scheme).round_body
+    assert body is not None  # else no request could have started it
+    return body.of(config.model_copy(update={"url": redacted(config.url)}))

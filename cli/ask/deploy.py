@@ -8,6 +8,7 @@ import typer
 
 from cli import options
 from cli.ask.connection import connect
+from cli.ask.round_view import in_words
 from cli.model_choice import check_can_be_found
 from cli.shipped import check_spelling
 from cli.terminal import UsageError, note
@@ -147,10 +148,3 @@ def show(found: UpStatus) -> None:
         typer.echo(f"  {host.host}: {host.state}{serves}{': ' + host.error if host.error else ''}")
         for told in host.left_out:
             typer.echo(f"  {host.host}: left out {told}")
-
-
-def in_words(status: str, elapsed_s: float | None) -> str:
-    """How far a deployment is, and since when, or after how many seconds from its request."""
-    if elapsed_s is None:
-        return status
-    return f"{status} {'for' if status == 'starting' else 'after'} {elapsed_s:.0f} s"

@@ -1,4 +1,6 @@
-"""A round's status for people: as a picture for terminals, and as a line for logs."""
+"""A round's status for people: as a picture for terminals, and as a line for logs; a
+deployment's in words.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -174,3 +176,10 @@ def grid() -> Table:
 
 def _duration(seconds: float | None) -> str:
     return str(timedelta(seconds=int(seconds or 0)))
+
+
+def in_words(status: str, elapsed_s: float | None) -> str:
+    """How far a deployment is, and since when, or after how many seconds from its request."""
+    if elapsed_s is None:
+        return status
+    return f"{status} {'for' if status == 'starting' else 'after'} {elapsed_s:.0f} s"

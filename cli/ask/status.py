@@ -11,8 +11,7 @@ from rich.text import Text
 
 from cli import options
 from cli.ask.connection import connect
-from cli.ask.deploy import in_words
-from cli.ask.round_view import grid, troubles
+from cli.ask.round_view import grid, in_words, troubles
 from cli.terminal import EXIT_FAILURE
 from proofline.client import Document, calls
 

@@ -15,10 +15,6 @@ from typing import TYPE_CHECKING, Any
 from poc_core.errors import SpecError
 
 if TYPE_CHECKING:
-    import torch
-
-    from poc_core.records import ProofSpec
-    from poc_core.schemes.base import Scheme
     from poc_core.schemes.contract import Contract
 
 
@@ -35,7 +31,7 @@ def _folders_in(path: tuple[str, ...]) -> tuple[str, ...]:
 @cache
 def contract_of(name: str) -> "Contract":
     """Returns the contract of the scheme with that name. SpecError if there is none."""
-    contract: Contract = importlib.import_module(f"{__name__}.{_known(name)}.contract").CONTRACT
+    contract: Contract = importlib.import_module(f"{__name__}.{known_name(name)}.contract").CONTRACT
     return contract
 
 
@@ -53,23 +49,8 @@ def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "C
     return next(by_marks, None) or next(without, candidates[0])
 
 
-def load_scheme(
-    spec: "ProofSpec",
-    *,
-    hidden_size: int,
-    n_layers: int,
-    device: "torch.device",
-    dtype: "torch.dtype",
-) -> "Scheme":
-    """Loads the spec's scheme for a model on a device. SpecError for a bad scheme or options."""
-    module = importlib.import_module(f"{__name__}.{_known(spec.scheme)}.proof")
-    scheme: Scheme = module.SCHEME(
-        spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
-    )
-    return scheme
-
-
-def _known(name: str) -> str:
+def known_name(name: str) -> str:
+    """Returns the name. SpecError if there is no such scheme."""
     names = scheme_names()
     if name not in names:
         raise SpecError(f"There is no proof scheme {name[:80]!r}; use one of {', '.join(names)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
@@ -14,6 +15,7 @@ from poc_core.arithmetic import rng
 from poc_core.arithmetic.reflections import layer_vectors
 from poc_core.errors import SpecError
 from poc_core.records import Passes, PassOrder, ProofSpec
+from poc_core.schemes import known_name
 
 
 class LayerTransform(Protocol):
@@ -241,3 +243,19 @@ class PrefillBatch(Batch):
 
     def values(self, numbers: Tensor) -> list[JsonValue]:
         return self.scheme.values(self.nonces, numbers)
+
+
+def load_scheme(
+    spec: ProofSpec,
+    *,
+    hidden_size: int,
+    n_layers: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Scheme:
+    """Loads the spec's scheme for a model on a device. SpecError for a bad scheme or options."""
+    module = importlib.import_module(f"{__package__}.{known_name(spec.scheme)}.proof")
+    scheme: Scheme = module.SCHEME(
+        spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
+    )
+    return scheme

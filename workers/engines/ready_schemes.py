@@ -9,8 +9,7 @@ from cachetools import LRUCache
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import Scheme, load_scheme
 
 # Schemes of a round and a few concurrent jobs. Each holds per-layer vectors (a few MB), and a
 # distance scheme also a projection (8192 x hidden float32).

@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue
 from typing_extensions import TypedDict
 
-from poc_core.fields import Count, Nonce, Probability
+from poc_core.fields import Count, Nonce
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
-from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
-from poc_core.schemes.artifact.thresholds import NetworkTerms, network_terms
+from poc_core.schemes.artifact.terms import ReceivedStatTest
+from poc_core.schemes.artifact.thresholds import network_terms
 from poc_core.schemes.requests import (
     PLACE_EXAMPLE,
     Examples,
@@ -61,34 +61,6 @@ class Validation(BaseModel):
     """Artifacts to check, one for each of the request's nonces."""
 
     artifacts: Annotated[list[ReceivedArtifact], FailFast()]
-
-
-class ReceivedStatTest(StatTest):
-    """When a validation calls the artifacts a fraud (protocol.md, section 2, Validation)."""
-
-    p_value_threshold: Probability | None = Field(
-        default=None,
-        description=(
-            "Another fraud_threshold, which is ignored unless POC_HONOUR_P_VALUE_THRESHOLD=true and"
-            " fraud_threshold is absent."
-        ),
-    )
-
-    def applied(
-        self, honour_p_value_threshold: bool, usual: NetworkTerms | None = None
-    ) -> ArtifactTerms:
-        """Returns the terms of the validation. `usual` fills in the fields that the request leaves
-        out, unless the request names a dist_threshold.
-        """
-        named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
-        if honour_p_value_threshold and self.p_value_threshold is not None:
-            named.setdefault("fraud_threshold", self.p_value_threshold)
-        if usual is None or "dist_threshold" in named:
-            return ArtifactTerms(**named)
-        source = (
-            f"{usual.source}, but {' and '.join(named)} the request's" if named else usual.source
-        )
-        return ArtifactTerms(**usual._asdict() | named | {"source": source})
 
 
 class GenerateBody(JobBody):

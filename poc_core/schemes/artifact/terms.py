@@ -30,3 +30,31 @@ class ArtifactTerms(StatTest):
     """The criteria of one validation, with their source."""
 
     source: str = "the request"
+
+
+class ReceivedStatTest(StatTest):
+    """When a validation calls the artifacts a fraud (protocol.md, section 2, Validation)."""
+
+    p_value_threshold: Probability | None = Field(
+        default=None,
+        description=(
+            "Another fraud_threshold, which is ignored unless POC_HONOUR_P_VALUE_THRESHOLD=true and"
+            " fraud_threshold is absent."
+        ),
+    )
+
+    def applied(
+        self, honour_p_value_threshold: bool, usual: thresholds.NetworkTerms | None = None
+    ) -> ArtifactTerms:
+        """Returns the terms of the validation. `usual` fills in the fields that the request leaves
+        out, unless the request names a dist_threshold.
+        """
+        named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
+        if honour_p_value_threshold and self.p_value_threshold is not None:
+            named.setdefault("fraud_threshold", self.p_value_threshold)
+        if usual is None or "dist_threshold" in named:
+            return ArtifactTerms(**named)
+        source = (
+            f"{usual.source}, but {' and '.join(named)} the request's" if named else usual.source
+        )
+        return ArtifactTerms(**usual._asdict() | named | {"source": source})

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from poc_core.errors import BodyError, ClaimsError
 from poc_core.fields import MAX_BATCH_SIZE, Count, Nonce
 from poc_core.records import ProofSpec
-from poc_core.schemes.artifact.requests import ReceivedStatTest
+from poc_core.schemes.artifact.terms import ReceivedStatTest
 from poc_core.schemes.decode.options import DecodeOptions
 from poc_core.schemes.decode.thresholds import MARGIN
 from poc_core.schemes.requests import (

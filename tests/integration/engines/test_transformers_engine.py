@@ -11,8 +11,7 @@ import torch
 from bench.families.make import given
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import PrefillScheme
+from poc_core.schemes.base import PrefillScheme, load_scheme
 from tests.harness import golden
 from tests.harness.golden import AGREEING_FRACTION, MODELS
 from workers.engines.base import Engine

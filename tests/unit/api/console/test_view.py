@@ -34,7 +34,7 @@ def services(redis: Redis, settings: Settings, clock: Clock) -> Services:
 
 @pytest.fixture
 def view(services: Services) -> View:
-    return View(services)
+    return services.view()
 
 
 def read(view: View) -> dict[str, Any]:
@@ -51,11 +51,9 @@ def test_an_idle_node(view: View) -> None:
 
 def test_redis_away_is_a_problem_and_no_error(settings: Settings) -> None:
     server = fakeredis.FakeServer()
-    view = View(
-        Services.create(
-            settings, fakeredis.FakeRedis(server=server), cast(Dispatcher, RecordingDispatcher())
-        )
-    )
+    view = Services.create(
+        settings, fakeredis.FakeRedis(server=server), cast(Dispatcher, RecordingDispatcher())
+    ).view()
     assert "work" in view.read()
     server.connected = False
     away = read(view)

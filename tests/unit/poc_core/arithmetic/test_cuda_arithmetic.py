@@ -9,7 +9,7 @@ from poc_core import fused
 from poc_core.arithmetic import reflections, rng
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
+from poc_core.schemes.base import load_scheme
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Batch
+from poc_core.schemes.base import Batch, load_scheme
 
 HIDDEN, SEQ_LEN, STEPS = 256, 6, 4
 CPU = torch.device("cpu")

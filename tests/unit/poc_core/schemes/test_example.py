@@ -8,7 +8,8 @@ import torch
 import poc_core.schemes
 from cli.ask.scheme_params import OfScheme, job_of
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of, load_scheme, recognised, scheme_names
+from poc_core.schemes import contract_of, recognised, scheme_names
+from poc_core.schemes.base import load_scheme
 from tests.toy_scheme.page import examples, install
 
 PAGE = examples("docs/architecture.md", "A new scheme")

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import Scheme, load_scheme
 
 pytestmark = pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
+from poc_core.schemes.base import load_scheme
 from workers.vllm.forward import profiler
 from workers.vllm.forward.profiler import MarkedScheme, kernels_of_device, profiled
 

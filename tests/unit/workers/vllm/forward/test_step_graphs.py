@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Batch
+from poc_core.schemes.base import Batch, load_scheme
 from tests.harness.marks import needs_vllm
 
 # In whose process vLLM is loaded.
