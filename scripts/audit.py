@@ -37,7 +37,7 @@ SECRETS = {
     ),
     "a key in a header": r"(?i)\b(?:Bearer|Basic)\s+(?=[^\s]*\d)[\w+/=.~-]{20,}",
     "a password of 24 random digits or more": (
-        r"(?i)\b\w*(?:password|passwd|secret|token)\w*[\"']?\s*[=:]\s*[\"']?[0-9a-f]{24,}\b"
+        r"(?i)(?:password|passwd|secret|token)\w*[\"']?\s*[=:]\s*[\"']?[0-9a-f]{24,}\b"
     ),
 }
 

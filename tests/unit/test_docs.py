@@ -49,19 +49,27 @@ def joined(lines: list[str]) -> str:
     return " ".join(line.strip() for line in lines)
 
 
+# A string or a comment; `tokenize` is twenty times as slow.
+TOKEN = re.compile(
+    r"""('{3}|"{3})(?:\\.|.)*?\1|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|#(?P<comment>[^\n]*)""",
+    re.DOTALL,
+)
+
+
 def comments(text: str) -> Iterator[str]:
     """Comments, those on lines that follow each other as one: a citation may go on in the next
     line.
     """
-    last_row = 0
+    row, last_row, at = 0, -1, 0
     block: list[str] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            if token.start[0] != last_row + 1:
+    for token in TOKEN.finditer(text):
+        if token["comment"] is not None:
+            row, at = row + text.count("\n", at, token.start()), token.start()
+            if row != last_row + 1:
                 yield joined(block)
                 block = []
-            block.append(token.string.lstrip("# "))
-            last_row = token.start[0]
+            block.append(token["comment"].lstrip("# "))
+            last_row = row
     yield joined(block)
 
 

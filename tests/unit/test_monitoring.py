@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,19 @@ def labels_told(client: TestClient, path: str) -> Labels:
     return found
 
 
+@cache
+def once() -> Labels:
+    return {}
+
+
 @pytest.fixture
-def known(ours: Labels, networks: Labels) -> Labels:
-    return ours | networks | flowers() | ITS_OWN
+def known(request: pytest.FixtureRequest) -> Labels:
+    """Read once a process: it takes ten times as long as a test."""
+    found = once()
+    if not found:
+        ours, networks = (request.getfixturevalue(name) for name in ("ours", "networks"))
+        found |= ours | networks | flowers() | ITS_OWN
+    return found
 
 
 def flowers() -> Labels:

@@ -7,6 +7,7 @@ Benchmarks do, as ratios in one run; a hang is found by pytest's timeout.
 import ast
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,14 @@ def is_elapsed(node: ast.expr) -> bool:
     return False
 
 
+@lru_cache(1)
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def upper_bounds(source: str) -> Iterator[int]:
     """The lines of assertions that so many seconds have not passed."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Assert):
             for found in ast.walk(node.test):
                 if isinstance(found, ast.Compare):
@@ -46,7 +52,7 @@ def upper_bounds(source: str) -> Iterator[int]:
 
 def sleeps_then_asserts(source: str) -> Iterator[int]:
     """The lines of sleeps that an assertion follows; `asyncio.sleep(0)` lets others go on."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         body = getattr(node, "body", None)
         for one, following in itertools.pairwise(body if isinstance(body, list) else ()):
             while isinstance(one, ast.With | ast.AsyncWith):
@@ -62,7 +68,7 @@ def sleeps_then_asserts(source: str) -> Iterator[int]:
 
 def short_waits(source: str) -> Iterator[int]:
     """The lines of assertions that something comes within less than LEAST_S seconds."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.UnaryOp):
             for found in ast.walk(node.test):
                 match found:
@@ -106,16 +112,6 @@ def test_what_counts_as_a_short_wait(source: str, lines: list[int]) -> None:
     assert list(short_waits(source)) == lines
 
 
-def test_every_wait_is_for_an_event_with_a_generous_limit() -> None:
-    found = {
-        f"{path.relative_to(TESTS)}:{line}"
-        for path in TESTS.rglob("test_*.py")
-        if path.name not in NEED_TIME
-        for line in (*sleeps_then_asserts(path.read_text()), *short_waits(path.read_text()))
-    }
-    assert found == set()
-
-
 @pytest.mark.parametrize(
     ("source", "lines"),
     [
@@ -131,10 +127,14 @@ def test_what_counts_as_one(source: str, lines: list[int]) -> None:
     assert list(upper_bounds(source)) == lines
 
 
-def test_no_test_asserts_that_few_seconds_have_passed() -> None:
-    found = {
-        f"{path.relative_to(TESTS)}:{line}"
-        for path in TESTS.rglob("test_*.py")
-        for line in upper_bounds(path.read_text())
-    }
-    assert found == set()
+def test_every_wait_is_for_an_event_with_a_generous_limit_and_none_must_be_short() -> None:
+    found = list[str]()
+    paths = list(TESTS.rglob("test_*.py"))
+    for path in paths:
+        source = path.read_text()
+        lines = [*upper_bounds(source)]
+        if path.name not in NEED_TIME:
+            lines += [*sleeps_then_asserts(source), *short_waits(source)]
+        found += [f"{path.relative_to(TESTS)}:{line}" for line in lines]
+    assert found == []
+    assert len(paths) > 300

@@ -8,9 +8,9 @@ import pytest
 # Blocks that a body of 33 MB and others of 0.1 MB take and leave, each beside a small one that
 # stays, as a connection does. Prints what the process holds of them.
 _BODIES = """
-import gc, sys
-from cli.run import api
+import sys
 if sys.argv[1] == "as the API":
+    from cli.run import api
     api._give_memory_back()
 
 def held():
