@@ -1,11 +1,9 @@
 """What texts cite is there: sections of the protocol, files, headings, modules."""
 
 import ast
-import io
 import re
-import tokenize
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -213,6 +211,27 @@ def test_cited_modules_exist(package: str) -> None:
                 )
             if place.is_file() and place.stem != part:
                 assert re.search(rf"\b{part}\b", place.read_text()), f"{file} cites {name}"
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong"),
+    [
+        (test_cited_sections_of_the_protocol_exist, "section 9.9"),
+        (test_cited_parts_of_a_section_exist, "section 2, Nonsense"),
+        (test_cited_files_exist, "docs/none.md"),
+        (test_cited_headings_exist, 'docs/scale.md, "No such heading"'),
+        (test_cited_folders_and_paths_exist, "docs/none"),
+        (partial(test_cited_modules_exist, "api"), "api.app:nothing"),
+    ],
+    ids=["section", "part", "file", "heading", "path", "module"],
+)
+def test_a_wrong_citation_is_found(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[], None], wrong: str
+) -> None:
+    planted = {**proses(), ROOT / "planted.md": f"See {wrong}."}
+    monkeypatch.setitem(globals(), "proses", lambda: planted)
+    with pytest.raises(AssertionError, match=r"planted\.md"):
+        check()
 
 
 def test_every_family_of_our_own_in_the_networks_metrics_is_in_the_table() -> None:

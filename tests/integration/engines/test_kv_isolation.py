@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness.marks import needs_vllm
 from workers.engines.base import WholeBatchEngine
+from workers.vllm.start.log_patterns import CORRUPTS_CHAT, why_hopeless
 
 pytestmark = [
     pytest.mark.integration,
@@ -79,6 +80,7 @@ class TestRefused:
 
         with pytest.raises(NotIsolatableError) as refused:
             scratch(layers, *groups)
+        assert why_hopeless(["loading", f"ProoflineError: {refused.value}"]) == CORRUPTS_CHAT
         return str(refused.value)
 
     @pytest.mark.parametrize(

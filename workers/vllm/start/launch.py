@@ -104,7 +104,7 @@ def _configured(
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         from workers.vllm import compat
-        from workers.vllm.start import known_faults, random_weights
+        from workers.vllm.start import known_faults, log_patterns, random_weights
     except ImportError as error:
         raise ProoflineError(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
@@ -127,7 +127,7 @@ def _configured(
     compat.hold_tools_to_schemas(parser)
     unknown = harmless(options.vllm_args) - compat.known_arguments(parser)
     for name in sorted(unknown):
-        logger.warning("left out --%s: vLLM %s does not know it", name, vllm.__version__)
+        logger.warning(log_patterns.LEAVES_OUT, name, vllm.__version__)
     args = parsed(parser, [*words, *without(options.vllm_args, unknown), *of_hosts])
     send_no_comments(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)

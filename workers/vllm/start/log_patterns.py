@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from workers.vllm.shortage import NO_MEMORY
 
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's message that a worker consumes
-# An argument of vLLM that was left out, and the reason.
+# An argument of vLLM that was left out, and the reason: the log message and its pattern.
+LEAVES_OUT = "left out --%s: vLLM %s does not know it"
 LEFT_OUT = re.compile(r"left out (--[\w-]+: vLLM \S+ does not know it)$")
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 # The error message of a failed command, or of a command that it calls. vLLM's "See root cause

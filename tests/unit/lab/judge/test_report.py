@@ -96,14 +96,19 @@ def run(tmp_path: Path, *arguments: str) -> int:
     return run_here("report", *arguments, "--output", str(tmp_path / "out"))
 
 
-def numbers(tmp_path: Path, capfd: Capture, *arguments: str) -> dict[str, Any]:
-    # Rendering takes longer than all else, and other tests look at pictures.
+def printed(tmp_path: Path, capfd: Capture, *arguments: str) -> str:
+    # Rendering takes longer than all else, and another test looks at pictures.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "lab.judge.report_pictures.save", lambda _figure, picture, _option: picture.touch()
         )
-        assert run(tmp_path, *arguments, "--json") == 0
+        assert run(tmp_path, *arguments) == 0
     stdout, _ = capfd.readouterr()
+    return stdout
+
+
+def numbers(tmp_path: Path, capfd: Capture, *arguments: str) -> dict[str, Any]:
+    stdout = printed(tmp_path, capfd, *arguments, "--json")
     assert stdout.count("\n") == 1
     found: dict[str, Any] = json.loads(stdout)
     return found
@@ -130,12 +135,17 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_a_report_is_three_pictures_and_a_page_that_needs_nothing_else(
-    tmp_path: Path, capfd: Capture
+def test_a_report_is_the_documents_three_pictures_and_a_page_that_needs_nothing_else(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from matplotlib.image import imread
 
-    assert run(tmp_path, *HONEST, *CHEATS) == 0
+    document = (ROOT / "docs/report.md").read_text()
+    (block,) = examples("docs/report.md", "Make files and compare them")
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(block.replace("\\\n", " "))
+    assert words[:2] == ["proofline", "report"]
+    assert run(tmp_path, *words[2:]) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*PICTURES, "report.html"]
     for name in PICTURES:
         pixels = imread(tmp_path / "out" / name)
@@ -152,21 +162,8 @@ def test_a_report_is_three_pictures_and_a_page_that_needs_nothing_else(
     stdout, stderr = capfd.readouterr()
     assert f"{tmp_path}/out/report.html shows the pictures." in stderr
     assert "Set dist_threshold 0.02" in page.text
+    stdout = " ".join(stdout.split())
     assert "Set dist_threshold 0.02" in stdout
-
-
-def test_the_document_shows_what_its_command_gives(
-    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.image import imread
-
-    document = (ROOT / "docs/report.md").read_text()
-    (block,) = examples("docs/report.md", "Make files and compare them")
-    monkeypatch.chdir(ROOT)
-    words = shlex.split(block.replace("\\\n", " "))
-    assert words[:2] == ["proofline", "report"]
-    assert run(tmp_path, *words[2:]) == 0
-    stdout = " ".join(capfd.readouterr().out.split())
     for line in re.findall(r"^    ((?:Set|An honest) .*)$", document, flags=re.MULTILINE):
         assert line in stdout
     # docs/pictures/report-distances.png; another matplotlib may set its letters elsewhere.
@@ -334,8 +331,8 @@ def test_compute_with_enforced_chains_has_margins_too(
 
 
 def test_a_number_of_nonces_too_small_is_said_so(tmp_path: Path, capfd: Capture) -> None:
-    assert run(tmp_path, *HONEST, *CHEATS, "--sample-size", "3", "--tampered-share", "0.1") == 0
-    stdout, _ = capfd.readouterr()
+    few = ["--sample-size", "3", "--tampered-share", "0.1"]
+    stdout = printed(tmp_path, capfd, *HONEST, *CHEATS, *few)
     assert "check 3 nonces: of 3, " in stdout
     assert "It does not keep misses below 1 %" in stdout
     assert "a cheat that tampers with 10 % of its nonces" in stdout

@@ -11,6 +11,7 @@ import pytest
 
 from bench.families.make import FOLDER
 from tests.harness.marks import needs_vllm
+from workers.vllm.start.log_patterns import NO_OTHER_START, why_hopeless
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
@@ -118,6 +119,7 @@ def test_families_that_no_cpu_computes_are_refused_before_they_are_loaded(
         assert why_not is not None
         assert why_not.startswith(f"vLLM 0.32.0 cannot compute {family} on CPUs, as ")
         assert why_not.endswith("deploy it on a host with GPUs")
+        assert why_hopeless([f"error: vLLM cannot start: {why_not}"]) == NO_OTHER_START
     else:
         assert why_not is None
 
@@ -336,3 +338,4 @@ def test_a_model_that_vllm_has_no_class_of(
     found = known_faults.why_unknown(said)
     assert (found is None) == (why is None)
     assert found is None or found.startswith(str(why))
+    assert found is None or why_hopeless([f"error: {found}"]) == NO_OTHER_START
