@@ -193,7 +193,7 @@ def test_the_client(terminal: Terminal) -> None:
     assert terminal.run(*a_round).startswith("GENERATING ")
     (asyncio,) = examples("docs/client.md", "Asyncio")
     assert "['tiny-qwen3']\nINFERENCE " in terminal.run(*asyncio)
-    (other,) = examples("docs/client.md", "What has no method")
+    (other,) = examples("docs/client.md", "Other requests")
     assert "'port'" in terminal.run(*other)
 
 
