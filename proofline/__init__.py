@@ -1,1 +1,1 @@
-"""For other programs: `proofline.client`."""
+"""The package for other programs. Its client is `proofline.client`."""

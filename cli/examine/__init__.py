@@ -1,1 +1,1 @@
-"""`doctor` and `config`: a module for each thing of this machine and its settings to check."""
+"""The commands `doctor` and `config`, with a module for each subject to check."""

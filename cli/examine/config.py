@@ -1,4 +1,4 @@
-"""`proofline config`: the settings in effect, and where each comes from."""
+"""`proofline config` shows the settings in effect and their sources."""
 
 import json
 import os

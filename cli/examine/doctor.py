@@ -1,4 +1,4 @@
-"""`proofline doctor`: what is wrong with this machine, before a start finds out."""
+"""`proofline doctor` finds problems of this machine before a start fails."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ from poc_core.gpus import Gpu, read
 from poc_core.settings import Settings, load_settings, parse_ports
 from workers.engines.kinds import Dtype
 
-# In each of our images; those of API, courier and Flower have no engine.
+# Exists in each of our images. The images of API, courier and Flower have no engine.
 OUR_IMAGE = Path("/usr/share/proofline/sbom.cdx.json")
 _ELSEWHERE = (
     "this image has no engine and needs none; for the workers: docker compose exec worker proofline"
@@ -121,7 +121,9 @@ def doctor(
 
 
 def _settings() -> tuple[Settings, Iterable[Finding]]:
-    """The settings (defaults where they cannot be read) and the findings about them."""
+    """Returns the settings, or the defaults if the settings are invalid, and findings about
+    them.
+    """
 
     found: list[Finding] = []
     try:
@@ -176,7 +178,9 @@ def _of_workers(
 def _of_the_model(
     settings: Settings, name: str, dtype: Dtype, gpus: Sequence[Gpu], size: int
 ) -> Iterator[Finding]:
-    """Findings about the model; `gpus`: those of one worker, which is to have `size`."""
+    """Yields findings about the model. `gpus`: one worker's GPUs; `size`: the number that it
+    needs.
+    """
 
     found, findings = model.find(name)
     yield from findings

@@ -1,4 +1,4 @@
-"""Findings of checks, and how checks run: a check that breaks is a finding too."""
+"""Findings of checks. A check that raises an error yields a finding too."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A check's result about one thing; `remedy`: what to do, where there is something to do."""
+    """A check's result about one subject. `remedy`: what to do; empty if nothing needs doing."""
 
     about: str
     level: Level
@@ -19,7 +19,7 @@ class Finding:
     remedy: str = ""
 
 
-# A check's subject in words, and the function that looks.
+# A check: the name of its subject, and a function that yields findings.
 Check = tuple[str, Callable[[], Iterable[Finding]]]
 
 
@@ -28,17 +28,17 @@ def ok(about: str, says: str) -> Finding:
 
 
 def warning(about: str, says: str, remedy: str) -> Finding:
-    """A finding about what works but could be better, or may not be meant."""
+    """Returns a finding about something that works, but could be better or may be unintended."""
     return Finding(about, "warning", says, remedy)
 
 
 def problem(about: str, says: str, remedy: str) -> Finding:
-    """A finding about what will not work."""
+    """Returns a finding about something that will not work."""
     return Finding(about, "problem", says, remedy)
 
 
 def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Findings of all checks, in order, each as soon as it is known."""
+    """Runs the checks in order, and yields each finding as soon as it is known."""
     for about, look in checks:
         try:
             yield from look()

@@ -1,4 +1,4 @@
-"""GPUs, what connects them, and their driver."""
+"""Checks GPUs, their connections and their driver."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from cli.examine.findings import Finding, ok, problem, warning
 from cli.machine.gpus import visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
 from poc_core.gpus import Gpu, MachineGpus, nvml
 
-_BUSY = 0.1  # share of a GPU's memory that is more than a display or an idle driver takes
-_LINKS = 18  # of a GPU, at most
+_BUSY = 0.1  # a GPU is in use above this share of its memory; displays and drivers need less
+_LINKS = 18  # most NVLinks of a GPU
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def gpus(machine: MachineGpus) -> Iterator[Finding]:
-    """Every GPU with its free memory, and whether the installed vLLM can use GPUs."""
+    """Checks each GPU and its free memory, and whether the installed vLLM can use GPUs."""
     if not machine.devices:
         if vllm_needs_cuda():
             yield problem(
@@ -70,7 +70,7 @@ def _gpu(device: Gpu) -> Finding:
 
 
 def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
-    """How GPUs that share a model reach each other; no finding for a single GPU."""
+    """Checks NVLink between GPUs that share a model. Yields nothing for a single GPU."""
     if len(machine.devices) < 2:
         return
     links = [_links(device.index) for device in machine.devices]
@@ -90,7 +90,7 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
 
 
 def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Finding]:
-    """NVLink's multicast between a virtual machine's GPUs; no finding where it does no harm."""
+    """Warns of NVLink multicast between the GPUs of a virtual machine."""
     if len(machine.devices) < 2 or os.environ.get("NCCL_NVLS_ENABLE") == "0":
         return
     if _is_virtual(cpuinfo):
@@ -103,7 +103,7 @@ def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Findin
 
 
 def _is_virtual(cpuinfo: Path) -> bool:
-    """True if the processor says that a hypervisor runs this machine."""
+    """Returns True if the processor reports a hypervisor."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -113,7 +113,7 @@ def _is_virtual(cpuinfo: Path) -> bool:
 
 
 def _links(index: int) -> int | None:
-    """Number of a GPU's active NVLinks; None: unknown."""
+    """Returns the number of a GPU's active NVLinks; None if unknown."""
     with nvml() as library:
         if library is None:
             return None
@@ -129,7 +129,7 @@ def _is_active(library: Any, handle: Any, link: int) -> bool:
 
 
 def group_of(machine: MachineGpus, size: int) -> Sequence[Gpu]:
-    """The GPUs of the first worker."""
+    """Returns the GPUs of the first worker."""
     shown = visible_gpus()
     found = [gpu for gpu in machine.devices if str(gpu.index) in shown or gpu.uuid in shown]
     return found[:size]

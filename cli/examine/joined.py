@@ -1,4 +1,4 @@
-"""A host that joins a node, or has joined one: the API, the token, the way to Redis."""
+"""Checks a host that joins or has joined a node: the API, the token and the connection to Redis."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts inv
 def checks(options: Join) -> list[Check]:
     """Returns the checks of a joined host; none if this host belongs to no node.
 
-    Spends no token. Sets this process up as the host's workers would be.
+    Does not spend the token. Sets this process's environment like that of the host's workers.
     """
     try:
         token = token_of(options, os.environ)
@@ -72,7 +72,9 @@ def _joined(api: Api, kept: Access) -> Iterator[Finding]:
 
 
 def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding | None]:
-    """Findings about the API, its clock and the token; returns what the token is good for."""
+    """Yields findings about the API, its clock and the token. Returns the token's state, or
+    None.
+    """
     try:
         skew_s = api.skew_s()
         trust = "its very certificate" if api.pin else "a trusted certificate" if api.is_tls else ""

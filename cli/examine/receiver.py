@@ -1,4 +1,4 @@
-"""A receiver of callbacks: whether the policy allows its address, and whether it answers."""
+"""Checks a receiver of callbacks: whether its address is allowed, and whether it answers."""
 
 import ipaddress
 import socket
@@ -26,13 +26,13 @@ from poc_core.state.client import connect
 from poc_core.state.registry import WorkerRegistry
 from workers.courier.own_ports import OwnPorts
 
-_ANSWER_S = 10.0  # as the courier waits
+_ANSWER_S = 10.0  # as long as the courier waits
 _REDIS_S = 2.0
 _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
-    """Asks the receiver by GET, without a payload; 404 and 405 are answers too."""
+    """Checks the receiver with a GET request without payload. 404 and 405 are answers too."""
     shown = redacted(url)
     try:
         TypeAdapter(HttpUrl).validate_python(url)
@@ -94,7 +94,7 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
-    """The proxy through which the courier would reach these addresses; None: none."""
+    """Returns the proxy through which the courier would reach these addresses, or None."""
     if settings.callback_proxy is None or not all(
         ipaddress.ip_address(address).is_global for address in addresses
     ):
@@ -103,7 +103,9 @@ def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
 
 
 def _own_ports(settings: Settings) -> Own:
-    """The node's own ports, without those that Redis alone knows while Redis is away."""
+    """Returns the node's own ports. While Redis is unavailable, the ports stored there are
+    missing.
+    """
     redis = connect(settings, patient=False, timeout_s=_REDIS_S)
     own = OwnPorts.of(settings, WorkerRegistry(redis, settings))
     with suppress(RedisError):
@@ -113,6 +115,6 @@ def _own_ports(settings: Settings) -> Own:
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    """Addresses of a host, without the IPv6 scope that no policy knows."""
+    """Resolves a host to addresses, without IPv6 scopes, which policies do not use."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]).partition("%")[0] for *_, address in found]

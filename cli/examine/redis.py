@@ -1,4 +1,4 @@
-"""Redis: whether it answers, forgets nothing, is fast, and has this host's time."""
+"""Checks Redis: connection, persistence, latency and clock."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ from poc_core.settings import REDIS_TIMEOUT_S, Settings
 from poc_core.state.client import is_busy
 
 ABOUT = "redis"
-_LOOKS = 20  # pings, whose median is the latency
+_LOOKS = 20  # pings; the latency is their median
 _SLOW_MS, _TOO_SLOW_MS = 5.0, 100.0  # a batch takes about ten commands
 _SKEWED_S = 0.5
 _NEARLY_FULL = 0.9
@@ -27,7 +27,7 @@ _DOCUMENT = "docs/redis.md, What Redis must promise"
 
 
 def own_server() -> Iterator[Finding]:
-    """Findings about the redis-server that `proofline up` would start."""
+    """Yields findings about the redis-server that `proofline up` would start."""
     try:
         binary = find_redis_server()
     except RedisServerError as error:
@@ -43,7 +43,7 @@ def own_server() -> Iterator[Finding]:
 def server(
     settings: Settings, clock: Callable[[], float] = time.time, timeout_s: float = REDIS_TIMEOUT_S
 ) -> Iterator[Finding]:
-    """Findings about the Redis at POC_REDIS_URL; `clock`: this host's, in Unix seconds."""
+    """Yields findings about the Redis at POC_REDIS_URL. `clock`: this host's, in Unix seconds."""
     at = RedisUrl.of(settings.redis_url)
     if at.master:
         found = list(sentinels.sentinels(at))
@@ -175,7 +175,7 @@ def _seconds(do: Callable[[], object]) -> float:
 
 
 def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Finding:
-    """Whether this host's clock agrees with Redis': hosts compare leases and due times."""
+    """Checks this host's clock against Redis' clock, because hosts compare leases and due times."""
     before = clock()
     seconds, microseconds = client.time()
     skew_s = (before + clock()) / 2 - (seconds + microseconds / 1e6)
@@ -183,7 +183,7 @@ def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Fin
 
 
 def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
-    """Judges a difference of clocks; beyond `most_s` a live worker may count as dead."""
+    """Evaluates a clock difference. Above `most_s` a live worker may count as dead."""
     text = f"this host's clock and {whose} differ by {abs(skew_s):.2f} s"
     remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."
     if abs(skew_s) > most_s:

@@ -1,4 +1,4 @@
-"""Sentinels and replicas: whether Redis fails over, and what it forgets then."""
+"""Checks Sentinels and replicas: whether Redis can fail over without losing data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from poc_core.redis_at.url import RedisUrl, address
 
 ABOUT = "sentinel"
 _REPLICAS = "replicas"
-_FEWEST = 3  # of two neither can decide alone
-_LATE_MS = 5000  # the primary's silence after which another one is chosen
+_FEWEST = 3  # one of two Sentinels could not decide alone
+_LATE_MS = 5000  # limit of the primary's silence until another primary is chosen
 _BEHIND_S = 10
 _DOCUMENT = "docs/redis.md, A Redis that fails over"
 
 
 def sentinels(at: RedisUrl) -> Iterator[Finding]:
-    """Findings about the Sentinels of a url."""
+    """Yields findings about the Sentinels of a url."""
     asked = Sentinels(at.hosts, at.sentinel)
     told, silent = [], []
     for sentinel in asked.sentinels:
@@ -47,7 +47,7 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Checks what the Sentinels that answered report about the master."""
+    """Checks the reports of the answering Sentinels about the master."""
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:
         yield problem(
@@ -77,7 +77,9 @@ def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
-    """Findings about a primary's replicas by its INFO; `needed`: Sentinels choose among them."""
+    """Yields findings about a primary's replicas. `info`: the primary's INFO. `needed`: True if
+    Sentinels choose the next primary among the replicas.
+    """
     found = [value for name, value in info.items() if _is_replica(name, value)]
     if not found:
         if needed:
@@ -93,7 +95,7 @@ def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
         yield warning(_REPLICAS, f"Behind: {names}.", "Look at its log, and at the network.")
     else:
         yield ok(_REPLICAS, f"{len(found)} replica(s) keep up")
-    # INFO names it only where both options are set.
+    # INFO has the field only if both options are set.
     if "min_slaves_good_slaves" not in info:
         yield warning(
             _REPLICAS,

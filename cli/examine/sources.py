@@ -1,4 +1,4 @@
-"""The settings in effect, and where each comes from."""
+"""The settings in effect, and the source of each."""
 
 import difflib
 import re
@@ -14,7 +14,7 @@ from poc_core.callbacks import redacted
 from poc_core.settings import Settings
 
 HIDDEN = "***"
-# Variables without POC_ that Proofline, or what it starts, reads.
+# Variables without POC_ that Proofline or its child processes read.
 OTHERS = (
     "PROOFLINE_URL",
     "PROOFLINE_JOIN_TOKEN",
@@ -32,7 +32,7 @@ _SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting's value; `source`: default, environment, or what else set it."""
+    """A setting with its value. `source`: default, environment, or another source."""
 
     name: str
     value: Any
@@ -40,8 +40,10 @@ class Setting:
 
 
 def settings_in_effect(settings: Settings, env: Mapping[str, str], dotenv: Path) -> list[Setting]:
-    """Every setting as a process started here has it, secrets hidden; `dotenv`: Compose's."""
-    # upper case: pydantic reads names in any case
+    """Returns all settings of a process started here, with hidden secrets. `dotenv`: Compose's
+    .env.
+    """
+    # In upper case, because pydantic reads names in any case.
     given = {name.upper(): value for name, value in env.items()}
     in_file = read_dotenv(dotenv)
     found = []
@@ -56,7 +58,7 @@ def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
 
 
 def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Names with POC_ that are no setting -> the setting that may be meant."""
+    """Returns unknown names with POC_, each with the similar setting that may be meant, or None."""
     known = [f"POC_{field.upper()}" for field in Settings.model_fields]
     unknown = sorted(
         name for name in env if name.upper().startswith("POC_") and name.upper() not in known
@@ -72,7 +74,7 @@ def stranger_text(name: str, meant: str | None) -> str:
 
 
 def shown(name: str, value: Any) -> Any:
-    """A setting's value as text, secrets hidden."""
+    """Returns a setting's value for display, with hidden secrets."""
     if isinstance(value, SecretStr) or (value and _SECRET.search(name)):
         return HIDDEN
     if isinstance(value, Path):
@@ -87,7 +89,7 @@ def _without_password(url: str) -> str:
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """NAME=VALUE of each line, as far as Compose and shells agree on the syntax."""
+    """Reads NAME=VALUE lines, in the syntax that Compose and shells share."""
     if not path.is_file():
         return {}
     pairs = re.findall(

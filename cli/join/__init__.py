@@ -1,1 +1,1 @@
-"""How an operator invites a host, and how the host joins with one token."""
+"""Joining: an operator invites a host, and the host joins with one token."""

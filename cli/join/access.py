@@ -1,4 +1,4 @@
-"""A joined host's access, kept in a private file so that a restart needs no token."""
+"""A joined host's access to its node, stored in a private file so that restarts need no token."""
 
 import os
 from pathlib import Path
@@ -10,24 +10,27 @@ from poc_core.errors import ProoflineError
 
 
 class AccessError(ProoflineError):
-    """The file cannot be read or written; the text says what to do."""
+    """The access file cannot be read or written. The text says what to do."""
 
 
 class Access(BaseModel, frozen=True):
-    """How this host reaches its node."""
+    """The urls, certificates and settings with which this host reaches its node."""
 
     api: str  # the url of --join
     api_ca: str | None = None  # certificates (PEM)
     allow_http: bool = False
-    token_id: str  # shows who asks, and opens nothing
-    name: str  # of this host
+    token_id: str  # identifies this host, and gives no access
+    name: str  # this host's name
     redis_url: str  # with this host's user and password
     redis_ca: str | None = None  # certificates (PEM)
     settings: dict[str, str] = {}
 
 
 def read_access(path: Path) -> Access | None:
-    """None: there is no such file. AccessError: it cannot be read, or others may read it."""
+    """Reads the access file; None if there is none.
+
+    AccessError if the file is unreadable, or accessible to other users.
+    """
     path = path.expanduser()
     try:
         with path.open("rb") as file:
@@ -52,7 +55,7 @@ def read_access(path: Path) -> Access | None:
 
 
 def check_writable(path: Path) -> None:
-    """AccessError: `write_access` would fail, and the token would be spent for nothing."""
+    """Raises AccessError if `write_access` would fail. Checked before the token is spent."""
     path = path.expanduser()
     probe = path.with_name(f"{path.name}.new")
     try:
@@ -64,7 +67,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_access(path: Path, access: Access) -> None:
-    """Only its owner can read it, from its first byte on. AccessError: it cannot be written."""
+    """Writes the access file, which is never readable for other users.
+
+    AccessError if it cannot be written.
+    """
     path = path.expanduser()
     try:
         _write(path, access.model_dump_json(indent=1))
@@ -73,7 +79,7 @@ def write_access(path: Path, access: Access) -> None:
 
 
 def redis_url_of(path: Path, access: Access) -> str:
-    """The url of Redis, with a file of the certificates that it is trusted by."""
+    """Returns the url of Redis. Writes Redis' trusted certificates to a file that the url names."""
     if access.redis_ca is None:
         return access.redis_url
     path = path.expanduser()

@@ -1,4 +1,4 @@
-"""Whether Redis still lets this host in, and if not, why: a revoked host ends by itself."""
+"""Checks whether Redis still accepts this host. A revoked host ends by itself."""
 
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -19,22 +19,25 @@ _ANEW = "to have it back, the operator invites it again"
 
 
 class ShutOutError(ProoflineError):
-    """Redis refuses this host's user; the text says why, as far as the API tells."""
+    """Redis refuses this host's user. The text gives the reason that the API reports."""
 
 
 class Admission:
-    """Looks every few seconds whether this host's user is still let in."""
+    """Checks every few seconds whether Redis accepts this host's user."""
 
     def __init__(self, access: Access, redis_url: str, announce: Callable[[str], None]) -> None:
         self._access = access
         self._redis_url = redis_url
         self._announce = announce
-        self._refusal: str | None = None  # as of the last look
+        self._refusal: str | None = None  # found by the last check
         self._is_for_good = False
         self._looks = Periodic("admission", LOOK_S, self.look)
 
     def begin(self) -> None:
-        """Makes the first look, and starts a thread that makes the others. ShutOutError."""
+        """Makes the first check, and starts a thread for further checks.
+
+        ShutOutError if Redis refuses the host.
+        """
         self.look()
         if self._refusal is not None:
             raise ShutOutError(self._refusal)
@@ -44,12 +47,17 @@ class Admission:
         self._looks.stop(timeout_s=0)
 
     def check(self) -> None:
-        """ShutOutError: this host is revoked. One whose user Redis has forgotten may come back."""
+        """Raises ShutOutError if this host is revoked.
+
+        Does nothing if Redis only lost the host's user, because the operator may restore the user.
+        """
         if self._refusal is not None and self._is_for_good:
             raise ShutOutError(self._refusal)
 
     def look(self) -> None:
-        """Asks Redis with a new connection, as an old one tells nothing, and the API why not."""
+        """Checks with a new connection to Redis, because open connections stay valid. If Redis
+        refuses, gets the reason from the API.
+        """
         before, self._refusal = self._refusal, self._refused()
         if before != self._refusal:
             self._announce(self._refusal or "Redis lets this host in")
@@ -67,7 +75,7 @@ class Admission:
         except AuthenticationError:
             user = urlsplit(self._redis_url).username
             return f"Redis refuses {user}, the user of this host: {self._why()}"
-        except (RedisError, OSError):  # away, which is no refusal
+        except (RedisError, OSError):  # an unavailable Redis is no refusal
             return self._refusal
         return None
 

@@ -1,4 +1,4 @@
-"""A new host's questions to the API: over TLS, to the certificate that it trusts and no other."""
+"""A new host's requests to the API, over TLS and only to a trusted certificate."""
 
 import hashlib
 import hmac
@@ -27,15 +27,15 @@ _PIN = re.compile(r"sha256[=:]([0-9A-Fa-f]{2}(:?[0-9A-Fa-f]{2}){31})")
 
 
 class ApiAwayError(ProoflineError):
-    """The API does not answer, or something else does."""
+    """The API does not answer, or another server answers."""
 
 
 class CertificateError(ProoflineError):
-    """The API's certificate is not one that this host trusts."""
+    """This host does not trust the API's certificate."""
 
 
 class RefusedError(ProoflineError):
-    """The API refuses this host; the text is the API's own. `status`: of HTTP."""
+    """The API refuses this host. The text is from the API. `status`: the HTTP status."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -44,10 +44,10 @@ class RefusedError(ProoflineError):
 
 @dataclass(frozen=True)
 class Api:
-    """An API, by its url, and how it is trusted.
+    """The API at a url, with the trusted certificates.
 
-    `pin`: SHA-256 of the only certificate that is trusted, in hexadecimal digits; `ca`:
-    certificates (PEM) in place of the system's.
+    `pin`: hexadecimal SHA-256 of the only trusted certificate. `ca`: trusted certificates (PEM) in
+    place of the system's.
     """
 
     url: str
@@ -60,9 +60,9 @@ class Api:
 
     @classmethod
     def at(cls, url: str, ca: str | None = None, allow_http: bool = False) -> "Api":
-        """The API at https://HOST:PORT, or https://HOST:PORT#sha256=FINGERPRINT.
+        """Returns the API at https://HOST:PORT, or https://HOST:PORT#sha256=FINGERPRINT.
 
-        UsageError: the url cannot be read, or what it asks for is not safe.
+        UsageError if the url is invalid or unsafe.
         """
         try:
             parts = urlsplit(url)
@@ -98,17 +98,24 @@ class Api:
         )
 
     def join(self, token_id: str) -> SealedOffer:
-        """Fetches the token's offer, which the API gives once. Errors as of `standing`;
-        RefusedError.
+        """Fetches the token's offer, which the API returns only once.
+
+        Errors: see `standing`; also RefusedError if the token was used, has expired or is revoked.
         """
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
     def standing(self, token_id: str) -> HostStanding:
-        """Asks for the token's state. ApiAwayError, CertificateError; RefusedError: unknown."""
+        """Fetches the token's state.
+
+        ApiAwayError, CertificateError, or RefusedError if the API does not know the token.
+        """
         return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
 
     def skew_s(self) -> float:
-        """Seconds by which this host's clock is ahead of the API's. Errors as of `standing`."""
+        """Returns the seconds by which this host's clock is ahead of the API's clock.
+
+        Errors: see `standing`.
+        """
         before = time.time()
         answer, body = self._ask("GET", "/api/v1/clock")
         if "X-Server-Recv-Ns" not in answer.headers:
@@ -166,7 +173,7 @@ class Api:
             raise CertificateError(
                 f"--ca has no certificates that can be read ({error})."
             ) from None
-        if self.pin is not None:  # that very certificate, whoever signed it for whatever name
+        if self.pin is not None:  # only the pinned certificate, regardless of its issuer and name
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return http.client.HTTPSConnection(
@@ -174,7 +181,9 @@ class Api:
         )
 
     def _check_pin(self, connection: http.client.HTTPConnection) -> None:
-        """Before anything is said."""
+        """Raises CertificateError unless the server has the pinned certificate. Must be called
+        before anything is sent.
+        """
         if self.pin is None:
             return
         assert isinstance(connection.sock, ssl.SSLSocket)

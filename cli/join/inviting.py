@@ -34,24 +34,24 @@ _FORGETS = (
 
 
 class HostsError(ProoflineError):
-    """No such host, or one too many; the text says what to do."""
+    """There is no such host, or the name is taken. The text says what to do."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A host as `hosts list` shows it."""
+    """A host's row in `hosts list`."""
 
     name: str
     state: State
-    at: float  # when it joined, or until when it may; seconds since the epoch
-    has_user: bool  # Redis knows its user
+    at: float  # when the host joined, or when its token expires; seconds since the epoch
+    has_user: bool  # True if Redis has the host's user
 
 
 class Inviting:
-    """A node's hosts, as its operator."""
+    """The operator's actions on a node's hosts."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
-        """`redis`: as the operator's user."""
+        """`redis`: a client with the operator's user."""
         self._users = HostUsers(redis)
         self._invitations = Invitations(redis)
         self._registry = WorkerRegistry(redis, settings)
@@ -66,9 +66,10 @@ class Inviting:
         valid_s: float,
         env: Mapping[str, str],
     ) -> tuple[Token, str]:
-        """A token for a new host, and why Redis forgets its user with a restart ("": it does not).
+        """Returns a token for a new host, and why Redis would lose the host's user at a restart; ""
+        if it would not.
 
-        `redis_url`: as `address_for_hosts` returned it. HostsError: the name is taken.
+        `redis_url`: from `address_for_hosts`. HostsError if the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
@@ -98,28 +99,28 @@ class Inviting:
         )
         place = "{}:{}".format(*place_of(redis_url))
         invitation = Invitation(name=name, expires_at=now + valid_s, redis=place)
-        # In this order: a user whose password nobody knows does no harm.
+        # The user comes first, because a user without a known password does no harm.
         self._users.make(host)
         self._invitations.add(host, invitation, SealedOffer.of(offer, token))
         return token, self._forgets()
 
     def seen(self) -> Iterator[Seen]:
-        """All hosts, by name."""
+        """Yields all hosts, ordered by name."""
         users = self._users.names()
         for name, host in sorted(self._invitations.hosts().items()):
             try:
                 invitation = self._invitations.of_hash(host.token_sha256)
-            except (UnknownTokenError, ValueError):  # an API has removed or spoilt it
+            except (UnknownTokenError, ValueError):  # an API has removed or damaged it
                 yield Seen(name, State.REVOKED, host.invited_at, host.user in users)
                 continue
             at = invitation.used_at or invitation.expires_at
             yield Seen(name, invitation.state(time.time()), at, host.user in users)
 
     def revoke(self, name: str) -> int:
-        """Ends a host's access; returns how many workers it had. HostsError: no such host.
+        """Ends a host's access. Returns the number of its workers. HostsError if there is no host.
 
-        When it returns no chat goes to the host, nor to what it left under other names. UsersError
-        at the end: it is shut out, but Redis' file has it still.
+        Afterwards no chat is sent to the host, not even to records that it left under other names.
+        UsersError if Redis cannot write its aclfile; the host has lost its access in this case too.
         """
         hosts = self._invitations.hosts()
         if name not in hosts:
@@ -134,8 +135,9 @@ class Inviting:
         return n_workers
 
     def _drop_workers(self, host: str) -> int:
-        """Drops what a host left in Redis; returns how many workers that was."""
-        # Of an honest host, at once. Another may have written any name: those that live beat again.
+        """Removes a host's records from Redis. Returns the number of removed workers."""
+        # An honest host's records are removed by name. A dishonest host may have written other
+        # names: silent workers are removed too, while live ones send heartbeats.
         workers = [worker for worker in self._registry.live() if worker.host == host]
         for worker in workers:
             self._registry.remove(worker.id)
@@ -144,16 +146,16 @@ class Inviting:
                 self._deployments.leave(report.id)
         self._deployments.drop_silent()
         gone_at = time.monotonic()
-        if n_silent := self._registry.drop_silent(2 * self._heartbeat_s):  # one may be late
+        if n_silent := self._registry.drop_silent(2 * self._heartbeat_s):  # a heartbeat may be late
             gone_at = time.monotonic()
         if n_workers := len(workers) + n_silent:
             time.sleep(max(0.0, gone_at + CHAT_SENT_S - time.monotonic()))
         return n_workers
 
     def restore(self) -> tuple[int, str]:
-        """Makes the users of all hosts, with today's rights, and removes those of no host.
+        """Creates the users of all hosts with current rights, and removes users without a host.
 
-        Returns how many, and why Redis forgets them with a restart ("": it does not).
+        Returns the number of users, and why Redis would lose them at a restart; "" if it would not.
         """
         self._users.check()
         hosts = self._invitations.hosts().values()
@@ -171,9 +173,10 @@ class Inviting:
 
 
 def address_for_hosts(url: str) -> str:
-    """The url of Redis as another host may use it, without user and password.
+    """Returns the url of Redis for other hosts, without user and password.
 
-    UsageError: it leads nowhere from another host, or says too much.
+    UsageError if other hosts cannot use the url, or it has more than scheme, host, port and
+    database.
     """
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):
@@ -202,7 +205,7 @@ def address_for_hosts(url: str) -> str:
 def _is_this_machine(host: str) -> bool:
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:  # a name that only the hosts' network knows
+    except OSError:  # the name may be known only in the hosts' network
         return False
     addresses = [ipaddress.ip_address(str(one).partition("%")[0]) for one in found]
     return all(address.is_loopback or address.is_unspecified for address in addresses)

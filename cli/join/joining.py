@@ -1,4 +1,4 @@
-"""A host joins a node: asks the API once, keeps the answer, and sets what its workers read."""
+"""Joins a host to a node: fetches the offer once, stores it, and sets the workers' environment."""
 
 import socket
 from collections.abc import MutableMapping
@@ -13,9 +13,10 @@ from poc_core.joining.tokens import Token
 
 
 def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
-    """How this host reaches its node, joining it if it has not yet; None: by POC_REDIS_URL.
+    """Returns this host's access to its node, and joins the node first if necessary.
 
-    ProoflineError: it may not, or not so; the text says what to do.
+    Returns None if the host has not joined a node, or POC_REDIS_URL is set. ProoflineError if the
+    host is not admitted or the options are inconsistent; the text says what to do.
     """
     token = token_of(options, env)
     by_hand = bool(env.get("POC_REDIS_URL"))
@@ -37,7 +38,9 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
 
 
 def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
-    """The token that is given, which child processes do not see. UsageError; TokenError."""
+    """Returns the token from the options or None, and removes it from `env`, so that child
+    processes do not see it. UsageError or TokenError for a bad file or token.
+    """
     env.pop(TOKEN_VARIABLE, None)
     if options.token_file is None:
         return Token.read(options.token) if options.token else None
@@ -52,7 +55,7 @@ def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
 
 
 def api_of(options: Join, kept: Access | None) -> Api:
-    """The API that is named, else the one that was joined. UsageError: as of `Api.at`."""
+    """Returns the API of --join, or else of the stored access. UsageError: see `Api.at`."""
     if options.join is not None:
         return Api.at(options.join, _certificates(options.ca), options.allow_http)
     assert kept is not None
@@ -60,11 +63,13 @@ def api_of(options: Join, kept: Access | None) -> Api:
 
 
 def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
-    """Sets what this host's workers read; what is set already stays. AccessError."""
+    """Sets the environment of this host's workers. POC_REDIS_URL and POC_HOST_NAME are replaced;
+    other existing variables stay. AccessError if a certificate file cannot be written.
+    """
     env["POC_REDIS_URL"] = redis_url_of(file, access)
     told = {name: value for name, value in access.settings.items() if name in SHARED}
-    env["POC_HOST_NAME"] = access.name  # its user may write no other host's records
-    # Where workers serve chat to the API: on the address by which this host reaches Redis.
+    env["POC_HOST_NAME"] = access.name  # its user cannot write other hosts' records
+    # Workers serve chat to the API on the address from which this host reaches Redis.
     if (address := address_towards(*place_of(access.redis_url))) is not None:
         told["POC_CHAT_HOST"] = address
     for name, value in told.items():
@@ -72,14 +77,17 @@ def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
 
 
 def use_kept(env: MutableMapping[str, str]) -> None:
-    """Has this process reach Redis as the host's workers do, where the host has joined a node."""
+    """Sets this process's environment like that of the workers, if the host has joined a node."""
     access = access_of(Join(), env)
     if access is not None:
         set_up(access, DEFAULT_FILE, env)
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """This host's own address on its way to another; None: there is no way. Sends nothing."""
+    """Returns this host's source address for connections to `host`; None without a route.
+
+    Sends nothing.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,17 +1,17 @@
-"""The options with which a host joins, for the commands that run or look there."""
+"""The options for joining a node, shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-# Read in place of --token, and taken out of the environment, which child processes inherit.
+# Alternative to --token. Removed from the environment, because child processes inherit it.
 TOKEN_VARIABLE = "PROOFLINE_JOIN_TOKEN"
 DEFAULT_FILE = Path("~/.proofline/joined.json")
 
 
 class Join(NamedTuple):
-    """Which node this host belongs to."""
+    """The options that name the node to join, and the token."""
 
     join: Annotated[
         str | None,

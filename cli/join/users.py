@@ -1,6 +1,6 @@
-"""The users of Redis that joined hosts have, one each, with the rights of `worker`.
+"""The Redis users of joined hosts, one per host, with the rights of `worker`.
 
-Only the operator makes and removes them. An API that could would be able to make itself anything.
+Only the operator creates and removes them. An API with this right could give itself all rights.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from poc_core.state.keys import WORKER_PREFIX
 
 PREFIX = "host-"
 _RIGHTS_OF = "user worker "
-# All workers' records: a host writes its own alone, whose names begin with the host's.
+# The records of all workers. A host may only write records whose names begin with the host's name.
 _RECORDS = f"~{WORKER_PREFIX}*"
 _HERE = Path(__file__).resolve().parents[1]
-# A checkout keeps the rights with Docker's files, a wheel inside this package (pyproject.toml).
+# The file is among Docker's files in a checkout, and in this package in a wheel (pyproject.toml).
 _PLACES = (_HERE.parent / "docker" / "users.acl", _HERE / "users.acl")
 _NO_FILE = "not configured to use an ACL file"
 _ELSEWHERE = (
@@ -32,18 +32,18 @@ _ELSEWHERE = (
 
 
 class UsersError(ProoflineError):
-    """Redis' users cannot be changed; the text says what to do."""
+    """The users of Redis cannot be changed. The text says what to do."""
 
 
 class HostUsers:
-    """Hosts' users of one Redis."""
+    """The hosts' users on one Redis."""
 
     def __init__(self, redis: Redis) -> None:
-        """`redis`: as the operator's user."""
+        """`redis`: a client with the operator's user."""
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
 
     def check(self) -> None:
-        """UsersError: this user may make none, or nobody needs one to be let in."""
+        """Raises UsersError if this client may not create users, or Redis needs no password."""
         with _told():
             default = self._redis.acl_getuser("default") or {}
         if {"on", "nopass"} <= set(default.get("flags", ())):
@@ -53,31 +53,34 @@ class HostUsers:
             )
 
     def names(self) -> set[str]:
-        """The hosts' users that there are."""
+        """Returns the names of the existing hosts' users."""
         with _told():
             users = self._redis.execute_command("ACL", "USERS")  # redis-py's own differs by release
         return {raw.decode() for raw in users if raw.startswith(PREFIX.encode())}
 
     def make(self, host: HostUser) -> None:
-        """Makes a host's user, or gives it its rights anew."""
+        """Creates a host's user, or resets the user's rights."""
         with _told():
             version = str(self._redis.info("server")["redis_version"])
             rights = worker_rights()
-            if int(version.partition(".")[0]) >= 7:  # which knows keys that may only be read
+            if int(version.partition(".")[0]) >= 7:  # Redis 7 supports read-only keys
                 at, name = rights.index(_RECORDS), host.user.removeprefix(PREFIX)
                 rights[at : at + 1] = f"%R{_RECORDS}", f"~{WORKER_PREFIX}{name}/*"
             words = ("reset", "on", f"#{host.password_sha256}", *rights)
             self._redis.execute_command("ACL", "SETUSER", host.user, *words)
 
     def remove(self, user: str) -> None:
-        """Removes a user and closes its connections; none of its commands runs from now on."""
+        """Removes a user and closes the user's connections. Afterwards no command of the user
+        runs.
+        """
         with _told():
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
-        """Writes Redis' aclfile; False: it has none, and forgets hosts' users with a restart.
+        """Makes Redis write its aclfile. Returns False if Redis has none, and so would lose the
+        hosts' users at a restart.
 
-        UsersError: it has one that it cannot write.
+        UsersError if Redis cannot write the file.
         """
         try:
             with _told():
@@ -94,7 +97,7 @@ class HostUsers:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Says what to do where Redis makes no users for us."""
+    """Converts errors of Redis about users into UsersError with advice."""
     try:
         yield
     except NoPermissionError as error:
@@ -106,7 +109,7 @@ def _told() -> Iterator[None]:
 
 
 def worker_rights() -> list[str]:
-    """The words of docker/users.acl that give a worker its rights."""
+    """Returns the rights of `worker` in docker/users.acl."""
     file = next(place for place in _PLACES if place.is_file())
     lines = file.read_text(encoding="utf-8").splitlines()
     return [

@@ -1,11 +1,11 @@
-"""Memory in use and its limit, of this process's cgroup (version 2 or 1) or the whole machine."""
+"""Reads used memory and the memory limit of this process's cgroup (v2 or v1) or the machine."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-# Version 1 says "no limit" with a number near 2^63.
+# Version 1 reports a number near 2^63 if there is no limit.
 _NO_LIMIT = 1 << 60
 _ROOT = Path("/sys/fs/cgroup")
 _V2 = ("memory.current", "memory.max", "inactive_file")
@@ -16,12 +16,15 @@ class Memory(NamedTuple):
     """Memory in bytes."""
 
     used: int
-    droppable: int  # of this, files that the kernel can drop, such as weights that were read
-    limit: int | None  # None: there is none
+    droppable: int  # the part of `used` that the kernel can drop: cached files, such as weights
+    limit: int | None  # None if there is no limit
 
 
 def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
-    """The memory of this process's cgroup, else the machine's. OSError, ValueError: unknown."""
+    """Returns the memory of this process's cgroup, or of the machine without a cgroup.
+
+    OSError or ValueError if it is unknown.
+    """
     for folder, (usage, limit, droppable) in _folders(root, own):
         if not (folder / usage).exists():
             continue
@@ -34,24 +37,28 @@ def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) 
 
 
 def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
-    """(used, limit) in bytes, as the kernel counts before it kills. OSError, ValueError: unknown.
+    """Returns (used, limit) in bytes, as the kernel counts before it kills a process.
 
-    Used leaves out what can be dropped. Without a limit, the limit is the machine's memory.
+    `used` excludes droppable memory. Without a limit, `limit` is the machine's memory. OSError or
+    ValueError if it is unknown.
     """
     found, total = container_memory(root, own), int(psutil.virtual_memory().total)
     return max(0, found.used - found.droppable), min(found.limit or total, total)
 
 
 def memory_left() -> tuple[int, int]:
-    """(left, limit) in bytes: what this process and its like may still take, of the container's
-    memory and of the machine's. OSError, ValueError: unknown.
+    """Returns (left, limit) in bytes: the memory still available in the container and the machine.
+
+    OSError or ValueError if it is unknown.
     """
     used, limit = working_memory()
     return max(0, min(limit - used, int(psutil.virtual_memory().available))), limit
 
 
 def _folders(root: Path, own: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Folders that may hold the counts; in a container the process's own is the root it sees."""
+    """Returns folders that may contain the counters, with their file names. In a container, the
+    process's own cgroup is mounted as the root.
+    """
     found = []
     lines = own.read_text().splitlines() if own.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):

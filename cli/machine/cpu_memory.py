@@ -1,7 +1,7 @@
-"""How much memory vLLM sets aside for chat's KV cache on a CPU.
+"""Chooses the memory that vLLM reserves for chat's KV cache on a CPU.
 
-By default vLLM's CPU backend wants 92 % of the machine's memory and refuses to start when less is
-free: on any machine that also runs Redis, an API or a second worker.
+By default vLLM's CPU backend reserves 92 % of the machine's memory, and refuses to start if less is
+free. This fails on a machine that also runs Redis, an API or a second worker.
 """
 
 import os
@@ -12,16 +12,18 @@ from cli.machine.cgroup import memory_left
 from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.shipped import shipped_models
 
-VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's own: GiB for each of its processes
-# Of the memory that is free now, over all processes; weights and activations need the rest.
+VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's variable: GiB for each of its processes
+# Share of the free memory for all processes together; weights and activations need the rest.
 SHARE = 0.25
 LEAST_GIB = 1  # plenty for the shipped models
-MOST_GIB = 4  # vLLM's default before it asked for nearly all memory
+MOST_GIB = 4  # the default of earlier vLLM releases
 GIB = 1024**3
 
 
 def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
-    """Environment for `processes` vLLM processes; empty on GPUs or where the user has set it."""
+    """Returns the environment for `processes` vLLM processes; empty on GPUs, or if VARIABLE is
+    set.
+    """
     if VARIABLE in os.environ or (visible_gpus() and not vllm_runs_on_cpu()):
         return {}
     if Path(model) in shipped_models().values():
@@ -31,7 +33,7 @@ def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
 
 
 def available_bytes() -> int:
-    """Bytes that this process could still take, of the machine's memory and its container's."""
+    """Returns the bytes of memory available in the container and the machine; 0 if unknown."""
     with suppress(OSError, ValueError):
         return memory_left()[0]
     return 0

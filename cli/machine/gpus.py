@@ -1,6 +1,6 @@
-"""Which GPUs this machine has and which worker gets which, without importing torch.
+"""Finds this machine's GPUs and assigns them to workers, without importing torch.
 
-CUDA fixes what a process sees at its first call, so the supervisor decides and sets
+CUDA fixes a process's visible GPUs at the first CUDA call. Therefore the supervisor sets
 CUDA_VISIBLE_DEVICES before a worker starts.
 """
 
@@ -16,11 +16,11 @@ DEVICES = Path("/dev")
 
 
 class GpuError(UsageError):
-    """More GPUs are asked for than there are, or they cannot be divided as asked."""
+    """The requested GPUs do not exist, or cannot be divided as requested."""
 
 
 def visible_gpus() -> list[str]:
-    """Ids, as CUDA_VISIBLE_DEVICES takes them, of the GPUs that this process may use."""
+    """Returns the ids of the GPUs that this process may use, in CUDA_VISIBLE_DEVICES' form."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         ids = [part.strip() for part in chosen.split(",")]
@@ -33,7 +33,10 @@ def visible_gpus() -> list[str]:
 
 
 def chosen_gpus(text: str) -> list[str]:
-    """The visible GPUs that `text` names: "all", or ids as in "0,2". GpuError: one is missing."""
+    """Returns the visible GPUs named by `text`: "all", or ids such as "0,2".
+
+    GpuError if a GPU is missing or named twice.
+    """
     visible = visible_gpus()
     if text.strip() == "all":
         return visible
@@ -50,16 +53,18 @@ def chosen_gpus(text: str) -> list[str]:
 
 
 def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
-    """Environment that shows a process just these GPUs."""
+    """Returns the environment that makes only these GPUs visible to a process."""
     pinned = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        # NVML numbers GPUs by their place on the bus; CUDA's default order is by speed.
+        # NVML numbers GPUs in bus order; CUDA's default order is by speed.
         pinned["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return pinned
 
 
 def memory_bytes(gpus: Sequence[str]) -> int | None:
-    """Memory of the smallest of these GPUs, in bytes; None where NVML cannot tell."""
+    """Returns the memory of the smallest of these GPUs, in bytes; None if NVML does not report
+    it.
+    """
     with nvml() as library:
         if library is None:
             return None
@@ -78,7 +83,7 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
 
 
 def vllm_runs_on_cpu() -> bool:
-    """True if the installed vLLM is a CPU build, which uses no GPUs."""
+    """Returns True if the installed vLLM is a CPU build, which uses no GPUs."""
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -91,7 +96,7 @@ def vllm_runs_on_cpu() -> bool:
 
 
 def vllm_needs_cuda() -> bool:
-    """True if the installed vLLM is built for CUDA: no local version, or one such as +cu130."""
+    """Returns True if the installed vLLM is a CUDA build: without local version, or with +cu130."""
     try:
         local = importlib.metadata.version("vllm").partition("+")[2]
     except importlib.metadata.PackageNotFoundError:
@@ -100,7 +105,10 @@ def vllm_needs_cuda() -> bool:
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:
-    """GPUs of each worker: worker i gets [i*group_size, (i+1)*group_size). GpuError: too few."""
+    """Returns each worker's GPUs: worker i gets [i*group_size, (i+1)*group_size).
+
+    GpuError if there are too few.
+    """
     needed = workers * group_size
     if needed > len(gpus):
         raise GpuError(
@@ -112,7 +120,9 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
 
 
 def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
-    """All GPUs in groups of `group_size` neighbours. GpuError: some would be left over."""
+    """Divides all GPUs into groups of `group_size` neighbours. GpuError if some would be left
+    over.
+    """
     if len(gpus) < group_size or len(gpus) % group_size:
         usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
         instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"
@@ -124,8 +134,9 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """Divides the GPUs into as many groups of `group_size` neighbours as possible. GpuError: none
-    fits.
+    """Divides the GPUs into as many groups of `group_size` neighbours as possible, up to `at_most`.
+
+    GpuError if there are too few for one group.
     """
     count = len(gpus) // group_size
     if not count:

@@ -1,4 +1,4 @@
-"""Whether a model's weights fit on a worker's GPUs, told before an engine spends minutes on it."""
+"""Checks whether a model's weights fit in memory, before an engine spends minutes on loading."""
 
 import os
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from poc_core.machine_figures import is_short_of_memory
 
 GB = 1e9
 GIB = 2**30
-# An engine's process with its libraries, before it has loaded anything.
+# An engine process with its libraries, without a model.
 PROCESS_GIB = 1.0
-# With these arguments vLLM does not load the weights as they are stored.
+# With these arguments the loaded weights differ in size from the stored weights.
 CHANGES_SIZE = ("--load-format", "--quantization", "-q", "--cpu-offload-gb", "--hf-overrides")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -26,9 +26,9 @@ def check_fits(
     vllm_args: Sequence[str],
     share: float = 1.0,
 ) -> None:
-    """UsageError: the weights alone exceed a worker's GPUs. What cannot be told passes.
+    """Raises UsageError if the weights alone exceed a worker's GPUs. Unknown sizes pass.
 
-    `share`: of the weights, which the group holds; other hosts' GPUs hold the others.
+    `share`: the part of the weights on this host's group; other hosts hold the rest.
     """
     if any(word.split("=", 1)[0] in CHANGES_SIZE for word in vllm_args):
         return
@@ -46,10 +46,10 @@ def check_fits(
 def short_of_memory(
     model: str, dtype: str, n_workers: int, n_ranks: int, kv_gib: str | None
 ) -> str | None:
-    """A sentence where workers want more of this machine's memory than is left; else None.
+    """Returns a warning if workers need more memory than this machine has left; otherwise None.
 
-    `n_ranks`: processes of each worker. `kv_gib`: GiB of each for chat's KV cache on a CPU; None:
-    on GPUs, which hold weights and cache.
+    `n_ranks`: processes of each worker. `kv_gib`: GiB per process for chat's KV cache on a CPU;
+    None on GPUs, which hold weights and cache.
     """
     needs = n_workers * n_ranks * PROCESS_GIB * GIB
     if kv_gib is not None:
@@ -67,7 +67,7 @@ def short_of_memory(
 
 
 def weights_bytes(directory: Path, dtype: str) -> int:
-    """Bytes of a model's loaded weights; 0: not a directory, or not one of a model."""
+    """Returns the bytes of a model's loaded weights; 0 if `directory` contains no model."""
     try:
         names = os.listdir(directory)
         stored, index = chosen(names)

@@ -1,4 +1,4 @@
-"""Places workers on this machine: environments that name each one's GPUs, or cores and memory."""
+"""Assigns GPUs, or cores and memory, to the workers of this machine, by environment variables."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,9 @@ def wants_gpus(options: EngineOptions) -> bool:
 
 
 def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
-    """GPUs of each of `workers` workers; empty: none are pinned. GpuError: there are too few."""
+    """Returns each worker's GPUs; empty if workers are not pinned. GpuError if there are too
+    few.
+    """
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
 
@@ -31,11 +33,10 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
 def environments_of_most(
     options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
 ) -> list[dict[str, str]]:
-    """Environments of as many workers as the GPUs allow, at most `at_most`.
+    """Returns the environments of as many workers as the GPUs allow, at most `at_most`.
 
-    `without_gpus`: the number of workers where the engine uses no GPUs.
-
-    UsageError: as `environments`, or too few GPUs.
+    `without_gpus`: the number of workers if the engine uses no GPUs. UsageError: see
+    `environments`; also for too few GPUs.
     """
     groups = (
         groups_of_most(gpus, options.n_devices_here, at_most)
@@ -48,9 +49,9 @@ def environments_of_most(
 def environments(
     options: EngineOptions, groups: Sequence[Sequence[str]], workers: int
 ) -> list[dict[str, str]]:
-    """Each worker's environment beside this process's own: its GPUs, or its cores and memory.
+    """Returns each worker's additional environment: its GPUs, or its cores and memory.
 
-    UsageError: the weights exceed one worker's GPUs, or vLLM needs GPUs and there are none.
+    UsageError if the weights exceed a worker's GPUs, or vLLM needs GPUs and there are none.
     """
     if groups:
         share = options.n_devices_here / options.n_devices
@@ -72,7 +73,7 @@ def environments(
 
 
 def short_of_memory(options: EngineOptions, places: Sequence[Mapping[str, str]]) -> str | None:
-    """A sentence where this machine's memory is short for these workers; None: it will do."""
+    """Returns a warning if this machine's memory is too small for these workers, otherwise None."""
     if options.engine == "synthetic":
         return None
     on_cpu = options.engine == "vllm" and vllm_runs_on_cpu()

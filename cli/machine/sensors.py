@@ -1,6 +1,6 @@
-"""Sensor readings of this machine: GPUs by NVML, CPU, memory and the room for models.
+"""Sensor readings of this machine: GPUs (by NVML), CPU, memory and free disk space for models.
 
-A missing sensor has no value, never a zero.
+A missing sensor has no value, and never the value 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Sensor = Callable[[Any, Any], float]  # (NVML, a device's handle) -> value
 
 def _memory_temperature(library: Any, handle: Any) -> float:
     (field,) = library.nvmlDeviceGetFieldValues(handle, [library.NVML_FI_DEV_MEMORY_TEMP])
-    if field.nvmlReturn != library.NVML_SUCCESS or not field.value.uiVal:  # some say 0 for "none"
+    if (
+        field.nvmlReturn != library.NVML_SUCCESS or not field.value.uiVal
+    ):  # some devices report 0 without a sensor
         raise library.NVMLError(library.NVML_ERROR_NOT_SUPPORTED)
     return float(field.value.uiVal)
 
@@ -34,7 +36,7 @@ def _double_bit_errors(library: Any, handle: Any) -> float:
     return float(library.nvmlDeviceGetTotalEccErrors(handle, kind, since))
 
 
-# NVML tells milliwatts and megahertz.
+# NVML reports milliwatts and megahertz.
 _GPU: dict[str, Sensor] = {
     "temp_core_celsius": lambda nv, gpu: nv.nvmlDeviceGetTemperature(gpu, nv.NVML_TEMPERATURE_GPU),
     "temp_hbm_celsius": _memory_temperature,
@@ -51,17 +53,17 @@ _GPU: dict[str, Sensor] = {
 
 
 class _Device(NamedTuple):
-    """A GPU as first seen: one that falls off the bus keeps its place and its name."""
+    """A GPU's identity at the start, kept also when the GPU falls off the bus."""
 
-    handle: Any  # None: lost from the start
+    handle: Any  # None if the GPU was unavailable at the start
     uuid: str
     model: str
 
 
 class Sensors:
-    """Context manager that holds NVML, for one thread; without a driver there are no GPUs.
+    """A context manager that keeps NVML open, for one thread. Without a driver there are no GPUs.
 
-    Stays open, since NVML reports events only to who has asked for them before.
+    NVML stays open because it reports events only to processes that registered before.
     """
 
     def __init__(self, host: str, clock: Callable[[], float] = time.time) -> None:
@@ -85,11 +87,13 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Counts the driver's faults (XID) within that time; False, at once: no events here."""
+        """Counts the driver's errors (XID) for `seconds`. Returns False, at once, if events are not
+        available.
+        """
         if self._events is None:
             return False
         nv = self._library
-        # By handle: a lost device does not tell its UUID any more.
+        # By handle, because a lost device no longer reports its UUID.
         uuids = {
             bytes(device.handle): device.uuid
             for device in self._devices
@@ -106,7 +110,7 @@ class Sensors:
         return True
 
     def read(self) -> MachineFigures:
-        """The readings of this moment. Raises nothing."""
+        """Returns the current readings. Raises nothing."""
         gpus = tuple(self._read_gpu(device) for device in self._devices)
         return MachineFigures(
             host=self._host,
@@ -123,7 +127,7 @@ class Sensors:
             for device in self._devices:
                 if device.handle is None:
                     continue
-                # the other devices have events all the same
+                # A device without events must not affect the others.
                 with contextlib.suppress(nv.NVMLError):
                     kind = nv.nvmlEventTypeXidCriticalError
                     nv.nvmlDeviceRegisterEvents(device.handle, kind, events)
@@ -151,7 +155,7 @@ def cpu_times() -> CpuTimes | None:
     """Returns the cores' times since boot; None if this machine does not report them."""
     try:
         times = psutil.cpu_times()
-        whole = sum(times) - times.guest - times.guest_nice  # user and nice include these
+        whole = sum(times) - times.guest - times.guest_nice  # user and nice include guest times
         idle = times.idle + times.iowait
     except (OSError, AttributeError):
         return None
@@ -159,7 +163,7 @@ def cpu_times() -> CpuTimes | None:
 
 
 def machine_sensors() -> dict[str, float]:
-    """Readings of memory and disk. Raises nothing."""
+    """Returns readings of memory and disk. Raises nothing."""
     sensors: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError):
         memory = container_memory()

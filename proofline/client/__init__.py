@@ -1,6 +1,6 @@
-"""A client of a running node (docs/client.md): `Client`, `AsyncClient`, their bodies and answers.
+"""A client for a running node (docs/client.md): `Client`, `AsyncClient`, bodies and answers.
 
-Bodies and answers are the API's own models. Importing this brings neither torch nor FastAPI.
+Bodies and answers are the API's models. Importing the client imports neither torch nor FastAPI.
 """
 
 from poc_core.answers import (

@@ -1,6 +1,6 @@
-"""The API's bodies, with a place among others that a trial need not give.
+"""The API's bodies, with defaults for the node's place among other nodes.
 
-The API itself wants that place told: a node that forgets to would compute another's nonces.
+The API requires this place, because a node with a wrong place would compute another node's nonces.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Body = BaseModel | Mapping[str, Any]
 
 
 class Place(BaseModel):
-    """The block's height, and which of how many nodes this one is: the first of one."""
+    """The block height and the node's place. By default the node is the only one."""
 
     block_height: Count = 0
     node_id: Count = 0
@@ -24,22 +24,24 @@ class Place(BaseModel):
 
 
 class GenerateBody(Place, artifact.GenerateBody):
-    """Artifacts of given nonces: `params` is ArtifactParams, `nonces` a list of integers."""
+    """The body for artifacts: `params` is ArtifactParams, `nonces` a list of integers."""
 
 
 class ArtifactRoundBody(Place, artifact.ArtifactRoundBody):
-    """A round of artifacts: `params` is ArtifactParams, `url` gets them at {url}/generated."""
+    """The body for a round of artifacts, which are sent to {url}/generated. `params` is
+    ArtifactParams.
+    """
 
 
 class DecodeBody(Place, decode.DecodeBody):
-    """Chains of given nonces: `params` is DecodeParams, `nonces` a list of integers."""
+    """The body for chains: `params` is DecodeParams, `nonces` a list of integers."""
 
 
 def as_json(body: Body | None) -> Any:
-    """The fields given of a model: the API has its own defaults for the rest."""
+    """Returns a body's JSON with only the fields that were set. The API has its own defaults."""
     return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
 
 
 def placed(body: Body) -> dict[str, Any]:
-    """The JSON of a body that starts a job or a round, with the place that it leaves out."""
+    """Returns the JSON of a job's or round's body, with default values for a missing place."""
     return {**Place().model_dump(), **as_json(body)}

@@ -1,6 +1,6 @@
-"""The calls of protocol.md, section 5, as data: the request, and the type of its answer.
+"""The calls of protocol.md, section 5, as data: each has a request and the type of its answer.
 
-Both clients send these; `Client.call` sends a call that has no method.
+Both clients send these calls. `Client.call` sends calls for which the client has no method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,18 @@ from proofline.client.bodies import Body, as_json, placed
 NODE = "/api/v1"
 PREFIX = f"{NODE}/pow"
 TIMEOUT_S = 60.0  # a request of 100,000 nonces with artifacts takes seconds to check
-STOP_TIMEOUT_S = 90.0  # of a stop, which waits a minute for engines to end
+STOP_TIMEOUT_S = 90.0  # timeout of `undeploy`, which waits up to a minute for engines to end
 
 T = TypeVar("T")
-Document = dict[str, Any]  # an answer's JSON as it is
+Document = dict[str, Any]  # an answer's plain JSON
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One request; `answer`: the type that its JSON is read as, a model or Document.
+    """A request. `answer`: the type of the answer, a model or Document.
 
-    `is_repeatable`: doing it twice equals doing it once, so it may be sent again after an unclear
-    end.
+    `is_repeatable`: True if the request is idempotent, so it may be repeated after an unknown
+    result.
     """
 
     method: str
@@ -55,7 +55,7 @@ def submit(body: Body) -> Call[Queued]:
 def validation(
     body: Body, artifacts: Sequence[Mapping[str, Any]], stat_test: Body | None
 ) -> Document:
-    """The body that has `artifacts` judged, from the body that would have them computed."""
+    """Returns the body that validates `artifacts`. `body`: the body that would compute them."""
     judged = {
         **as_json(body),
         "validation": {"artifacts": [dict(artifact) for artifact in artifacts]},

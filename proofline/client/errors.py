@@ -1,4 +1,4 @@
-"""The client's errors, and a refusal's reason as one line."""
+"""The client's errors, and the text of a refusal."""
 
 import json
 from typing import Any
@@ -7,11 +7,11 @@ from poc_core.errors import ProoflineError
 
 
 class UrlError(ProoflineError):
-    """A node's url that cannot be read."""
+    """The url of a node is invalid."""
 
 
 class ApiError(ProoflineError):
-    """The API refused a request or could not be reached; the text is the API's reason."""
+    """The API refused a request, or could not be reached. The text gives the reason."""
 
     def __init__(
         self,
@@ -21,14 +21,14 @@ class ApiError(ProoflineError):
         was_sent: bool = True,
     ) -> None:
         super().__init__(message)
-        self.status = status  # of the answer; None without one
-        # when the API wants to be asked again; None: it does not say
+        self.status = status  # the answer's HTTP status; None without an answer
+        # Seconds until a retry, as requested by the API; None without such a request.
         self.retry_after_s = retry_after_s
-        self.was_sent = was_sent  # False: nobody was there to get the request
+        self.was_sent = was_sent  # False if there was no connection to send the request
 
     @property
     def is_temporary(self) -> bool:
-        """True if the same request may be answered a moment later, as over a restart of the API."""
+        """True if the same request may succeed later, for example after a restart of the API."""
         return self.status is None or self.status >= 500
 
 
@@ -37,7 +37,7 @@ class JobFailedError(ProoflineError):
 
 
 def describe_detail(detail: Any) -> str:
-    """A `detail` as one line: FastAPI's or ours, a text, a list of field errors, or an object."""
+    """Returns an answer's `detail` as one line: a text, a list of field errors, or an object."""
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):

@@ -1,4 +1,4 @@
-"""Shared by both clients: urls, answers, and polling a job."""
+"""Functions that both clients share: urls, answers, and polling of jobs."""
 
 import os
 from typing import Any, TypeVar
@@ -16,14 +16,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 30.0
 FIRST_POLL_S = 0.1
 MAX_POLL_S = 0.5
-# how long the API may be away while we wait or watch: enough for its restart
+# Seconds for which the API may be unavailable during polling: enough for a restart.
 POLL_PATIENCE_S = 60.0
-# Errors before anything was sent.
+# Errors that occur before anything is sent.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 def base_url(url: str | None) -> str:
-    """http://host:port of a node. UrlError: the url cannot be read."""
+    """Returns http://host:port of a node. UrlError if the url is invalid."""
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
     whole = url if "://" in url else f"http://{url}"
     base = whole.rstrip("/").removesuffix(PREFIX)
@@ -50,7 +50,7 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """The answer as the call reads it. ApiError: a refusal, or another server's answer."""
+    """Parses the answer to a call. ApiError for a refusal, or for the answer of another server."""
     try:
         document = answer.json()
     except ValueError:
@@ -78,18 +78,18 @@ def read_as(model: type[T], document: dict[str, Any]) -> T:
 
 
 def result_in(document: dict[str, Any], request_id: str) -> bool:
-    """True if a job has its result. JobFailedError: it never will."""
+    """Returns True if a job has its result. JobFailedError if the job failed or was cancelled."""
     status = document.get("status")
     if status in ("failed", "cancelled"):
         why = f": {document['error']}" if document.get("error") else ""
         raise JobFailedError(
             f"Job {request_id} {status if status == 'failed' else 'was cancelled'}{why}"
         )
-    return status in ("completed", "OK")  # the latter of distances
+    return status in ("completed", "OK")  # "OK": jobs of distances
 
 
 def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
-    """(nonces done, nonces in all), once known."""
+    """Returns (nonces done, all nonces), or None if unknown."""
     return (
         (int(document.get("n_done", 0)), int(document["n_total"]))
         if document.get("n_total")
@@ -98,7 +98,7 @@ def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def n_nonces_of(result: dict[str, Any]) -> int | None:
-    """Nonces of a job that has ended, from its result; None: the result does not tell."""
+    """Returns the number of a finished job's nonces from its result; None if unknown."""
     if "n_total" in result:
         return int(result["n_total"])
     artifacts, excluded = result.get("artifacts"), result.get("excluded_nonces") or []

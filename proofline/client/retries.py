@@ -1,4 +1,4 @@
-"""When a request is sent again, and after how long."""
+"""Decides whether and when a request is retried."""
 
 import random
 import time
@@ -10,23 +10,23 @@ from proofline.client.errors import ApiError
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 8.0
 ASKED_TO_WAIT = (429, 503)  # with Retry-After: refused before anything was done
-PERHAPS_AWAY = (502, 503, 504)  # of a proxy whose node restarts
-# Larger exponents change nothing, and would end in an OverflowError.
+PERHAPS_AWAY = (502, 503, 504)  # from a proxy while the node restarts
+# Larger exponents have no effect, and would cause an OverflowError.
 _MOST_DOUBLINGS = 10
 
 
 class Patience:
-    """How long one call may be tried again: `patience_s` from now, minding Retry-After."""
+    """The retries of one call, which end `patience_s` seconds from now."""
 
     def __init__(self, patience_s: float) -> None:
         self._ends_at = time.monotonic() + patience_s
         self._tries = 0
 
     def pause_s(self, error: ApiError, is_repeatable: bool, waits_for_start: bool) -> float:
-        """Seconds until the next try; `error` itself where there is none.
+        """Returns the seconds until the next try, or raises `error` if there is none.
 
-        `waits_for_start`: whether an address where nobody listens is tried again, as a restarting
-        node's, or taken for a wrong one.
+        `waits_for_start`: True to retry if nobody listens at the address, as when a node restarts;
+        False if the address may be wrong.
         """
         pause_s = _pause_s(error, is_repeatable, waits_for_start, self._tries)
         if pause_s is None or time.monotonic() + pause_s > self._ends_at:
@@ -44,7 +44,7 @@ def _pause_s(
         again = waits_for_start
     else:
         again = is_repeatable and (error.status is None or error.status in PERHAPS_AWAY)
-    # At random, so that many clients of one node do not come back together.
+    # Random, so that the clients of a node do not all retry at the same time.
     return (
         random.uniform(0.5, 1) * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, _MOST_DOUBLINGS))
         if again
@@ -53,7 +53,10 @@ def _pause_s(
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Seconds, from a number or an HTTP date (RFC 9110, 10.2.3); None for anything else."""
+    """Parses Retry-After into seconds (a number or an HTTP date, RFC 9110, 10.2.3).
+
+    Returns None for other texts.
+    """
     if header is None:
         return None
     if header.strip().isdecimal():

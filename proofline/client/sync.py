@@ -17,19 +17,19 @@ from proofline.client.errors import ApiError
 from proofline.client.retries import Patience
 
 T = TypeVar("T")
-OnProgress = Callable[[int, int], None]  # (nonces done, nonces in all)
+OnProgress = Callable[[int, int], None]  # (nonces done, all nonces)
 
 
 class Client:
-    """A node's API; one client may be used by several threads.
+    """A client of a node's API, which several threads may share.
 
-    A call that the API asks to repeat (429 and 503 with Retry-After), or that can be repeated
-    without harm, is tried again for `patience_s` seconds; `on_wait` gets the error and the seconds
-    to wait. A node that has never answered is not waited for: see `wait_ready`.
+    A call is retried for `patience_s` seconds if the API requests it (429 and 503 with Retry-After)
+    or if repeating the call is safe. `on_wait` gets the error and the seconds to wait. A node that
+    has never answered is not waited for: see `wait_ready`.
 
-    `url`: http://host:port, or host:port alone; None takes PROOFLINE_URL of the environment, else
-    port 8000 of this machine; UrlError: it cannot be read. `api_key`: None takes POC_API_KEY.
-    `transport` stands in for the network in tests. All methods raise ApiError.
+    `url`: http://host:port or host:port; None: PROOFLINE_URL from the environment, or port 8000 of
+    this machine. UrlError if the url is invalid. `api_key`: None: POC_API_KEY from the environment.
+    `transport`: replaces the network in tests. All methods raise ApiError.
     """
 
     def __init__(
@@ -61,27 +61,28 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; `with` does so at its end."""
+        """Closes the connections, as the end of a `with` block does."""
         self._http.close()
 
     def submit(self, body: Body) -> str:
-        """Queues a job; returns its request_id, which `wait` and `cancel` take.
+        """Queues a job, and returns its request_id for `wait` and `cancel`.
 
-        `body`: GenerateBody, DecodeBody or a dict of the same words; block_height, node_id and
-        node_count may be left out for a node alone. ApiError: the body is wrong (422), the model
-        cannot compute it (409), or the queue is full (429). Never sent twice, unless the API asks.
+        `body`: GenerateBody, DecodeBody or a dict with the same fields. A single node may leave out
+        block_height, node_id and node_count. ApiError if the body is invalid (422), the model
+        cannot compute the job (409), or the queue is full (429). Never sent twice, unless the API
+        requests a retry.
         """
         answer = self.call(calls.submit(body))
         return answer.request_id
 
     def wait(self, request_id: str, answer: type[T], on_progress: OnProgress | None = None) -> T:
-        """Waits for a job's end and returns its result.
+        """Waits for the end of a job without time limit, and returns the job's result.
 
-        `request_id`: from `submit`, in whatever process. `answer`: the type that the result is read
-        as, ArtifactResult, ValidationResult, DecodeResult, a model of yours, or Document for the
-        JSON. `on_progress(done, total)`, in nonces: with each look, 0.1 to 0.5 s apart, and last
-        with done = total. JobFailedError: the job failed or was cancelled. ApiError: nobody knows
-        the job (404), or the API is away for over a minute. Waits as long as the job lasts.
+        `request_id`: from `submit`, in any process. `answer`: the type of the result:
+        ArtifactResult, ValidationResult, DecodeResult, your own model, or Document for the JSON.
+        `on_progress(done, total)`: called with nonces at each poll, every 0.1 to 0.5 s, and finally
+        with done = total. JobFailedError if the job failed or was cancelled. ApiError if the API
+        does not know the job (404), or is unavailable for over a minute.
         """
         pause_s = exchange.FIRST_POLL_S
         progress: tuple[int, int] | None = None
@@ -101,15 +102,15 @@ class Client:
             pause_s = exchange.next_poll_s(pause_s)
 
     def run(self, body: Body, answer: type[T], on_progress: OnProgress | None = None) -> T:
-        """Queues a job of any scheme and waits for its result: `submit`, then `wait`."""
+        """Queues a job of any scheme and waits for its result (`submit` and `wait`)."""
         return self.wait(self.submit(body), answer, on_progress)
 
     def generate(self, body: Body, on_progress: OnProgress | None = None) -> ArtifactResult:
-        """Has the node compute the artifacts of `body.nonces`, and waits for them.
+        """Computes the artifacts of `body.nonces` on the node, and waits for them.
 
-        `on_progress` and errors: as of `wait` and `submit`. The result's `artifacts` are dicts of
-        `nonce` and `vector_b64`, k_dim float16 numbers each; nonces whose state was not finite are
-        in `excluded_nonces` instead.
+        `on_progress` and errors: see `wait` and `submit`. The result's `artifacts` are dicts with
+        `nonce` and `vector_b64` (k_dim float16 numbers). Nonces whose state was not finite are in
+        `excluded_nonces` instead.
         """
         return self.run(body, ArtifactResult, on_progress)
 
@@ -120,44 +121,48 @@ class Client:
         stat_test: Body | None = None,
         on_progress: OnProgress | None = None,
     ) -> ValidationResult:
-        """Has the node judge artifacts, and waits for the verdict.
+        """Validates artifacts on the node, and waits for the verdict.
 
-        `body`: as it would ask for them; `artifacts`: one for each of its nonces, as `generate`
-        returns them. `stat_test`: when they are a fraud; None: the API's own terms. `on_progress`
-        and errors: as of `wait` and `submit`. A fraud is no error: see `fraud_detected`.
+        `body`: the body that would compute the artifacts. `artifacts`: one for each nonce, in the
+        form that `generate` returns. `stat_test`: the criteria for fraud; None for the API's
+        defaults. `on_progress` and errors: see `wait` and `submit`. A fraud is no error: see
+        `fraud_detected`.
         """
         return self.run(calls.validation(body, artifacts, stat_test), ValidationResult, on_progress)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancels a job; False: the job had ended before. ApiError 404: nobody knows it."""
+        """Cancels a job. Returns False if the job had already ended. ApiError 404 if it is
+        unknown.
+        """
         answer = self.call(calls.cancel(request_id))
         return answer.cancelled
 
     def status(self) -> Status:
-        """The current round (rates in nonces a second), nonces that wait, and the workers."""
+        """Returns the current round (rates in nonces per second), queued nonces and the workers."""
         return self.call(calls.node_status())
 
     def start_round(self, body: Body) -> None:
-        """Starts a round, which goes on until `stop`; jobs wait meanwhile.
+        """Starts a round, which runs until `stop`. Jobs wait during the round.
 
-        `body`: ArtifactRoundBody or a dict, as of `submit`. ApiError: a round runs already or the
-        model cannot compute it (409), or the body is wrong (422).
+        `body`: ArtifactRoundBody or a dict, see `submit`. ApiError if a round is already running or
+        the model cannot compute the round (409), or the body is invalid (422).
         """
         self.call(calls.start_round(body))
 
     def stop(self) -> int:
-        """Stops the round within a micro-batch and cancels the jobs that are queued.
+        """Stops the round within a micro-batch, and cancels queued jobs.
 
-        Returns how many jobs. What is computed is still delivered. No round: no error.
+        Returns the number of cancelled jobs. Computed values are still delivered. Without a round
+        this is no error.
         """
         answer = self.call(calls.stop())
         return answer.cancelled_jobs
 
     def wait_ready(self, timeout_s: float) -> list[str]:
-        """Waits for a node that may not even run yet; returns the models that are served.
+        """Waits for a node, which need not be running yet. Returns the served models.
 
-        `timeout_s`: seconds from now. ApiError: after them, or at once where waiting cannot help,
-        such as without a key.
+        ApiError after `timeout_s` seconds, or at once if waiting cannot help, such as without a
+        key.
         """
         ends_at = time.monotonic() + timeout_s
         while True:
@@ -170,35 +175,35 @@ class Client:
             time.sleep(exchange.MAX_POLL_S)
 
     def state(self) -> NodeState:
-        """Whether the node serves a model, and whether a round runs."""
+        """Returns whether the node serves a model, and whether a round is running."""
         return self.call(calls.state())
 
     def versions(self) -> Versions:
-        """Proofline's and vLLM's versions."""
+        """Returns Proofline's and vLLM's versions."""
         return self.call(calls.versions())
 
     def deployment(self) -> UpStatus:
-        """Returns the deployment and each host's progress; `elapsed_seconds` since the request."""
+        """Returns the deployment and each host's progress."""
         return self.call(calls.deployment())
 
     def deploy(self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()) -> None:
-        """Has all hosts serve a model; returns at once. `deployment` tells their progress.
+        """Deploys a model on all hosts, and returns at once. `deployment` returns their progress.
 
-        `model`: a name on the Hugging Face hub, a shipped model's, or a directory on every host;
-        `dtype`: auto, bfloat16, float16 or float32; `additional_args`: words of `vllm serve`.
-        Ends the current round. ApiError: an argument is refused (400, 422).
+        `model`: a name on the Hugging Face hub, a shipped model's name, or a directory on each
+        host. `dtype`: auto, bfloat16, float16 or float32. `additional_args`: arguments of `vllm
+        serve`. Ends the current round. ApiError if an argument is refused (400, 422).
         """
         self.call(calls.deploy(model, dtype, additional_args))
 
     def undeploy(self) -> None:
-        """Ends the round and the engines; returns when the engines are gone, within a minute."""
+        """Ends the round and the engines. Returns when the engines have ended, within a minute."""
         self.call(calls.undeploy())
 
     def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        """Sends any call and reads its answer; the other methods are made of this one.
+        """Sends any call and reads its answer. All other methods use this one.
 
-        `patience_s`: seconds for which it may be tried again; None: the client's own. ApiError: a
-        refusal (`status`), no answer (`status` is None), or an answer of another kind.
+        `patience_s`: seconds for retries; None for the client's default. ApiError if the API
+        refuses (`status`), does not answer (`status` is None), or answers in another form.
         """
         patience = Patience(self._patience_s if patience_s is None else patience_s)
         while True:
