@@ -204,9 +204,10 @@ class Pipeline:
             largest.future.set_exception(error)
             return
         self._waiting.extendleft(reversed(going))
-        spec, n = largest.spec, len(largest.nonces)
-        part = min(largest.part or n, n)
-        self._engine.info = contract_of(spec.scheme).halved(spec, n, part, self._engine.info)
+        spec, order = largest.spec, largest.order
+        self._engine.info = contract_of(spec.scheme).halved(
+            spec, order.n, order.part, self._engine.info
+        )
         logger.warning(
             "the device has too little memory for %d tokens at a time; from now on micro-batches"
             " hold %d: %s",

@@ -67,7 +67,7 @@ def test_distances_are_the_references(engine: Engine, randomization: str) -> Non
 
 def test_artifacts_do_not_depend_on_their_batch(engine: Engine) -> None:
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=33)
-    nonces = [*range(31), 2**63 - 1]
+    nonces = [*range(9), 2**63 - 1]
     together = compute_all(engine, spec, nonces)
     alone = [compute_all(engine, spec, [nonce])[0] for nonce in nonces]
     errors = golden.l2(together, alone, 12)

@@ -653,6 +653,32 @@ def test_a_chain_begins_anew_where_memory_is_short_between_two_steps(ends: Ends)
     assert ends.values == {0: values(CHAIN, range(4))}
 
 
+def test_a_chain_without_memory_halves_its_forwards_and_what_it_keeps(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.info = ChainLimits(kept_tokens=4096, kept_block=32).on(
+        dataclasses.replace(engine.info, max_batch_tokens=3 * 64)
+    )
+    pipeline = pipeline_of(engine, limit_ms=None)
+    engine.events[0] = out_of_memory
+    pipeline.add(ends.of(0, range(7), CHAIN))  # 69 positions, so 96 each
+    fly(pipeline)
+    assert engine.info.max_batch_tokens == 3 * 64 // 2
+    assert ChainLimits.of(engine.info).kept_tokens == 3 * 96
+    assert [len(nonces) for nonces in engine.begun] == [7, 3, 3, 1]
+    assert ends.values == {0: values(CHAIN, range(7))}
+
+
+def test_the_largest_of_those_under_way_is_halved(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2)
+    pipeline = pipeline_of(engine)
+    engine.events[5] = out_of_memory
+    pipeline.add(ends.of(0, range(8)))
+    pipeline.add(ends.of(1, range(2)))
+    fly(pipeline)
+    assert engine.info.max_batch_tokens == 8 * 64 // 2
+    assert ends.values == {0: values(SPEC, range(8)), 1: values(SPEC, range(2))}
+
+
 def test_known_claims_need_no_steps(ends: Ends) -> None:
     engine = FakeEngine()
     claimed = CHAIN.model_copy(update={"options": {"max_tokens": 5, "enforced": {"0": [1] * 6}}})

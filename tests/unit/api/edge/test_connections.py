@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
@@ -522,6 +523,21 @@ def test_one_that_asks_outlives_those_who_ask_more_at_a_time() -> None:
     greedy = [Held(places, loop, f"greedy {number % 4}") for number in range(200)]
     assert asking.is_open
     assert sum(connection.is_open for connection in greedy) == 79
+
+
+async def test_one_that_made_room_has_no_place_again() -> None:
+    """Nor when its transport, which is not gone yet, still calls it."""
+    outer = cast(Any, limited(Limits(80)))
+    config = uvicorn.Config(cast(Any, app), log_config=None)
+    config.load()
+    connection = outer.inner(config=config, server_state=ServerState(), app_state={})
+    connection.connection_made(Mock(get_extra_info=Mock(return_value=None)))
+    assert connection.place is connection.places.fresh
+    connection.make_room()
+    connection.pause_writing()
+    assert connection.place is None
+    assert len(connection.places.fresh) == 0
+    connection.connection_lost(None)
 
 
 def test_one_connection_serves_many_requests(connect: Connect) -> None:
