@@ -14,7 +14,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
@@ -595,22 +595,25 @@ async def openai_app(llm: Any, args: Any) -> Any:
     return app
 
 
-def check_bodies(app: Any, check: Callable[[Any], Iterator[None]]) -> None:
-    """Each body that an application's route has read is looked through before the route's function
-    has it, with stops in which other work of the event loop goes on. What `check` raises is the
-    route's."""
+# A route's path, its request, and what its function gets: None, or an error.
+Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
+
+
+def check_bodies(app: Any, check: Check) -> None:
+    """Each body that an application's route has read is checked before the route's function has it.
+    What `check` raises is the route's."""
     for route in app.routes:
         dependant = getattr(route, "dependant", None)
         if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):
-            dependant.call = _after_check(dependant.call, check)
+            dependant.call = _after_check(route.path, dependant, check)
 
 
-def _after_check(call: Callable[..., Any], check: Callable[[Any], Iterator[None]]) -> Any:
+def _after_check(path: str, dependant: Any, check: Check) -> Any:
+    call = dependant.call
+
     @functools.wraps(call)
     async def checked(**values: Any) -> Any:
-        for value in values.values():
-            for _ in check(value):
-                await asyncio.sleep(0)
+        await check(path, values.get(dependant.request_param_name), values.values())
         return await call(**values)
 
     return checked

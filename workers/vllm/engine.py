@@ -68,7 +68,7 @@ class VllmEngine(Engine):
         self._validation = options.validation
         self._ids_for_all = options.logprob_tokens == "ids"
         self._closed = False
-        self._fair: Any = None  # FairChat, while chat is served
+        self._chat: Any = None  # ChatPipeline, once chat was served
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
         self._stepping: set[int] = set()  # micro-batches that go on step by step
@@ -310,7 +310,7 @@ class VllmEngine(Engine):
         self._args.host, self._args.port = host, port
         with garbage_may_wait():
             self.chat_paths = self._await(
-                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all, self._fair),
+                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all, self._chat),
                 None,
             )
         return port
@@ -318,15 +318,16 @@ class VllmEngine(Engine):
     def _score_known_tokens(self) -> Validations:
         """Known tokens of chat, as one node of the network checks another's, are answered from now
         on: told is how."""
-        from workers.vllm.chat.known_tokens import KnownTokens
+        from workers.vllm.chat.pipeline import ChatPipeline
         from workers.vllm.chat.trial import choose_way
-        from workers.vllm.fair.fair_chat import FairChat
 
         lacks = self._rpc("proof_hook_chat", (), self.rpc_timeout_s)
-        known = KnownTokens(self._llm, next(filter(None, lacks), ""))
+        self._chat = ChatPipeline(self._llm, next(filter(None, lacks), ""))
+        self._chat.install()
+        known = self._chat.known
         self._await(choose_way(known, self._llm, self._validation), _WARM_UP_TIMEOUT_S)
-        self._fair = FairChat(self._llm)
-        return known.validations
+        validations: Validations = known.validations
+        return validations
 
     def begin_work(self) -> None:
         if self._hosts is not None:
@@ -344,8 +345,8 @@ class VllmEngine(Engine):
         if self._hosts is not None:
             self._hosts.close()
         llm = self.__dict__.pop("_llm", None)
-        if self._fair is not None:
-            self._await(self._fair.close(), _SHUTDOWN_TIMEOUT_S)
+        if self._chat is not None:
+            self._await(self._chat.fair.close(), _SHUTDOWN_TIMEOUT_S)
         if llm is not None:
             self._await(shut_down(llm), _SHUTDOWN_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -135,6 +135,24 @@ def test_a_clients_own_words_to_the_engine_have_no_effect(server: Server) -> Non
     assert server.post(forged, COMPLETIONS).json()["choices"][0]["text"] == plain
 
 
+@pytest.mark.parametrize("name", ["enforced_tokens", "enforced_tok\\u0065ns"])
+def test_a_body_is_parsed_once(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """However JSON writes its names."""
+    body = json.dumps({"model": server.model, **known(BASE, [7])}).replace("enforced_tokens", name)
+    parsed: list[Any] = []
+    loads = json.loads
+
+    def noted(text: Any, **options: Any) -> Any:
+        parsed.extend([text] if text in (body, body.encode()) else [])
+        return loads(text, **options)
+
+    monkeypatch.setattr(json, "loads", noted)
+    headers = {"Content-Type": "application/json"}
+    answer = server.http.post(CHAT, content=body, headers=headers)
+    assert ids_of(answer.json()) == [7]
+    assert parsed == [body.encode()]
+
+
 def test_a_text_token_counts_as_its_first_one(server: Server) -> None:
     words = {"tokens": [{"token": "token_id:40"}, {"token": "the sea"}]}
     tokenized = server.http.post(

@@ -1,14 +1,14 @@
-"""How answers of known tokens are made: what replaces `generate` of the one AsyncLLM of an engine.
+"""How answers of known tokens are made, in place of vLLM's `generate`.
 
 vLLM's server has rendered the prompt and made the parameters, and formats what is yielded: chat,
-completions, streams, tools, reasoning. Requests with nothing of ours go through as they came.
+completions, streams, tools, reasoning.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from importlib.metadata import entry_points
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 from workers.engines.validations import Validations, Way
 from workers.vllm.chat import compat
 from workers.vllm.chat.compat import Answer, Rows
-from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, SALT, TOLD
+from workers.vllm.chat.errors import BadRequest, CannotForce
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE
+from workers.vllm.chat.limits import Limits
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
 
 # Of `generate`'s arguments, what a request for rows has too.
@@ -26,16 +27,15 @@ _PROCESSORS = "vllm.logits_processors"
 
 
 class KnownTokens:
-    """Installed by making it, on the loop that runs the engine."""
+    """For the loop that runs the engine; made while `generate` is vLLM's own."""
 
-    def __init__(self, llm: Any, no_hooks: str) -> None:
+    def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
         """`no_hooks`: why the ranks have no hooks; empty: they have."""
         self.validations = Validations()
         self._llm = llm
         config = llm.vllm_config
         self._mode: str = config.model_config.logprobs_mode
-        self._n_ids: int = config.model_config.get_vocab_size()
-        self._limits = compat.limits()
+        self._limits = limits
         self._no_steps = no_hooks
         self._no_pass = no_hooks
         if config.speculative_config is not None and not no_hooks:
@@ -50,9 +50,6 @@ class KnownTokens:
             config.model_config.logits_processors or entry_points(group=_PROCESSORS)
         )
         self._generate = llm.generate
-        self._begin_answer = llm.output_processor.add_request
-        llm.generate = self.generate
-        llm.output_processor.add_request = self.begin_answer
 
     def settle(self, way: Way, no_steps: str = "") -> None:
         """How known tokens are scored from now on. `no_steps`: why steps cannot be taken, beside
@@ -68,28 +65,11 @@ class KnownTokens:
     def why_no_steps(self) -> str:
         return self._no_steps or self._no_mode
 
-    def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        """Every request to the engine core comes by here, whatever path it came by."""
-        self._limits.refuse(request)
-        self._limits.refuse(request.sampling_params)
-        self._refuse_unfit(request.sampling_params)
-        self._begin_answer(request, *told, **named)
-        compat.shape_logprobs(self._llm.output_processor, request)
-
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
         """vLLM's outputs for one request. CannotForce, BadRequest: at once, where it is known; else
         at the first output."""
-        if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
-            prompt = {**prompt, "cache_salt": SALT.get()}
-        told = TOLD.get()
-        if told is not None:
-            sampling_params.extra_args = told.extra_args(sampling_params)
-            if told.no_grammar:
-                sampling_params.structured_outputs = None
-        self._limits.refuse(sampling_params)
-        self._refuse_foreign(prompt, sampling_params)
         extra = getattr(sampling_params, "extra_args", None)
         if extra and KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
@@ -130,20 +110,6 @@ class KnownTokens:
             raise BadRequest(
                 f"The known tokens and a prompt of {n} do not fit this node's context of {most}."
             )
-
-    def _refuse_foreign(self, prompt: Any, params: Any) -> None:
-        """Ids that a client names and the model does not have: releases check some of them."""
-        if isinstance(prompt, dict) and prompt.get("type") == "token":
-            refuse_foreign("prompt", _ends(prompt["prompt_token_ids"]), self._n_ids)
-        for param in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
-            refuse_foreign(param, getattr(params, param, None) or (), self._n_ids)
-
-    def _refuse_unfit(self, params: Any) -> None:
-        """Refuses requests that are unfit once vLLM has completed the parameters."""
-        self._limits.refuse_tokens(params)
-        # Tokenizers may have more ids than the model.
-        for word in getattr(params, "bad_words_token_ids", None) or ():
-            refuse_foreign("bad_words", word, self._n_ids)
 
     def _way(self, params: Any) -> Way:
         """Steps for what one pass cannot say."""
@@ -189,7 +155,7 @@ class KnownTokens:
             lora_request=named.get("lora_request"),
         )
         llm.input_processor.assign_request_id(request)
-        self._refuse_unfit(request.sampling_params)
+        self._limits.refuse_tokens(request.sampling_params)
         return request
 
     async def _by_pass(
@@ -249,7 +215,3 @@ class KnownTokens:
     def _mode_of(self, params: Any) -> str:
         mode: str = params.extra_args.get(LOGPROBS_MODE) or self._mode
         return mode
-
-
-def _ends(ids: Sequence[int]) -> tuple[int, ...]:
-    return (min(ids), max(ids)) if ids else ()

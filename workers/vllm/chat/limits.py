@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from workers.vllm.chat.errors import BadRequest
+from workers.vllm.chat.errors import BadRequest, refuse_foreign
 
 # Integers that msgpack has, by which vLLM's server talks to its core.
 _LEAST, _MOST = -(2**63), 2**64 - 1
@@ -37,6 +37,7 @@ class Limits:
     tokens: int = 2**30  # of an answer, where vLLM has not cut it to the context
     stop: int = 128  # ours: vLLM looks for each of them after each token
     thinking_token_budget: int = 2**31 - 1
+    n_ids: int = 2**31  # of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
         """Looks through vLLM's model of a request, or its SamplingParams, before any work is done;
@@ -66,9 +67,19 @@ class Limits:
         for _ in self.check(fields):
             pass
 
+    def refuse_foreign(self, prompt: Any, params: Any) -> None:
+        """BadRequest: ids that a client names and the model does not have: releases check some of
+        them."""
+        if isinstance(prompt, dict) and prompt.get("type") == "token":
+            ids = prompt["prompt_token_ids"]
+            refuse_foreign("prompt", (min(ids), max(ids)) if ids else (), self.n_ids)
+        for param in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
+            refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
+
     def refuse_tokens(self, params: Any) -> None:
         """BadRequest: what vLLM's SamplingParams are too long for, now that words are tokens and
-        the model's own stop ids are among the others."""
+        the model's own stop ids are among the others. Tokenizers may have more ids than the model.
+        """
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
         if sum(map(len, words)) > self.bad_words_tokens:
@@ -76,6 +87,7 @@ class Limits:
                 f"bad_words may have {self.bad_words_tokens} tokens in all words together.",
                 "bad_words",
             )
+        refuse_foreign("bad_words", chain.from_iterable(words), self.n_ids)
         for name in ("max_tokens", "min_tokens"):
             if (getattr(params, name, None) or 0) > self.tokens:
                 raise BadRequest(f"{name} may be {self.tokens} at most.", name)

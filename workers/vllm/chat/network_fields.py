@@ -1,9 +1,9 @@
-"""The network's fields of chats that nodes check, in the body of a request: `enforced_tokens`,
-`enforced_str`, `logprobs_mode`."""
+"""The network's fields of chats that nodes check: `enforced_tokens`, `enforced_str`,
+`logprobs_mode`."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
 from typing import Any
 
@@ -11,11 +11,8 @@ from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
 from workers.vllm.chat.fields import Told
 from workers.vllm.chat.limits import CHARS_A_TOKEN
 
-_NAMES = {"enforced_tokens", "enforced_str", "logprobs_mode"}
-_MODE = b"logprobs_mode"
-_MODE_ALONE = re.compile(rb'"logprobs_mode"\s*:\s*"(\w+)"')
-# Letters of the names as JSON may write them too.
-_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")
+PATHS = ("/v1/chat/completions", "/v1/completions")
+_KNOWN = ("enforced_tokens", "enforced_str")
 _MODES = {
     "raw": "raw_logprobs",
     "raw_logprobs": "raw_logprobs",
@@ -30,27 +27,21 @@ _MOST_DIGITS = 20
 class NetworkFields:
     """Reads them for one engine."""
 
-    def __init__(self, n_ids: int, context: int, tokenizer: Any, mode: str) -> None:
+    def __init__(self, n_ids: int, context: int, tokenizer: Any) -> None:
         """`n_ids`: of the model's vocabulary. `context`: tokens of a prompt and its answer.
-        `tokenizer`: None where the engine has none. `mode`: of logprobs, the deployment's."""
+        `tokenizer`: None where the engine has none."""
         self._n_ids = n_ids
         self._context = context
         self._tokenizer = tokenizer
-        self._mode = mode
 
-    def read(self, body: bytes) -> Told | None:
-        """None: it names no such field, or is nothing that vLLM could read. Bodies without the
-        names, and with the deployment's own mode alone, are not parsed. BadRequest, CannotForce."""
-        if not self._may_name(body):
-            return None
-        if self._names_own_mode_alone(body):
-            return Told(ids=True)
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):  # which vLLM says
-            return None
-        if not isinstance(found, dict) or not _NAMES & found.keys():
-            return None
+    async def of(self, found: dict[str, Any]) -> Told | None:
+        """Reads a body that vLLM's server has parsed; None: it has no such field. BadRequest,
+        CannotForce."""
+        if any(name in found for name in _KNOWN):  # tokenizing takes long
+            return await asyncio.to_thread(self.read, found)
+        return self.read(found) if "logprobs_mode" in found else None
+
+    def read(self, found: dict[str, Any]) -> Told:
         known = self._known(found)
         mode = _mode(found.get("logprobs_mode"))
         if found.get("use_beam_search"):
@@ -58,17 +49,6 @@ class NetworkFields:
                 raise CannotForce("a beam search has no answer of its own to put them in")
             mode = None  # of a beam's own search
         return Told(True, mode, known, known is not None and _lets_model_call(found))
-
-    def _may_name(self, body: bytes) -> bool:
-        # Bodies of another encoding than UTF-8, which JSON's readers find out, have zero bytes.
-        return any(word in body for word in (b"enforced_", _MODE, b"\0")) or _hides_letters(body)
-
-    def _names_own_mode_alone(self, body: bytes) -> bool:
-        """True if only the engine's own mode is named, as the network does with every executor."""
-        if b"enforced_" in body or body.count(_MODE) != 1 or _hides_letters(body):
-            return False
-        said = _MODE_ALONE.search(body)
-        return said is not None and _MODES.get(said[1].decode()) == self._mode
 
     def _known(self, found: dict[str, Any]) -> list[int] | None:
         text, enforced = found.get("enforced_str"), found.get("enforced_tokens")
@@ -153,10 +133,6 @@ def _lets_model_call(body: dict[str, Any]) -> bool:
 def _is_strict(tool: dict[str, Any]) -> bool:
     function = tool.get("function")
     return isinstance(function, dict) and bool(function.get("strict"))
-
-
-def _hides_letters(body: bytes) -> bool:
-    return b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
 
 
 def _mode(said: Any) -> str | None:

@@ -1,5 +1,5 @@
-"""Wraps vLLM's `generate`: tries grammars before, formats answers in turns, and yields the event
-loop between two engine steps.
+"""Shares an engine among clients: tries grammars first, formats answers in turns, and yields the
+event loop between two engine steps.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -35,7 +35,7 @@ _LATE_S, _AT_ONCE, _STEP = 0.02, 400, 10
 
 
 class FairChat:
-    """Installed by making it, on the loop that runs the engine."""
+    """For the loop that runs the engine."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -43,13 +43,7 @@ class FairChat:
         self._grammars = Grammars(lambda: compat.vocabulary(llm))
         self._wide = WideAnswers(self._others_go_on)
         self._compiles = compat.compiles_by_xgrammar(llm)
-        self._generate = llm.generate
-        self._begin_answer = llm.output_processor.add_request
-        self._next_step = llm.engine_core.get_output_async
         self._n_late = 0  # tokens of late steps, since others have had the loop
-        llm.generate = self.generate
-        llm.output_processor.add_request = self.begin_answer
-        llm.engine_core.get_output_async = self.next_step
 
     def format_in_turns(self, app: Any) -> None:
         """Makes vLLM's application format the logprobs of complete answers in turns."""
@@ -66,8 +60,8 @@ class FairChat:
     async def close(self) -> None:
         await self._grammars.close()
 
-    def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        self._begin_answer(request, *told, **named)
+    def begin(self, request: Any) -> None:
+        """The output processor has just begun the answer to this request."""
         params = request.sampling_params
         width, of_prompt = _width(params), _width_of_prompt(params)
         if not _is_wide(width, of_prompt):
@@ -77,30 +71,27 @@ class FairChat:
         if width > 1 or of_prompt > 1:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
-    async def next_step(self) -> Any:
-        """What the engine core tells next. vLLM takes all that waits without a pause: an engine as
-        fast as that would keep the event loop from all else. What is late goes before others, for
-        some steps: everybody's answers wait behind it, and what is to be formatted can wait.
+    async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
+        """What the engine core reports next, by vLLM's `own` method. vLLM takes all that waits
+        without a pause, so a fast engine would keep the event loop from all else. What is late goes
+        before others, for some steps: all answers wait for it, and formatting can wait.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)
             self._n_late = 0
-        told = await self._next_step()
+        told = await own()
         is_late = time.monotonic() - told.timestamp > _LATE_S
         self._n_late = self._n_late + _STEP + len(told.outputs) if is_late else 0
         self._turns.keep_up_with(_COST * len(told.outputs))
         return told
 
-    def generate(
-        self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
-    ) -> AsyncIterator[Any]:
-        """vLLM's outputs for one request. BadRequest: its grammar is too much."""
-        outputs: AsyncIterator[Any] = self._generate(prompt, sampling_params, request_id, **named)
-        asked = text_of(getattr(sampling_params, "structured_outputs", None))
-        width = max(_width(sampling_params), _width_of_prompt(sampling_params))
-        if width == 1 and not (asked and self._compiles):
+    def shared(self, outputs: AsyncIterator[Any], params: Any) -> AsyncIterator[Any]:
+        """vLLM's outputs for one request, in its client's turns. BadRequest: its grammar is too
+        much."""
+        asked = text_of(getattr(params, "structured_outputs", None)) if self._compiles else None
+        if asked is None and max(_width(params), _width_of_prompt(params)) == 1:
             return outputs
-        return self._fair(outputs, CLIENT.get(), asked if self._compiles else None, sampling_params)
+        return self._fair(outputs, CLIENT.get(), asked, params)
 
     async def _fair(
         self, outputs: Any, client: str, asked: tuple[str, str] | None, params: Any

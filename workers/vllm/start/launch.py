@@ -20,7 +20,6 @@ from workers.engines import stages
 from workers.engines.options import EngineOptions
 from workers.vllm.chat.chat_requests import ChatRequests
 from workers.vllm.chat.gated_chat import GatedChat
-from workers.vllm.chat.network_fields import NetworkFields
 from workers.vllm.start import cpu_threads
 from workers.vllm.start.spawned import main_of_children
 
@@ -243,33 +242,25 @@ async def serve(
     listener: socket.socket,
     secret: str | None,
     ids_for_all: bool,
-    fair: Any,
+    pipeline: Any,
 ) -> list[str]:
     """Starts vLLM's OpenAI server on the running loop. Once it listens, returns the paths that the
-    API forwards. `ids_for_all`: see ChatRequests. `fair`: the engine's FairChat.
+    API forwards. `ids_for_all`: see ChatRequests. `pipeline`: the engine's ChatPipeline.
     """
     import uvicorn
 
     from workers.vllm import compat
-    from workers.vllm.chat import compat as chat_compat
     from workers.vllm.chat.strangers import guarded
 
     app = await compat.openai_app(llm, args)
-    fair.format_in_turns(app)
-    compat.check_bodies(app, chat_compat.limits().check)
+    pipeline.fair.format_in_turns(app)
+    compat.check_bodies(app, pipeline.read)
     paths = passed_on(compat.routes(app))
-    model = llm.model_config
-    fields = NetworkFields(
-        model.get_vocab_size(),
-        model.max_model_len,
-        llm.output_processor.tokenizer,
-        model.logprobs_mode,
-    )
 
     def is_lost() -> bool:
         return bool(llm.errored)
 
-    chat = ChatRequests(app, fields, ids_for_all, is_lost)
+    chat = ChatRequests(app, ids_for_all, is_lost)
     gated = GatedChat(chat, gate, is_lost, secret=secret, paths=paths)
     # vLLM's app manages the lifespan; Celery handles signals.
     config = uvicorn.Config(

@@ -2,7 +2,6 @@
 out, whatever that server makes of it."""
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,22 +12,9 @@ from workers.vllm.chat.asgi import Receive, Scope, Send
 from workers.vllm.chat.chat_requests import ChatRequests
 from workers.vllm.chat.errors import BadRequest, CannotForce, Unavailable
 from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS, TOLD, Told
-from workers.vllm.chat.network_fields import NetworkFields
 
 CHAT = "/v1/chat/completions"
 KNOWN: dict[str, Any] = {"enforced_tokens": {"tokens": [{"token": "7"}]}}
-
-
-class Reading(NetworkFields):
-    """Notes which thread reads."""
-
-    def __init__(self) -> None:
-        super().__init__(512, 2048, None, "raw_logprobs")
-        self.by: list[threading.Thread] = []
-
-    def read(self, body: bytes) -> Told | None:
-        self.by.append(threading.current_thread())
-        return super().read(body)
 
 
 class Server:
@@ -36,16 +22,13 @@ class Server:
 
     def __init__(self, ids_for_all: bool = True, engine: Callable[[], None] | None = None) -> None:
         self.told: list[Told | None] = []
-        self.bodies: list[bytes] = []
         self._engine = engine or (lambda: None)
-        self.fields = Reading()
-        requests = ChatRequests(self.app, self.fields, ids_for_all)
+        requests = ChatRequests(self.app, ids_for_all)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(requests), base_url="http://worker"
         )
 
-    async def app(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        self.bodies.append((await receive())["body"])
+    async def app(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         self.told.append(TOLD.get())
         try:
             self._engine()
@@ -70,33 +53,6 @@ async def test_ordinary_requests_are_named_by_ids_where_the_deployment_says_so(
     server = Server(ids_for_all)
     assert (await server.post(path, prompt="Hi")).text == "one answer"
     assert server.told == [Told(ids=ids_for_all)]
-
-
-async def test_the_networks_requests_are_named_by_ids_anyway() -> None:
-    server = Server(ids_for_all=False)
-    body = KNOWN | {"logprobs_mode": "processed"}
-    assert (await server.post(**body)).status_code == 200
-    assert server.told == [Told(True, "processed_logprobs", [7])]
-    assert json.loads(server.bodies[0]) == body  # as it came
-
-
-async def test_other_paths_have_no_fields() -> None:
-    server = Server()
-    await server.post("/v1/responses", **KNOWN)
-    assert server.told == [Told(ids=True)]
-
-
-async def test_a_bad_field_never_reaches_the_server() -> None:
-    server = Server()
-    answer = await server.post(logprobs_mode="foo")
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert (error["param"], error["code"], error["type"]) == (
-        "logprobs_mode",
-        400,
-        "BadRequestError",
-    )
-    assert server.told == []
 
 
 def cannot() -> None:
@@ -153,14 +109,6 @@ def test_chat_without_logprobs_is_told_nothing() -> None:
     assert Told(ids=True).extra_args(Params(None, None)) is None
 
 
-async def test_a_long_body_is_read_off_the_event_loop() -> None:
-    server = Server()
-    refused = await server.post(enforced_str="hello " * 10_000)
-    assert (refused.status_code, server.bodies) == (400, [])
-    (reader,) = server.fields.by
-    assert reader is not threading.current_thread()
-
-
 EARLY = b"event: response.created\ndata: {}\n\n"
 
 
@@ -170,9 +118,7 @@ class Stream:
     def __init__(self, *events: bytes, error: Exception | None, lost: bool = False) -> None:
         self._events = events
         self._error = error
-        requests = ChatRequests(
-            self.app, NetworkFields(512, 2048, None, "raw_logprobs"), True, lambda: lost
-        )
+        requests = ChatRequests(self.app, True, lambda: lost)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(requests), base_url="http://worker"
         )

@@ -23,13 +23,20 @@ class Engine:
         self.generated: list[Any] = []
         self.begun: list[Any] = []
         self.salts: list[Any] = []
-        model = {"logprobs_mode": "processed_logprobs", "get_vocab_size": lambda: 512}
+        model = {
+            "logprobs_mode": "processed_logprobs",
+            "get_vocab_size": lambda: 512,
+            "max_model_len": 64,
+            "skip_tokenizer_init": True,
+        }
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(**model, logits_processors=None),
             cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
             speculative_config=None,
+            structured_outputs_config=SimpleNamespace(backend="none"),
         )
-        self.output_processor = SimpleNamespace(add_request=self.begun.append)
+        self.output_processor = SimpleNamespace(add_request=self.begun.append, tokenizer=None)
+        self.engine_core = SimpleNamespace(get_output_async=None)
 
     def generate(self, prompt: Any, params: Any, _request_id: str) -> None:
         self.generated.append(params.extra_args)
@@ -38,10 +45,10 @@ class Engine:
 
 @pytest.fixture
 def engine() -> Any:
-    from workers.vllm.chat.known_tokens import KnownTokens
+    from workers.vllm.chat.pipeline import ChatPipeline
 
     made = Engine()
-    KnownTokens(made, "")
+    ChatPipeline(made, "").install()
     return made
 
 

@@ -1,11 +1,11 @@
-"""The network's fields in bodies: what is read, what is refused, what stays unparsed."""
+"""The network's fields in bodies: what is read, and what is refused."""
 
-import json
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from workers.vllm.chat import network_fields
 from workers.vllm.chat.errors import BadRequest, CannotForce, Refused
 from workers.vllm.chat.fields import Told
 from workers.vllm.chat.network_fields import NetworkFields
@@ -22,11 +22,11 @@ class Letters:
         return [ord(one) for one in text]
 
 
-FIELDS = NetworkFields(512, 16, Letters(), PROCESSED)
+FIELDS = NetworkFields(512, 16, Letters())
 
 
 def read(**body: Any) -> Told | None:
-    return FIELDS.read(json.dumps({"messages": [], **body}).encode())
+    return asyncio.run(FIELDS.of({"messages": [], **body}))
 
 
 def tokens(*given: Any) -> dict[str, Any]:
@@ -37,14 +37,6 @@ def refusal(**body: Any) -> Refused:
     with pytest.raises(Refused) as refused:
         read(**body)
     return refused.value
-
-
-@pytest.fixture
-def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loads(_body: bytes) -> None:
-        raise AssertionError("the body was parsed")
-
-    monkeypatch.setattr(network_fields.json, "loads", loads)
 
 
 @pytest.mark.parametrize(
@@ -111,30 +103,10 @@ def test_a_beam_search_takes_no_known_tokens() -> None:
 
 
 def test_an_engine_without_a_tokenizer_takes_ids_alone() -> None:
-    fields = NetworkFields(512, 16, None, PROCESSED)
-    assert fields.read(json.dumps(tokens("7")).encode()) == Told(True, None, [7])
+    fields = NetworkFields(512, 16, None)
+    assert fields.read(tokens("7")) == Told(True, None, [7])
     with pytest.raises(CannotForce):
-        fields.read(json.dumps(tokens("a")).encode())
-
-
-@pytest.mark.usefixtures("unparsed")
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"messages": [{"role": "user", "content": "caf\\u00e9 \\u003c \\u4e2d \\n"}]}',
-        b'{"prompt": "tokens", "logprobs": 5}',
-        b"no JSON",
-        b"",
-    ],
-)
-def test_ordinary_bodies_stay_unparsed(body: bytes) -> None:
-    assert FIELDS.read(body) is None
-
-
-@pytest.mark.usefixtures("unparsed")
-@pytest.mark.parametrize("said", ["processed", PROCESSED])
-def test_so_do_those_with_the_deployments_mode_alone(said: str) -> None:
-    assert read(logprobs_mode=said) == Told(ids=True)
+        fields.read(tokens("a"))
 
 
 @pytest.mark.parametrize(
@@ -147,29 +119,6 @@ def test_so_do_those_with_the_deployments_mode_alone(said: str) -> None:
 )
 def test_names_elsewhere_mean_nothing(body: dict[str, Any]) -> None:
     assert read(**body) is None
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"enforced_tok\\u0065ns": {"tokens": [{"token": "7"}]}}',
-        b'{"enforced\\u005Ftokens": {"tokens": [{"token": "7"}]}}',
-        json.dumps(tokens("7")).encode("utf-16"),
-        json.dumps(tokens("7")).encode("utf-32"),
-    ],
-)
-def test_however_json_writes_the_names_they_are_found(body: bytes) -> None:
-    assert FIELDS.read(body) == Told(True, None, [7])
-
-
-def test_a_name_said_twice_counts_as_vllm_reads_it() -> None:
-    body = b'{"logprobs_mode": "processed", "logprobs_mode": "raw"}'
-    assert FIELDS.read(body) == Told(True, RAW)
-
-
-@pytest.mark.parametrize("body", [b'{"enforced_tokens": ', b'["enforced_tokens"]', b"[" * 100_000])
-def test_what_vllm_cannot_read_is_left_to_it(body: bytes) -> None:
-    assert FIELDS.read(body + b" " if body[:2] != b"[[" else body + b"enforced_str") is None
 
 
 def test_more_tokens_than_the_context_has_judge_nobody() -> None:
@@ -201,9 +150,9 @@ class Hasty:
     ids=["text", "letters", "tokens", "texts"],
 )
 def test_what_is_too_long_is_not_made_into_tokens(body: dict[str, Any]) -> None:
-    fields = NetworkFields(512, 16, Hasty(), PROCESSED)
+    fields = NetworkFields(512, 16, Hasty())
     with pytest.raises(BadRequest, match="context of 16") as refused:
-        fields.read(json.dumps(body).encode())
+        fields.read(body)
     assert refused.value.param is None  # it judges nobody
 
 
@@ -229,3 +178,15 @@ TOOL = {"type": "function", "function": {"name": "weather"}}
 def test_a_grammar_of_this_node_alone_is_left_out(asked: dict[str, Any], no_grammar: bool) -> None:
     """Nodes whose vLLM holds free tool calls to nothing must find their own answers again."""
     assert read(**tokens("7"), **asked) == Told(True, None, [7], no_grammar)
+
+
+async def test_tokens_are_made_off_the_event_loop() -> None:
+    by: list[threading.Thread] = []
+
+    class Noting(Letters):
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            by.append(threading.current_thread())
+            return super().encode(text, add_special_tokens)
+
+    assert await NetworkFields(512, 64, Noting()).of({"enforced_str": "hi"}) is not None
+    assert by != [threading.current_thread()]

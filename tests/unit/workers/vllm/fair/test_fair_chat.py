@@ -32,11 +32,13 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(shipped_models()["tiny-qwen3"])
 
 
-def fair_chat() -> Any:
-    """Imported where vLLM is there."""
-    from workers.vllm.fair import fair_chat as found
+def installed(llm: Any) -> Any:
+    """The steps of a chat around this engine."""
+    from workers.vllm.chat.pipeline import ChatPipeline
 
-    return found
+    pipeline = ChatPipeline(llm, "")
+    pipeline.install()
+    return pipeline
 
 
 class Core:
@@ -57,7 +59,7 @@ class Core:
 
 
 class Llm:
-    """What FairChat needs of vLLM's AsyncLLM, with its own output processor and handler."""
+    """What ChatPipeline needs of vLLM's AsyncLLM, with its own output processor and handler."""
 
     def __init__(self, tokenizer: Any, steps: list[Any]) -> None:
         from vllm.v1.engine.output_processor import OutputProcessor
@@ -68,13 +70,21 @@ class Llm:
         self.engine_core = Core(steps)
         self.vllm_config = SimpleNamespace(
             structured_outputs_config=SimpleNamespace(backend="none"),
-            model_config=SimpleNamespace(skip_tokenizer_init=False),
+            model_config=SimpleNamespace(
+                skip_tokenizer_init=False,
+                max_model_len=4096,
+                logprobs_mode="processed_logprobs",
+                logits_processors=None,
+                get_vocab_size=lambda: 512,
+            ),
+            cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
+            speculative_config=None,
         )
         self.log_stats, self.logger_manager, self.output_handler = False, None, None
         self.renderer = SimpleNamespace(mm_processor_cache=None)
 
     def _begin_answer(self, request: Any, *told: Any) -> None:
-        """As KnownTokens does."""
+        """Names tokens as the pipeline does, also where that is not installed."""
         from workers.vllm.chat import compat
 
         self._begin(request, *told)
@@ -160,13 +170,11 @@ async def answer(llm: Any, how: Any, request_id: str) -> list[Any]:
 
 async def told(tokenizer: Any, streams: bool, ids: bool, is_fair: bool) -> tuple[Any, ...]:
     """All that the answer to one request says."""
-    from workers.vllm.fair.fair_chat import FairChat
-
     tokens = tokenizer.encode(TEXT)
     steps = [step({"a": one}, n == len(tokens) - 1, 21) for n, one in enumerate(tokens)]
     llm = Llm(tokenizer, steps)
     if is_fair:
-        FairChat(llm)
+        installed(llm)
     asking = asyncio.create_task(answer(llm, params(streams, ids), "a"))
     await asyncio.sleep(0)
     handler = llm.handle_outputs()
@@ -195,12 +203,10 @@ async def test_logprobs_are_vllms_own(tokenizer: Any, streams: bool, ids: bool) 
 
 async def steps_left(tokenizer: Any, told_before_s: float) -> list[int]:
     """Of a hundred steps those that are not taken yet, whenever others have the loop."""
-    from workers.vllm.fair.fair_chat import FairChat
-
     names = [f"{number}" for number in range(40)]
     llm = Llm(tokenizer, [step(dict.fromkeys(names, 300), False) for _ in range(100)])
     llm.engine_core.told_before_s = told_before_s
-    FairChat(llm)
+    installed(llm)
     CLIENT.set("greedy")
     asking = [asyncio.create_task(answer(llm, params(True), name)) for name in names]
     await asyncio.sleep(0)
@@ -240,12 +246,10 @@ async def test_what_the_core_told_long_ago_goes_before_others_for_some_steps(
     "does not block the worker's server, however fast the engine is",
 )
 async def test_who_asks_for_little_is_answered_before_what_waits_of_others(tokenizer: Any) -> None:
-    from workers.vllm.fair.fair_chat import FairChat
-
     greedy = [f"{number}" for number in range(40)]
     steps = [step(dict.fromkeys([*greedy, "modest"], 300), n == 15, 21) for n in range(16)]
     llm = Llm(tokenizer, steps)
-    FairChat(llm)
+    installed(llm)
     taken = 0
 
     async def stream(name: str) -> None:
@@ -271,10 +275,8 @@ async def test_a_stream_keeps_no_numbers_that_were_handed_over(
     tokenizer: Any, streams: bool, kept: int
 ) -> None:
     """Kept, they made the collector of garbage hold up the loop for longer and longer."""
-    from workers.vllm.fair.fair_chat import FairChat
-
     llm = Llm(tokenizer, [step({"a": 300 + n}, False) for n in range(20)])
-    FairChat(llm)
+    installed(llm)
     asking = asyncio.create_task(answer(llm, params(streams), "a"))
     await asyncio.sleep(0)
     handler = llm.handle_outputs()
@@ -285,10 +287,8 @@ async def test_a_stream_keeps_no_numbers_that_were_handed_over(
 
 
 async def test_an_answers_numbers_are_gone_with_it(tokenizer: Any) -> None:
-    from workers.vllm.fair.fair_chat import FairChat
-
     llm = Llm(tokenizer, [step({"a": 300}, False), step({"a": 301}, True)])
-    FairChat(llm)
+    installed(llm)
     asking = asyncio.create_task(answer(llm, params(True), "a"))
     await asyncio.sleep(0)
     left = weakref.ref(llm.output_processor.request_states["a"].logprobs_processor)
@@ -314,10 +314,9 @@ async def test_answers_with_many_logprobs_wait_for_a_place_while_others_ask(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workers.vllm.fair import wide_answers
-    from workers.vllm.fair.fair_chat import FairChat
 
     llm = Llm(tokenizer, [])
-    FairChat(llm)
+    installed(llm)
     states = llm.output_processor.request_states
     alone = [await begun(llm, f"alone {n}", params(True, n_best=20)) for n in range(12)]
     assert len(states) == 12, "nobody else asks"
@@ -389,7 +388,7 @@ async def why_refused(
 
     monkeypatch.setattr(fair_chat.Grammars, "check", compiles)
     llm = Refusing(tokenizer, error)
-    fair_chat.FairChat(llm)
+    installed(llm)
     how = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
     with pytest.raises(BadRequest) as found:
         await answer(llm, how, "a")
@@ -455,7 +454,7 @@ async def test_a_prompts_logprobs_are_vllms_own(
         how.logprobs, how.prompt_logprobs = n_best, 4
         llm = Llm(tokenizer, [])
         if is_fair:
-            fair_chat().FairChat(llm)
+            installed(llm)
         first = step({"a": 300}, False, 5)
         if n_best is None:
             for output in first.outputs:
@@ -478,7 +477,7 @@ async def test_a_prompts_logprobs_are_vllms_own(
 
 async def test_prompts_with_logprobs_go_one_at_a_time_while_others_ask(tokenizer: Any) -> None:
     llm = Llm(tokenizer, [])
-    fair_chat().FairChat(llm)
+    installed(llm)
     states = llm.output_processor.request_states
     usual = await begun(llm, "usual", params(True))
     how = params(True)
@@ -514,7 +513,7 @@ class Handler:
 
 async def test_whole_answers_are_formatted_in_turns(tokenizer: Any) -> None:
     handler = Handler()
-    fair = fair_chat().FairChat(Llm(tokenizer, []))
+    fair = installed(Llm(tokenizer, [])).fair
     state = SimpleNamespace(_state={"chat": handler, "again": handler, "args": None})
     fair.format_in_turns(SimpleNamespace(state=state))
     making = asyncio.create_task(handler.chat_completion_full_generator(3))

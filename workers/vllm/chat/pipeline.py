@@ -1,0 +1,73 @@
+"""The steps of a chat between vLLM's server and its engine, in order: the network's fields, limits,
+known tokens, fair shares, vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import Any
+
+from workers.vllm.chat import compat
+from workers.vllm.chat.fields import SALT, TOLD
+from workers.vllm.chat.known_tokens import KnownTokens
+from workers.vllm.chat.network_fields import PATHS, NetworkFields
+from workers.vllm.fair.fair_chat import FairChat
+
+
+class ChatPipeline:
+    """For one AsyncLLM, on the loop that runs it."""
+
+    def __init__(self, llm: Any, no_hooks: str) -> None:
+        """`no_hooks`: why the ranks have no hooks for known tokens; empty: they have."""
+        model = llm.vllm_config.model_config
+        n_ids = model.get_vocab_size()
+        self._llm = llm
+        self._limits = compat.limits(n_ids)
+        self._fields = NetworkFields(n_ids, model.max_model_len, llm.output_processor.tokenizer)
+        self.known = KnownTokens(llm, no_hooks, self._limits)
+        self.fair = FairChat(llm)
+        self._begin = llm.output_processor.add_request
+
+    def install(self) -> None:
+        """From now on each request to the engine takes these steps."""
+        core = self._llm.engine_core
+        self._llm.generate = self.generate
+        self._llm.output_processor.add_request = self.begin_answer
+        core.get_output_async = partial(self.fair.next_step, core.get_output_async)
+
+    async def read(self, path: str, request: Any, values: Iterable[Any]) -> None:
+        """Looks through a body that vLLM's server has parsed, with stops in which other work goes
+        on. `request`: Starlette's, which keeps the JSON; `values`: what the route's function gets.
+        """
+        if path in PATHS:
+            TOLD.set(await self._fields.of(await request.json()) or TOLD.get())
+        for value in values:
+            for _ in self._limits.check(value):
+                await asyncio.sleep(0)
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
+    ) -> AsyncIterator[Any]:
+        """vLLM's outputs for one request. Refused: at once, where it is known; else at the first
+        output."""
+        if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
+            prompt = {**prompt, "cache_salt": SALT.get()}
+        told = TOLD.get()
+        if told is not None:
+            sampling_params.extra_args = told.extra_args(sampling_params)
+            if told.no_grammar:
+                sampling_params.structured_outputs = None
+        self._limits.refuse(sampling_params)
+        self._limits.refuse_foreign(prompt, sampling_params)
+        outputs = self.known.generate(prompt, sampling_params, request_id, **named)
+        return self.fair.shared(outputs, sampling_params)
+
+    def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
+        """Every request to the engine core comes by here, whatever path it came by."""
+        self._limits.refuse(request)
+        self._limits.refuse(request.sampling_params)
+        self._limits.refuse_tokens(request.sampling_params)
+        self._begin(request, *told, **named)
+        compat.shape_logprobs(self._llm.output_processor, request)
+        self.fair.begin(request)
