@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 from vllm import exceptions
-from vllm import outputs as vllm_outputs
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreOutput, FinishReason
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.request import Request
@@ -201,64 +198,9 @@ def _keep_rows(processor: Any, output: Any) -> None:
         processor.prompt_logprobs = Rows.of_tensors(output.new_prompt_logprobs_tensors)
 
 
-def hand_over_in_parts(processor: Any, request: Any, n_tokens: int) -> None:
-    """Makes vLLM hand over this streamed answer in parts of at most so many tokens. vLLM joins all
-    that its server has not taken yet; formatting long parts would block the event loop.
-    """
-    queue = processor.request_states[request.request_id].queue
-    if queue is not None and queue.aggregate and not isinstance(queue, _Parts):
-        object.__setattr__(queue, "__class__", _Parts)
-        queue.waiting, queue.n_tokens = deque(), max(1, n_tokens)
-
-
 def hands_over_each_step(state: Any) -> bool:
     """True if what a step tells of this answer leaves vLLM's output processor with that step."""
     return bool(state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1)
-
-
-class _Parts(RequestOutputCollector):
-    """In place of the one output that vLLM's keeps."""
-
-    waiting: deque[Any]
-    n_tokens: int  # of a part
-
-    def put(self, output: Any) -> None:
-        last = self.waiting[-1] if self.waiting else None
-        if (
-            last is not None
-            and _has_tokens(last)
-            and _has_tokens(output)
-            and _n_tokens(last) + _n_tokens(output) <= self.n_tokens
-        ):
-            last.add(output, aggregate=True)
-        else:
-            self.waiting.append(output)
-        self.ready.set()
-
-    async def get(self) -> Any:
-        while not self.waiting:
-            await self.ready.wait()
-        return self.get_nowait()
-
-    def get_nowait(self) -> Any:
-        if not self.waiting:
-            return None
-        output = self.waiting.popleft()
-        if not self.waiting:
-            self.ready.clear()
-        if isinstance(output, Exception):
-            raise output
-        return output
-
-
-def _has_tokens(output: Any) -> bool:
-    """No error, and not what some releases end a stream by."""
-    ending = getattr(vllm_outputs, "STREAM_FINISHED", None)
-    return isinstance(output, RequestOutput) and output is not ending
-
-
-def _n_tokens(output: Any) -> int:
-    return sum(len(one.token_ids) for one in output.outputs)
 
 
 def limits(n_ids: int = Limits.n_ids) -> Limits:

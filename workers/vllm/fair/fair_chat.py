@@ -17,6 +17,7 @@ from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
 from workers.vllm.fair.grammars import Grammars, text_of
+from workers.vllm.fair.parts import Parts
 from workers.vllm.fair.whole_answers import WholeAnswers
 from workers.vllm.fair.wide_answers import MOST, USUAL, WideAnswers
 
@@ -66,8 +67,10 @@ class FairChat:
         width, of_prompt = _width(params), _width_of_prompt(params)
         if not _is_wide(width, of_prompt):
             self._wide.another_began()
-        if width > 1:
-            compat.hand_over_in_parts(self._llm.output_processor, request, BUDGET // width)
+        queue = self._llm.output_processor.request_states[request.request_id].queue
+        # The answers to one request share its queue.
+        if width > 1 and queue is not None and queue.aggregate and "put" not in vars(queue):
+            Parts(queue, max(1, BUDGET // width))
         if width > 1 or of_prompt > 1:
             late_logprobs.keep_late(self._llm.output_processor, request)
 

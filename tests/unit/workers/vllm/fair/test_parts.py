@@ -1,12 +1,12 @@
 """What is handed over of a stream: in parts, in order, however late it is taken."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.harness.marks import needs_vllm
+from workers.vllm.fair.parts import Parts
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
@@ -25,12 +25,8 @@ def queue() -> Any:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
-    from workers.vllm.chat import compat
-
     found = RequestOutputCollector(RequestOutputKind.DELTA, "a")
-    processor = SimpleNamespace(request_states={"a": SimpleNamespace(queue=found)})
-    for _ in range(2):  # the second of two answers to one request changes nothing
-        compat.hand_over_in_parts(processor, SimpleNamespace(request_id="a"), 4)
+    Parts(found, 4)
     return found
 
 
@@ -74,3 +70,12 @@ async def test_an_error_comes_behind_what_was_computed(queue: Any) -> None:
     assert list((await queue.get()).outputs[0].token_ids) == [1]
     with pytest.raises(RuntimeError, match="the engine died"):
         await queue.get()
+
+
+async def test_what_ends_a_stream_stays_by_itself(queue: Any) -> None:
+    from vllm.outputs import STREAM_FINISHED
+
+    queue.put(output(1))
+    queue.put(STREAM_FINISHED)
+    await queue.get()
+    assert queue.get_nowait() is STREAM_FINISHED

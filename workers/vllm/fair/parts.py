@@ -1,0 +1,49 @@
+"""A streamed answer is handed over in parts. vLLM joins all that its server has not taken yet;
+formatting long parts would block the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+
+class Parts:
+    """What waits in an answer's queue, in place of the one output that vLLM's keeps."""
+
+    def __init__(self, queue: Any, n_tokens: int) -> None:
+        """`n_tokens`: of a part, at most."""
+        self._ready = queue.ready
+        self._waiting: deque[Any] = deque()
+        self._most = n_tokens
+        queue.put, queue.get, queue.get_nowait = self.put, self.get, self.get_nowait
+
+    def put(self, output: Any) -> None:
+        last = self._waiting[-1] if self._waiting else None
+        n_last, n_new = _n_tokens(last), _n_tokens(output)
+        if n_last is not None and n_new is not None and n_last + n_new <= self._most:
+            last.add(output, aggregate=True)
+        else:
+            self._waiting.append(output)
+        self._ready.set()
+
+    async def get(self) -> Any:
+        while not self._waiting:
+            await self._ready.wait()
+        return self.get_nowait()
+
+    def get_nowait(self) -> Any:
+        if not self._waiting:
+            return None
+        output = self._waiting.popleft()
+        if not self._waiting:
+            self._ready.clear()
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+
+def _n_tokens(output: Any) -> int | None:
+    """None: an error, or what some releases end a stream by."""
+    outputs = getattr(output, "outputs", None)
+    return sum(len(one.token_ids) for one in outputs) if outputs else None
