@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What depends on vLLM's release: what is gone around and made up there, the proofs' numbers, KV isolation, and its OpenAI server; of
 # decode proofs one engine.
 MATRIX ?= 0.28 0.30 0.32
-MATRIX_TESTS := tests/unit/workers/vllm/start/test_known_faults.py tests/unit/workers/vllm/start/test_random_weights.py \
+MATRIX_TESTS := tests/unit/workers/vllm/release tests/unit/workers/vllm/start/test_random_weights.py \
 	tests/integration/engines/test_vllm_engine.py tests/integration/engines/test_kv_isolation.py \
 	tests/integration/chat/test_chat.py::TestOpenAiClient
 

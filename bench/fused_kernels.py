@@ -66,8 +66,10 @@ def main(
 
 def compare_kernels() -> bool:
     """Prints a row per kernel and shape. True: same bits, and none is slower."""
-    from workers.vllm import compat  # here: it imports vLLM, whose operations come with that
     from workers.vllm.forward.quick_operations import StandIn
+    from workers.vllm.release import (
+        custom_ops,  # here: it imports vLLM, whose operations come with that
+    )
 
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", highlight=False)
     table = Table(title=f"{TOKENS:,} tokens, bfloat16, ms")
@@ -83,7 +85,7 @@ def compare_kernels() -> bool:
         (ROTARY, (TOKENS, HEADS * HEAD), False),
         (CACHE, (TOKENS, HEADS * HEAD // 8), False),
     ):
-        own: Any = compat.operation(name)
+        own: Any = custom_ops.operation(name)
         ours = StandIn(name, own)
         theirs_call, our_call = (arguments(name, shape, by_column) for _ in range(2))
         own(*theirs_call)
@@ -123,10 +125,10 @@ def add_row(
 
 def norms_rows(table: Table) -> bool:
     """Adds MiniMax's norms of queries and keys. True: the same bits, and faster."""
-    from workers.vllm import compat
     from workers.vllm.forward.quick_norms import in_one_pass
+    from workers.vllm.release import custom_ops
 
-    norms: Any = compat.query_and_key_norms()
+    norms: Any = custom_ops.query_and_key_norms()
     qkv = torch.randn(TOKENS, sum(QKV), device="cuda").bfloat16()
     q, k, _ = qkv.split(QKV, dim=-1)
     weights = [torch.ones(one, dtype=torch.bfloat16, device="cuda") for one in QKV[:2]]
@@ -145,10 +147,10 @@ def experts_rows(table: Table) -> bool:
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
     from poc_core.fused.experts import Rows, Tile, product_, product_by_expert_, rows_by_expert
-    from workers.vllm import compat
     from workers.vllm.forward.quick_experts import TILE
+    from workers.vllm.release import custom_ops
 
-    silu_and_mul: Any = compat.operation("_C::silu_and_mul")
+    silu_and_mul: Any = custom_ops.operation("_C::silu_and_mul")
 
     def random(*shape: int) -> torch.Tensor:
         found: torch.Tensor = torch.randn(shape, device="cuda") / shape[-1] ** 0.5
@@ -221,8 +223,8 @@ def block_experts_row(table: Table, middle: int) -> bool:
     from vllm.model_executor.layers.fused_moe import fused_moe
 
     from poc_core.fused.block_experts import Gates, Quantised, Tile
-    from workers.vllm import compat
     from workers.vllm.forward.quick_block_experts import TILES, Call, compute
+    from workers.vllm.release import custom_ops
 
     x = Quantised(*random_blocks(TOKENS, HIDDEN, block=1))
     first = Quantised(*random_blocks(MINIMAX_EXPERTS, 2 * middle, HIDDEN))
@@ -238,7 +240,7 @@ def block_experts_row(table: Table, middle: int) -> bool:
     config: dict[str, Any] = fused_moe.try_get_optimal_moe_config(
         first.numbers.size(), second.numbers.size(), EXPERTS_PER_TOKEN, "fp8_w8a8", TOKENS, blocks
     )
-    rows = compat.rows_of_experts(chosen.int(), config["BLOCK_SIZE_M"], MINIMAX_EXPERTS)
+    rows = custom_ops.rows_of_experts(chosen.int(), config["BLOCK_SIZE_M"], MINIMAX_EXPERTS)
     flags = dict.fromkeys(("use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16"), False)
     product: Any = partial(
         fused_moe.invoke_fused_moe_triton_kernel, config=config, compute_type=fused_moe.tl.bfloat16,

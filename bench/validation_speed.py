@@ -28,7 +28,7 @@ from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
 from bench.harness.report import console, exit_with, run, verdict
 from workers.engines.options import EngineOptions
-from workers.vllm.chat.fields import KNOWN_TOKENS, TOKEN_IDS
+from workers.vllm.release.extra_args import KNOWN_TOKENS, TOKEN_IDS
 
 T = TypeVar("T")
 

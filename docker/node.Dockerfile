@@ -3,7 +3,7 @@
 #   docker build -f docker/node.Dockerfile -t proofline-node .                        for GPUs, on vLLM's own image
 #   docker build -f docker/node.Dockerfile -t proofline-node --build-arg BASE=cpu .   without a GPU
 ARG BASE=cuda
-# One of the releases that workers/vllm/compat.py knows.
+# One of the releases that workers/vllm/release knows.
 ARG VLLM_VERSION=v0.25.1
 ARG PYTHON=python:3.12-slim-bookworm
 

@@ -1,5 +1,5 @@
 # Workers on GPUs. vLLM's own image brings Python, PyTorch, CUDA and vLLM that fit each other; the tag is one of the
-# releases that workers/vllm/compat.py knows.
+# releases that workers/vllm/release knows.
 ARG VLLM_VERSION=v0.25.1
 # The base is Debian's release and Python's minor version; whoever wants it to the byte gives a digest:
 #   --build-arg PYTHON=python:3.12-slim-bookworm@sha256:...

@@ -28,7 +28,7 @@ from bench.poison.requests import Maker
 from cli.machine import cpu_memory
 from tests.integration.chat_checks.known import Server, chat, served, text_of
 from tests.stacks.deployments import QWEN3
-from workers.vllm import compat
+from workers.vllm.release import api_server
 from workers.vllm.start import cpu_threads
 
 # What vLLM says to what this model or node does not have.
@@ -43,14 +43,14 @@ _AT_ONCE, _BETWEEN_LOOKS = 8, 100
 def noted_app(patch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Within: vLLM's application is noted as it is made."""
     made: list[Any] = []
-    make = compat.openai_app
+    make = api_server.openai_app
 
     async def noted(llm: Any, args: Any) -> Any:
         made.append(await make(llm, args))
         return made[-1]
 
     with patch.context() as inner:
-        inner.setattr(compat, "openai_app", noted)
+        inner.setattr(api_server, "openai_app", noted)
         yield made
 
 

@@ -14,7 +14,7 @@ from cli.examine.findings import Finding, ok, problem, warning
 from cli.machine.gpus import vllm_runs_on_cpu
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
-# The releases that workers/vllm/compat.py supports.
+# The releases that workers/vllm/release supports.
 OLDEST_VLLM, TOO_NEW_VLLM = (0, 25, 1), (0, 34)
 SUPPORTED_VLLM = "0.25.1 to 0.33"
 # On a busy machine torch alone takes half a minute to import.

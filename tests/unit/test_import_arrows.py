@@ -50,11 +50,8 @@ FORBIDDEN = {
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
     "lab": {"api", "vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE - {"lab"},
 }
-# The last starts vLLM; the others depend on its version.
-USE_VLLM = {
-    f"workers/vllm/{name}.py"
-    for name in ("compat", "cache_compat", "chat/compat", "start/known_faults", "start/launch")
-}
+# What depends on vLLM's release, and what starts it.
+RELEASE, LAUNCH = "workers/vllm/release", "workers/vllm/start/launch.py"
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
 ARITHMETIC = ("poc_core/arithmetic", "poc_core/schemes")
 
@@ -73,7 +70,7 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import: the arrows would be hard to see"
-            # `from workers.vllm import compat` imports a module too.
+            # `from workers.vllm.release import ` imports a module too.
             names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
 
@@ -155,14 +152,23 @@ def test_no_module_imports_against_the_arrows(package: str) -> None:
     assert {name: found for name, found in wrong.items() if found} == {}
 
 
-def test_vllm_is_imported_by_five_modules_only() -> None:
+def test_only_what_depends_on_its_release_and_what_starts_it_imports_vllm() -> None:
     users = {
         str(path.relative_to(ROOT))
         for package in FORBIDDEN
         for path in modules(package)
         if "vllm" in packages(path)
     }
-    assert users == USE_VLLM
+    assert {user for user in users if not user.startswith(RELEASE)} == {LAUNCH}
+    assert len(users) > 5
+
+
+def test_what_depends_on_vllms_release_has_no_way_back() -> None:
+    ours = RELEASE.replace("/", ".")
+    imported = {one for name in graph() if name.startswith(ours) for one in graph()[name]}
+    assert {one for one in imported if one.startswith("workers") and not one.startswith(ours)} == (
+        set()
+    )
 
 
 def test_the_arithmetic_knows_nothing_of_redis() -> None:

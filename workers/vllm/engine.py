@@ -28,8 +28,8 @@ from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.validations import Validations
 from workers.vllm.forward.recording import SWITCH
+from workers.vllm.release.faults import why_unknown
 from workers.vllm.start import host_link, lifeline
-from workers.vllm.start.known_faults import why_unknown
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
 from workers.vllm.start.sockets import Sockets
 
@@ -279,10 +279,10 @@ class VllmEngine(Engine):
         """How many requests the core has not finished. Where it has none, all ranks answer too, and
         what the front alone has remembered for some time is dropped: vLLM registers a request
         before it is sent, and a failure to send leaves it there."""
-        from workers.vllm import compat
+        from workers.vllm.release import engine_core
 
         llm = self._llm
-        n = await compat.unfinished_in_core(llm)
+        n = await engine_core.unfinished_in_core(llm)
         # What the core has told of it may still wait to be read.
         if n or not llm.engine_core.outputs_queue.empty():
             self._remembered = {}
@@ -318,8 +318,8 @@ class VllmEngine(Engine):
     def _score_known_tokens(self) -> Validations:
         """Known tokens of chat, as one node of the network checks another's, are answered from now
         on: told is how."""
-        from workers.vllm.chat.pipeline import ChatPipeline
         from workers.vllm.chat.trial import choose_way
+        from workers.vllm.chat_pipeline import ChatPipeline
 
         lacks = self._rpc("proof_hook_chat", (), self.rpc_timeout_s)
         self._chat = ChatPipeline(self._llm, next(filter(None, lacks), ""))

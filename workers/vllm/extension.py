@@ -46,15 +46,15 @@ class ProofExtension:
     def _hook_chat(self) -> str:
         from workers.vllm.chat.v1_hooks import V1Hooks
         from workers.vllm.chat.v2_hooks import V2Hooks
-        from workers.vllm.start import known_faults  # here as below
+        from workers.vllm.release import faults  # here as below
 
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         if "_proof_chat_lacks" in self.__dict__:
             return str(self.__dict__["_proof_chat_lacks"])
         why = ""
         try:
-            known_faults.receive_activations(runner)
-            known_faults.keep_generators(runner)
+            faults.receive_activations(runner)
+            faults.keep_generators(runner)
             if not hasattr(runner, "prompt_logprobs_worker"):
                 V1Hooks(runner)
             elif runner.prompt_logprobs_worker is not None:  # else: not the last pipeline stage

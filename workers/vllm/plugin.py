@@ -5,7 +5,8 @@ import multiprocessing
 import os
 
 from workers.endings import end_like_this
-from workers.vllm.start import known_faults, lifeline, lone_rank, random_weights
+from workers.vllm.release import faults
+from workers.vllm.start import lifeline, lone_rank, random_weights
 
 
 def register() -> None:
@@ -17,13 +18,13 @@ def register() -> None:
     if multiprocessing.parent_process() is not None:
         gc.enable()  # see start/spawned.py
     if lifeline.VARIABLE in os.environ:
-        from workers.vllm import compat
+        from workers.vllm.release import engine_core, model_parts
 
-        compat.let_readers_sleep()
-        compat.compile_grammars_after_steps()
-        compat.let_core_count()
-        known_faults.plan_for_caches_of_8_bits()
+        engine_core.let_readers_sleep()
+        engine_core.compile_grammars_after_steps()
+        engine_core.let_core_count()
+        faults.plan_for_caches_of_8_bits()
         lone_rank.listen_to_nobody()
         if random_weights.are_asked_for():
-            compat.make_up_weights(random_weights.draw)
+            model_parts.make_up_weights(random_weights.draw)
         end_like_this()

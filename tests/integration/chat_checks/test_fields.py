@@ -11,7 +11,7 @@ import pytest
 from tests.harness.chat_client import CHAT
 from tests.harness.marks import needs_vllm
 from tests.integration.chat_checks.known import DATA, Server, content, ids_of, known
-from workers.vllm.chat.fields import NAMES
+from workers.vllm.release.extra_args import NAMES
 
 pytestmark = [
     pytest.mark.integration,

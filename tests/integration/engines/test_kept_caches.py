@@ -118,11 +118,11 @@ class TestStates:
     @pytest.mark.parametrize("kind", ["CircularBufferSpec", "KpoolTailSpec"])
     def test_rings_of_keys_that_are_not_yet_compressed_are_states(self, kind: str) -> None:
         """GLM-5.3-Flash's by the names of vLLM 0.32 and 0.30: one block a sequence, carried on."""
-        from workers.vllm import cache_compat
+        from workers.vllm.release import kv_caches
 
         group = SimpleNamespace(kv_cache_spec=type(kind, (), {})())
-        assert cache_compat.cache_kind(group) == "state"
-        assert cache_compat.carries_state(group)
+        assert kv_caches.cache_kind(group) == "state"
+        assert kv_caches.carries_state(group)
 
     def test_of_a_kind_that_this_node_does_not_know_are_refused(self) -> None:
         class Mamba2AttentionMetadataBuilder(SimpleNamespace):
@@ -177,30 +177,30 @@ class TestMemory:
 
 class TestTables:
     def test_a_checkpoint_of_the_prefill_is_not_left_in_its_state(self) -> None:
-        from workers.vllm import cache_compat
         from workers.vllm.forward.layout import BlockTables
+        from workers.vllm.release import kv_caches
 
         kept = kept_of()
         groups = kept.groups
         state = groups[1].group
         state.kv_cache_spec = SimpleNamespace(block_size=BLOCK, num_prefill_checkpoint_blocks=1)
-        assert [cache_compat.checkpoints(state, n) for n in (1, 16, 17, 33)] == [0, 0, 1, 2]
+        assert [kv_caches.checkpoints(state, n) for n in (1, 16, 17, 33)] == [0, 0, 1, 2]
         tables = BlockTables(groups, 2, BLOCK + 1, 3 * BLOCK, torch.device("cpu")).tables
         assert tables[1].tolist() == [[0, 1, 1], [0, 2, 2]]
 
     def test_where_vllm_looks_for_a_state_there_is_one(self) -> None:
         """In the column of the last position, and in those behind it that speculation takes."""
-        from workers.vllm import cache_compat
+        from workers.vllm.release import kv_caches
 
         for speculative in (0, 2):
             spec = SimpleNamespace(block_size=BLOCK, num_speculative_blocks=speculative)
             group = SimpleNamespace(kv_cache_spec=spec)
             for length in (1, BLOCK, BLOCK + 1, 5 * BLOCK):
-                width = cache_compat.state_table_width(group, length)
+                width = kv_caches.state_table_width(group, length)
                 assert (length - 1) // BLOCK + speculative < width
 
     def test_a_builder_that_was_told_chats_states_takes_the_proofs(self) -> None:
-        from workers.vllm import cache_compat
+        from workers.vllm.release import kv_caches
 
         class Told(SimpleNamespace):
             def build(self, _prefix: int, common: Any) -> Any:
@@ -211,7 +211,7 @@ class TestTables:
         )
         group = SimpleNamespace(get_metadata_builder=lambda _: builder)
         fields = metadata_fields(3)
-        assert cache_compat.build_attention_metadata(group, **fields) == [[1], [2], [3]]
+        assert kv_caches.build_attention_metadata(group, **fields) == [[1], [2], [3]]
         assert builder.mamba_aligned_state_indices == "chat's"
 
     def test_a_ring_that_a_part_of_the_prefill_left_is_where_steps_look_for_it(self) -> None:
@@ -249,7 +249,7 @@ class TestTables:
 
     def test_a_builder_that_makes_large_blocks_of_small_ones_gets_the_small_ones(self) -> None:
         """vLLM 0.30's for GLM-5.3-Flash's indexer: its cache has larger blocks than its table."""
-        from workers.vllm import cache_compat
+        from workers.vllm.release import kv_caches
 
         class Merging(SimpleNamespace):
             def build(self, _prefix: int, common: Any) -> Any:
@@ -261,7 +261,7 @@ class TestTables:
         group = SimpleNamespace(get_metadata_builder=lambda _: builder)
         fields = metadata_fields(3)
         fields["block_table_tensor"] = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32)
-        found = cache_compat.build_attention_metadata(group, **fields)
+        found = kv_caches.build_attention_metadata(group, **fields)
         assert found == fields["block_table_tensor"].tolist()
 
 

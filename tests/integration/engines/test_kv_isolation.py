@@ -348,15 +348,13 @@ class TestPages:
         assert zeros_like(live, 1, 5, BLOCK).stride() == (5 * BLOCK, BLOCK, 1)
 
     def test_a_kernels_alignment_is_kept(self) -> None:
-        from workers.vllm import cache_compat
+        from workers.vllm.release import kv_caches
 
         spec = SimpleNamespace(
             block_size=BLOCK, page_size_padded=1700, get_block_stride_alignment=lambda: 576
         )
-        assert cache_compat.page_bytes(group_of(spec), "0", 1584) == 1728
-        assert (
-            cache_compat.page_bytes(group_of(SimpleNamespace(block_size=BLOCK)), "0", 1584) == 1584
-        )
+        assert kv_caches.page_bytes(group_of(spec), "0", 1584) == 1728
+        assert kv_caches.page_bytes(group_of(SimpleNamespace(block_size=BLOCK)), "0", 1584) == 1584
 
 
 class TestProvable:
@@ -364,9 +362,9 @@ class TestProvable:
 
     @staticmethod
     def why_not(model: Any, cache_dtype: str = "auto") -> str | None:
-        from workers.vllm import cache_compat
+        from workers.vllm.release import kv_caches
 
-        return cache_compat.why_not_provable(model, cache_dtype)
+        return kv_caches.why_not_provable(model, cache_dtype)
 
     @pytest.mark.parametrize("cache_dtype", ["fp8_per_token_head", "int8_per_token_head"])
     def test_caches_with_scales_elsewhere_are_refused(self, cache_dtype: str) -> None:

@@ -62,9 +62,9 @@ class Parser:
         """SystemExit: vLLM does not take them."""
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        from workers.vllm import compat
+        from workers.vllm.release import api_server
 
-        found: Namespace = compat.serve_parser(FlexibleArgumentParser()).parse_args(words)
+        found: Namespace = api_server.serve_parser(FlexibleArgumentParser()).parse_args(words)
         return found
 
 
@@ -228,10 +228,10 @@ def test_no_mutant_reads_opens_or_runs_anything(parse: Parser, watched: Watched)
 def _all_options(parse: Parser) -> list[str]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from workers.vllm import compat
+    from workers.vllm.release import api_server
 
-    parser = compat.serve_parser(FlexibleArgumentParser())
-    return [f"--{name}" for name in sorted(compat.known_arguments(parser)) if len(name) > 3]
+    parser = api_server.serve_parser(FlexibleArgumentParser())
+    return [f"--{name}" for name in sorted(api_server.known_arguments(parser)) if len(name) > 3]
 
 
 # What a CPU cannot do of these words, or a tiny model: kernels of GPUs, their cache in 8 bits,

@@ -1,5 +1,5 @@
 """How the server's side tells the engine's side what a request asks for: beside the request, in the
-context of the task that answers; then in `SamplingParams.extra_args`, by the names below.
+context of the task that answers; then in `SamplingParams.extra_args` (release/extra_args.py).
 
 A client's own entries of these names (`vllm_xargs`) are dropped, whatever path they came by."""
 
@@ -9,16 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-# A list of ints: the answer's tokens, in the vocabulary.
-KNOWN_TOKENS = "proofline_known_tokens"
-# "raw_logprobs" or "processed_logprobs"; without it: the deployment's --logprobs-mode.
-LOGPROBS_MODE = "proofline_logprobs_mode"
-# 1: the answer's tokens shall be their ids in decimal.
-TOKEN_IDS = "proofline_token_ids"
-# What the engine's side tells its ranks; nothing that comes from outside.
-PASS = "proofline_pass"
+from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS
 
-NAMES = (KNOWN_TOKENS, LOGPROBS_MODE, TOKEN_IDS, PASS)
 # Of SamplingParams: what asks for logprobs.
 _LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 

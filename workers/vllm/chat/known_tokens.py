@@ -7,6 +7,7 @@ completions, streams, tools, reasoning.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -14,12 +15,12 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from workers.engines.validations import Validations, Way
-from workers.vllm.chat import compat
-from workers.vllm.chat.compat import Answer, Rows
 from workers.vllm.chat.errors import BadRequest, CannotForce
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE
 from workers.vllm.chat.limits import Limits
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
+from workers.vllm.release import answers
+from workers.vllm.release.answers import Answer, Rows
+from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE
 
 # Of `generate`'s arguments, what a request for rows has too.
 _PASSED_ON = ("lora_request", "priority", "data_parallel_rank")
@@ -126,7 +127,10 @@ class KnownTokens:
         self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]
     ) -> AsyncIterator[Any]:
         began = time.monotonic()
-        bare, known = compat.without_known(params)
+        # Without the known tokens, which vLLM would copy and check one by one.
+        bare = copy.copy(params)
+        bare.extra_args = dict(params.extra_args)
+        known = bare.extra_args.pop(KNOWN_TOKENS)
         request = await self._checked(prompt, bare, request_id, named)
         answer = Answer(self._llm, request, prompt.get("prompt"), known)
         way = self._way(params)
@@ -175,7 +179,7 @@ class KnownTokens:
         )
         known = {**prompt, "prompt_token_ids": [*before, *tokens[:-1]]}
         for skip in skip_cache:
-            params = compat.pass_params(scoring, skip)
+            params = answers.pass_params(scoring.n_best, scoring.told(), skip)
             output = await self._last(known, params, f"{request_id}-pass", named)
             rows: Rows = output.prompt_logprobs
             if len(rows) == len(tokens):
@@ -187,7 +191,7 @@ class KnownTokens:
     ) -> Rows:
         """One decode step a token. What a grammar has refused, and all after it, is scored without
         the grammar."""
-        params = compat.step_params(params, tokens, self._mode_of(params))
+        params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)
         (choice,) = output.outputs
         rows = Rows.of(choice.logprobs)

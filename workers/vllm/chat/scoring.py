@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, PASS
+from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, PASS
 
 RAW = "raw_logprobs"
 PROCESSED = "processed_logprobs"

@@ -12,10 +12,10 @@ import numpy as np
 from poc_core.serving.chat_distance import NEVER, position_distance
 from workers.engines.kinds import Validation
 from workers.engines.validations import Way
-from workers.vllm.chat import compat
-from workers.vllm.chat.compat import Rows
 from workers.vllm.chat.known_tokens import KnownTokens
 from workers.vllm.chat.scoring import PROCESSED, RAW
+from workers.vllm.release import answers
+from workers.vllm.release.answers import Rows
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
     prompt = {"type": "token", "prompt_token_ids": ids[: max(1, room)]}
     most = config.max_logprobs
     n_best = _BEST if most == -1 else min(_BEST, most)
-    params = compat.trial_params(min(_TOKENS, max(1, room)), n_best, PROCESSED if n % 2 else RAW)
+    params = answers.trial_params(min(_TOKENS, max(1, room)), n_best, PROCESSED if n % 2 else RAW)
     async for output in known.generate(prompt, params, f"validation-trial-{n}"):
         last = output
     return _Decoded(prompt, params, last)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from workers.vllm.chat import compat
 from workers.vllm.chat.rows import Collected, take
 from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
+from workers.vllm.release import answers
 
 
 class V1Hooks:
@@ -70,10 +70,10 @@ class V1Hooks:
             start = runner.requests[request].num_computed_tokens
             at = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request]])
             chunks.append((collected, hidden[at : at + n], start))
-        take(chunks, runner.model.compute_logits, compat.cut)
+        take(chunks, runner.model.compute_logits, answers.cut)
         for request in [name for name, one in self._passes.items() if one.is_whole]:
             rows = self._passes.pop(request).rows()
-            answer[request] = compat.prompt_logprobs(*(one.cpu() for one in rows))
+            answer[request] = answers.prompt_logprobs(*(one.cpu() for one in rows))
         return answer
 
     def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> torch.Tensor:

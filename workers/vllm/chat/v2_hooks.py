@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from workers.vllm.chat import compat
 from workers.vllm.chat.rows import Collected, take
 from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
+from workers.vllm.release import answers
 
 
 class V2Hooks:
@@ -79,9 +79,9 @@ class V2Hooks:
             start = int(batch.num_computed_prefill_tokens_np[place])
             at, n = int(batch.query_start_loc_np[place]), int(batch.num_scheduled_tokens[place])
             chunks.append((collected, hidden[at : at + n], start))
-        take(chunks, logits, compat.cut)
+        take(chunks, logits, answers.cut)
         for request in [name for name, one in self._passes.items() if one.is_whole]:
-            answer[request] = compat.prompt_logprobs(*self._passes.pop(request).rows())
+            answer[request] = answers.prompt_logprobs(*self._passes.pop(request).rows())
         return answer
 
     def sample(

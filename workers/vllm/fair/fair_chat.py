@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from poc_core.fair.turns import BUDGET, Turns
-from workers.vllm.chat import compat
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
@@ -20,6 +19,7 @@ from workers.vllm.fair.grammars import Grammars, text_of
 from workers.vllm.fair.parts import Parts
 from workers.vllm.fair.whole_answers import WholeAnswers
 from workers.vllm.fair.wide_answers import MOST, USUAL, WideAnswers
+from workers.vllm.release import answers
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ class FairChat:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._turns = Turns()
-        self._grammars = Grammars(lambda: compat.vocabulary(llm))
+        self._grammars = Grammars(lambda: answers.vocabulary(llm))
         self._wide = WideAnswers(self._others_go_on)
-        self._compiles = compat.compiles_by_xgrammar(llm)
+        self._compiles = answers.compiles_by_xgrammar(llm)
         self._n_late = 0  # tokens of late steps, since others have had the loop
 
     def format_in_turns(self, app: Any) -> None:
@@ -129,7 +129,7 @@ class FairChat:
                         raise BadRequest(_DEAD_END, _GRAMMAR)
                     yield output
         except Exception as error:
-            why = compat.why_no_grammar(error, *asked)
+            why = answers.why_no_grammar(error, *asked)
             if why is None or self._llm.errored:
                 raise
             raise BadRequest(why, _GRAMMAR) from error

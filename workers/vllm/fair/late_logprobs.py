@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.vllm.chat import compat
+from workers.vllm.release import answers
 
 # Tokens before one that vLLM looks at for its text: more than a character has bytes.
 _CONTEXT = 4
@@ -46,7 +46,7 @@ def keep_late(processor: Any, request: Any) -> None:
         of_prompt.num_logprobs = found.num_prompt_logprobs
     if plain or of_prompt:
         # No circle: an answer's numbers are gone with it.
-        forgets = compat.hands_over_each_step(state)
+        forgets = answers.hands_over_each_step(state)
         found.update_from_output = partial(_keep, weakref.proxy(found), plain, of_prompt, forgets)
 
 
@@ -90,11 +90,11 @@ def made(logprobs: Sequence[Any]) -> Sequence[Any]:
     first: Late = logprobs[0]
     processor = copy.copy(first.plain)
     processor.logprobs = [{token: None} for token in first.before]
-    rows = compat.Rows(
+    rows = answers.Rows(
         np.stack([one.ids for one in logprobs]),
         np.stack([one.logprobs for one in logprobs]),
         np.array([one.rank for one in logprobs]),
     )
-    processor.update_from_output(compat.told("", [], rows))
+    processor.update_from_output(answers.told("", [], rows))
     found: list[Any] = processor.logprobs[len(first.before) :]
     return found

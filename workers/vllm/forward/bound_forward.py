@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from poc_core.schemes.base import LayerTransform
-from workers.vllm import compat
 from workers.vllm.forward.handed_on import handed_on, with_all
 from workers.vllm.forward.layout import Layout
 from workers.vllm.forward.quick_block_experts import QuickBlockExperts
@@ -20,6 +19,7 @@ from workers.vllm.forward.quick_norms import QuickNorms
 from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.forward.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.watch import Watch
+from workers.vllm.release import custom_ops, model_parts
 
 # Outputs that the network transforms, hidden_states and residual; hyper-connections give more.
 _TERMS = 2
@@ -36,14 +36,14 @@ class BoundForward:
         owner: nn.Module | None,
         gates: Gates,
     ):
-        """`config`: vLLM's; `owner`: see compat.layer_owner."""
+        """`config`: vLLM's; `owner`: see model_parts.layer_owner."""
         self._model = model
         self._config = config
         self._layers = layers
-        self._own = compat.own_layers(layers)
+        self._own = model_parts.own_layers(layers)
         self._owner = owner
         self._gates = gates
-        self._late_norm = compat.norm_left_to_logits(model)
+        self._late_norm = model_parts.norm_left_to_logits(model)
         self._quick = QuickOperations()
         experts = (QuickExperts(), QuickBlockExperts(), QuickMarlin())
         self._stand_ins = (self._quick, QuickNorms(), *experts)
@@ -72,18 +72,20 @@ class BoundForward:
             transformed(self._layers, layers, transform, watch),
             self._gates.seeded(layers, experts),
             handed_on(self._layers, layers, self._own, state) as kept,
-            compat.virtual_stage(self._owner, layers, len(self._layers)),
-            compat.forward_context(metadata, self._config, layout.n_tokens, layout.slot_mapping),
-            compat.fused_kernels(),
+            model_parts.virtual_stage(self._owner, layers, len(self._layers)),
+            model_parts.forward_context(
+                metadata, self._config, layout.n_tokens, layout.slot_mapping
+            ),
+            custom_ops.fused_kernels(),
             self._stood_in(),
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             output = self._model(positions=layout.positions, **absent | given)
             if layers.stop < len(self._layers):
-                return compat.intermediate(with_all(output.tensors, kept))
+                return model_parts.intermediate(with_all(output.tensors, kept))
             if self._late_norm is None:
                 return output
-            return self._late_norm(compat.final_hidden_states(output))
+            return self._late_norm(model_parts.final_hidden_states(output))
 
     @contextmanager
     def _stood_in(self) -> Iterator[None]:
@@ -99,7 +101,7 @@ class BoundForward:
 
     def forget_unfinished(self) -> None:
         """Cleans up after a forward that an exception ended."""
-        compat.forget_unfinished_forward(self._model)
+        model_parts.forget_unfinished_forward(self._model)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.vllm import compat
+from workers.vllm.release import model_parts, parallel
 
 
 class HandOver:
@@ -30,23 +30,25 @@ class HandOver:
 
     def send(self, activations: dict[str, torch.Tensor]) -> None:
         """Sends activations to the next stage."""
-        compat.wait_for_pending_sends(self._worker)
-        self._sends += [(handle, activations) for handle in compat.send_to_next_stage(activations)]
+        parallel.wait_for_pending_sends(self._worker)
+        self._sends += [
+            (handle, activations) for handle in parallel.send_to_next_stage(activations)
+        ]
 
     def receive(self, n_tokens: int) -> dict[str, torch.Tensor]:
         """Activations from the stage before."""
-        activations = compat.between_stages(self._model, n_tokens, self._dtype, self._device)
-        compat.receive_from_previous_stage(activations)
+        activations = model_parts.between_stages(self._model, n_tokens, self._dtype, self._device)
+        parallel.receive_from_previous_stage(activations)
         return activations
 
     def send_points(self, points: torch.Tensor) -> None:
         """Sends points from the last stage to the first, for the next step's inputs."""
-        self._sends.append((compat.send_to_first_stage(points), {"points": points}))
+        self._sends.append((parallel.send_to_first_stage(points), {"points": points}))
 
     def receive_points(self, n: int) -> torch.Tensor:
         """Points from the last stage, int64 (n,)."""
         points = torch.empty(n, dtype=torch.int64, device=self._device)
-        compat.receive_from_last_stage(points)
+        parallel.receive_from_last_stage(points)
         return points
 
     def forget(self) -> None:

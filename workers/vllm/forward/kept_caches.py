@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from workers.vllm import cache_compat
 from workers.vllm.forward.kv_isolation import ScratchCaches
+from workers.vllm.release import kv_caches
 
 # Share of the memory that is free when the engine has started.
 _SHARE_OF_FREE = 0.5
@@ -78,7 +78,7 @@ class KeptCaches:
     def why_not(self) -> str | None:
         """Why steps cannot be computed with this model."""
         for group in self.groups:
-            if group.is_state and not cache_compat.carries_state(group.group):
+            if group.is_state and not kv_caches.carries_state(group.group):
                 return (
                     "Decode proofs cannot be computed with this model on vLLM: whether the state of"
                     f" its {type(group.group.get_metadata_builder(0)).__name__} is carried from"

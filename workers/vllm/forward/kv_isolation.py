@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.vllm import cache_compat
+from workers.vllm.release import kv_caches
 
 # Block 0 is vLLM's null block; sequences are laid out from block 1 on.
 FIRST_BLOCK = 1
@@ -64,9 +64,9 @@ class ScratchCaches:
         self._layers = layers
         self._caches: dict[tuple[Any, ...], list[Tensor]] = {}
         self.groups: list[ScratchGroup] = []
-        for group in cache_compat.attention_groups(runner):
+        for group in kv_caches.attention_groups(runner):
             names = tuple(group.layer_names)
-            kind = cache_compat.cache_kind(group)
+            kind = kv_caches.cache_kind(group)
             if kind is None:
                 raise NotIsolatableError(
                     f"layers {names[0]} .. keep a {type(group.kv_cache_spec).__name__} cache, which"
@@ -81,9 +81,9 @@ class ScratchCaches:
                     f"layer {names[0]} binds {len(live)} tensors as its cache, which cannot be"
                     " isolated from chat"
                 )
-            block_dim = cache_compat.cache_block_dim(group, live[0])
+            block_dim = kv_caches.cache_block_dim(group, live[0])
             self.groups.append(
-                ScratchGroup(group, cache_compat.kernel_block_size(group), names, block_dim, False)
+                ScratchGroup(group, kv_caches.kernel_block_size(group), names, block_dim, False)
             )
         isolated = {name for group in self.groups for name in group.layer_names}
         for name in layers:
@@ -93,7 +93,7 @@ class ScratchCaches:
                     " isolated from chat; compute proofs with another model"
                 )
         self._sources = {
-            name: source for name in isolated if (source := cache_compat.cache_source(layers[name]))
+            name: source for name in isolated if (source := kv_caches.cache_source(layers[name]))
         }
         self._places = {
             name: place
@@ -268,9 +268,7 @@ class ScratchCaches:
     def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:
         """Elements from one block to the next."""
         content = _block_extent(live, group.block_dim) * live.element_size()
-        page = (
-            cache_compat.page_bytes(group.group, name, content) if not group.is_state else content
-        )
+        page = kv_caches.page_bytes(group.group, name, content) if not group.is_state else content
         return -(-page // live.element_size())
 
 

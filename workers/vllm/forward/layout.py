@@ -12,9 +12,9 @@ import torch
 from cachetools import LRUCache
 
 from poc_core.schemes.base import Batch
-from workers.vllm import cache_compat
 from workers.vllm.forward.kept_caches import KeptCaches, Place
 from workers.vllm.forward.kv_isolation import FIRST_BLOCK, ScratchCaches, ScratchGroup
+from workers.vllm.release import kv_caches
 
 # Full and last micro-batches of a few jobs.
 _LAYOUTS_KEPT = 8
@@ -41,9 +41,9 @@ class BlockTables:
             if group.is_state:
                 # As wide as where vLLM keeps checkpoints of the state: all blocks are this one,
                 # but the null block where a checkpoint of the first forward would follow the state.
-                width = cache_compat.state_table_width(group.group, capacity)
+                width = kv_caches.state_table_width(group.group, capacity)
                 blocks = blocks.repeat(1, width)
-                blocks[:, : cache_compat.checkpoints(group.group, rows)] = 0
+                blocks[:, : kv_caches.checkpoints(group.group, rows)] = 0
             self.tables.append(blocks.to(device, torch.int32).contiguous())
             self.first_slots.append((first[:, None] * group.block_size).to(device))
 
@@ -126,9 +126,9 @@ class Layout:
         of the same builders; building takes a slice of GLM-5.3-Flash longer than its layer.
         """
         groups = [one.group for one in self._tables.groups]
-        if self._builds != cache_compat.n_builds(groups):
+        if self._builds != kv_caches.n_builds(groups):
             self._metadata = self._build()
-            self._builds = cache_compat.n_builds(groups)
+            self._builds = kv_caches.n_builds(groups)
         return self._metadata
 
     def _build(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Layout:
         for group, table, slots in zip(
             self._tables.groups, self._tables.tables, self._slots, strict=True
         ):
-            metadata = cache_compat.build_attention_metadata(
+            metadata = kv_caches.build_attention_metadata(
                 group.group, block_table_tensor=table, slot_mapping=slots, **self._fields
             )
             by_layer.update(dict.fromkeys(group.layer_names, metadata))

@@ -21,7 +21,6 @@ from poc_core.schemes.decode.codebook import choose_codebook
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.ticks import Slice
-from workers.vllm import cache_compat, compat
 from workers.vllm.forward import profiler
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.hand_over import HandOver
@@ -34,6 +33,7 @@ from workers.vllm.forward.spent import Spent
 from workers.vllm.forward.step_graphs import StepGraphs
 from workers.vllm.forward.stopwatch import stopwatch_for
 from workers.vllm.forward.watch import Watch
+from workers.vllm.release import kv_caches, model_parts, parallel
 
 
 class ProofRunner:
@@ -49,22 +49,22 @@ class ProofRunner:
         self._dtype: torch.dtype = model_config.dtype
         self._hidden_size: int = model_config.get_hidden_size()
         text_config = model_config.hf_text_config
-        if why_not := cache_compat.why_not_provable(
+        if why_not := kv_caches.why_not_provable(
             self._model, self._config.cache_config.cache_dtype
         ):
             raise NotIsolatableError(why_not)
         self._found = find_decoder_layers(self._model, text_config.num_hidden_layers)
         self._layers = self._found.modules
         self._vocab_size = n_routed_tokens(text_config)
-        self._own = compat.own_layers(self._layers)
-        self._reports = self._own.stop == len(self._layers) and compat.is_first_tensor_rank()
+        self._own = model_parts.own_layers(self._layers)
+        self._reports = self._own.stop == len(self._layers) and parallel.is_first_tensor_rank()
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
         self._kept = KeptCaches(self._caches, self._device)
         self._gates = Gates(self._layers, self._own, text_config)
-        owner = compat.layer_owner(self._model, self._layers, text_config)
+        owner = model_parts.layer_owner(self._model, self._layers, text_config)
         self._sliceable = owner is not None
         self._bound = BoundForward(self._model, self._config, self._layers, owner, self._gates)
-        recorder = recorder_for(self._device, compat.recorded_sums)
+        recorder = recorder_for(self._device, parallel.recorded_sums)
         self._graphs = StepGraphs(
             self._bound,
             self._kept,
@@ -113,7 +113,7 @@ class ProofRunner:
     def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
         """Makes room for steps of decode proofs. `moe_layers`: layers of experts of each stage."""
         self._kept.reserve(n_places, n_tokens)
-        self._gates.first = sum(moe_layers[: compat.stage_index()])
+        self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
         """Turns recorded steps on or off; answers how many there are and what speaks against it."""
@@ -260,11 +260,11 @@ class ProofRunner:
         output: Any = self._operations(held, layers, step) if recorded is None else recorded
         if layers.stop == len(self._layers):
             if self._reports or not order.is_last(step):
-                hidden = compat.final_hidden_states(output)
+                hidden = model_parts.final_hidden_states(output)
                 shape = len(order.members(step)), len(order.positions(step)), -1
                 batch.take(step, hidden.view(shape))
             if order.has_points_after(step):
-                compat.as_first_tensor_rank_has_it(batch.points)
+                parallel.as_first_tensor_rank_has_it(batch.points)
             if order.is_last(step) and self._reports:
                 self._numbers[tuple(one)] = batch, _sent_to_host(batch.numbers())
         elif layers.stop == self._own.stop:
@@ -299,7 +299,7 @@ class ProofRunner:
         if layers.start == 0:
             given["inputs_embeds"] = batch.inputs(step)
         if held.state is not None:
-            given["intermediate_tensors"] = compat.intermediate(held.state)
+            given["intermediate_tensors"] = model_parts.intermediate(held.state)
             held.state = None
         return self._bound.run(
             layers,
@@ -354,7 +354,7 @@ class ProofRunner:
         self._numbers.clear()
         self._hand_over.forget()
         self._stopwatch = stopwatch_for(self._device)
-        compat.forget_unfinished_forward(self._model)
+        model_parts.forget_unfinished_forward(self._model)
 
     def _why_no_chains(self) -> str | None:
         """Why decode proofs cannot be computed with this model."""

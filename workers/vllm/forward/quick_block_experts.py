@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
 from workers.vllm.forward.quickest import quickest
+from workers.vllm.release import custom_ops
 
 # Tokens below which vLLM's tiles are others, some of which add in another way, and a trial is not
 # worth its time.
@@ -57,7 +57,7 @@ class QuickBlockExperts:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        module = compat.triton_experts()
+        module = custom_ops.triton_experts()
         self._experts = None if module is None else module.TritonExperts
         # Before another stand-in hides it.
         self._signature = None if module is None else inspect.signature(module.TritonExperts.apply)
@@ -103,7 +103,7 @@ class QuickBlockExperts:
                 or getattr(experts, "quantization_emulation", False)
             ):
                 return None
-            limit, powers = compat.limit_of_gates(experts), compat.scales_are_powers()
+            limit, powers = custom_ops.limit_of_gates(experts), custom_ops.scales_are_powers()
             if limit is not None and not powers:
                 return None
             from poc_core.fused.block_experts import Gates, Quantised, can_multiply
@@ -156,7 +156,7 @@ def compute(call: Call, first: Any, second: Any) -> None:
 
     n_experts, columns, middle = call.second.numbers.shape
     tokens, a_token = call.chosen.shape
-    rows = Rows(*compat.rows_of_experts(call.chosen, first.rows, n_experts))
+    rows = Rows(*custom_ops.rows_of_experts(call.chosen, first.rows, n_experts))
     n = rows_by_expert(rows, first)
     opened = Quantised(
         memory(call.spaces[0], call.x.numbers.dtype, n, middle),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
 from workers.vllm.forward.quickest import Compute, quickest
+from workers.vllm.release import custom_ops
 
 # Numbers of the input below which vLLM's tiles are others, and a trial is not worth its time.
 LEAST = 1 << 22
@@ -77,7 +77,7 @@ class QuickExperts:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        self._module = compat.triton_experts()
+        self._module = custom_ops.triton_experts()
         self._is_better: dict[Any, bool] = {}  # by what a trial is of
         # By the first product: whether both take less time with it written by expert.
         self._is_better_by_expert: dict[Any, bool] = {}
@@ -207,7 +207,7 @@ class QuickExperts:
 
         is_ours = (
             getattr(kind, "value", kind) == "silu"
-            and compat.limit_of_gates(experts) is None
+            and custom_ops.limit_of_gates(experts) is None
             and given.data_ptr() == product.out.data_ptr()
             and output.is_contiguous()
             and 2 * output.shape[-1] == product.weights.shape[1]

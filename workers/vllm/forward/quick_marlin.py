@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
 from workers.vllm.forward.quick_block_experts import in_place_of_apply, memory
+from workers.vllm.release import custom_ops
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class QuickMarlin:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        self._experts = compat.marlin_experts() if os.environ.get(SETTING) == ON else None
+        self._experts = custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None
         self._signature = self._experts and inspect.signature(self._experts.apply)
         self._is_right: dict[Any, bool] = {}  # by Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights
@@ -106,8 +106,8 @@ class QuickMarlin:
             call = Call(
                 out, x, (given["w1"], given["w2"]), (experts.w1_scale, experts.w2_scale),
                 share, chosen, (given["workspace13"], given["workspace2"]),
-                lambda rows: compat.sum_of_experts(experts, rows, out, chosen),
-                compat.limit_of_gates(experts) or 0.0,
+                lambda rows: custom_ops.sum_of_experts(experts, rows, out, chosen),
+                custom_ops.limit_of_gates(experts) or 0.0,
             )  # fmt: skip
             from poc_core.fused.marlin import can_unpack
 
@@ -168,7 +168,7 @@ def compute(call: Call, unpacked: Tensor) -> None:
         unpacked[: n * columns * depth].view(n, columns, depth) for n, columns, depth in call.shapes
     )
     tokens, a_token = call.chosen.shape
-    rows = Rows(*compat.rows_of_experts(call.chosen, tile.rows, len(first)))
+    rows = Rows(*custom_ops.rows_of_experts(call.chosen, tile.rows, len(first)))
     n = rows_by_expert(rows, tile)
     opened = memory(call.spaces[0], call.x.dtype, n, second.shape[2])
     unpack_(first, call.weights[0], call.scales[0], pairs=True)

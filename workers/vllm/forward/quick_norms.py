@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
+from workers.vllm.release import custom_ops
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class QuickNorms:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        self._class = compat.query_and_key_norms()
+        self._class = custom_ops.query_and_key_norms()
         self._ways: dict[Any, Norms] = {}  # by what a trial is of
 
     @contextmanager

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
 from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows
+from workers.vllm.release import custom_ops, parallel
 
 logger = logging.getLogger(__name__)
 
@@ -423,7 +423,7 @@ class SharedRouter:
 
     def __call__(self, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """`rest`: of later releases, whether Blackwell's kernel may be taken."""
-        rank, n_ranks = compat.tensor_ranks()
+        rank, n_ranks = parallel.tensor_ranks()
         key = (x.shape, x.dtype, weight.shape)
         is_right = self._is_right.get(key)
         if (
@@ -437,10 +437,10 @@ class SharedRouter:
         ):
             return cast(Tensor, self._own(x, weight, *rest))
         rows = len(x) // n_ranks
-        logits = compat.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight, *rest))
+        logits = parallel.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight, *rest))
         if is_right is None:  # all ranks say the same: else some would wait for the others
             own = self._own(x, weight, *rest)
-            self._is_right[key] = compat.do_all_tensor_ranks(torch.equal(own, logits))
+            self._is_right[key] = parallel.do_all_tensor_ranks(torch.equal(own, logits))
             if not self._is_right[key]:
                 logger.warning("routing %d rows by shares gives other bits: not done", len(x))
                 return cast(Tensor, own)
@@ -451,15 +451,15 @@ class QuickOperations:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        own = {name: compat.operation(name) for name in OPERATIONS}
+        own = {name: custom_ops.operation(name) for name in OPERATIONS}
         self._stand_ins: dict[str, Any] = {
             name: StandIn(name, one) for name, one in own.items() if one
         }
-        if router := compat.operation(ROUTER):
+        if router := custom_ops.operation(ROUTER):
             self._stand_ins[ROUTER] = SharedRouter(router)
-        if products := compat.operation(MARLIN):
+        if products := custom_ops.operation(MARLIN):
             try:
-                self._stand_ins[MARLIN] = OrderedRows(products, compat.argument_names(products))
+                self._stand_ins[MARLIN] = OrderedRows(products, custom_ops.argument_names(products))
             except (ValueError, AttributeError) as error:  # another release's arguments
                 logger.warning("Marlin's experts may give other bits each time: %s", error)
 
@@ -470,4 +470,4 @@ class QuickOperations:
 
     def bound(self) -> AbstractContextManager[None]:
         """Within, vLLM's model calls the kernels."""
-        return compat.in_place_of_operations(self._stand_ins)
+        return custom_ops.in_place_of_operations(self._stand_ins)

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from poc_core.arithmetic import reflections
 from poc_core.schemes.base import Batch
-from workers.vllm import cache_compat, compat
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kept_caches import KeptCaches, Place
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
 from workers.vllm.forward.recording import NotReplayableError, Recorder, Replay, why_off
 from workers.vllm.forward.seeded_gates import Gates
+from workers.vllm.release import kv_caches, model_parts, parallel
 from workers.vllm.shortage import is_of_memory
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class StepGraphs:
         self.on = False
         self.recorded = 0  # graphs so far
         self._most = sys.maxsize  # nonces for whose graph there is memory
-        n_stages = compat.n_stages()
-        self._together = compat.tensor_ranks()[1] > 1
+        n_stages = parallel.n_stages()
+        self._together = parallel.tensor_ranks()[1] > 1
         self.why_not = why_off(self._together)
         self._forward = forward
         self._kept = kept
@@ -95,7 +95,7 @@ class StepGraphs:
             *place.shape,
             len(batch.nonces),
             batch.order.shape.positions,
-            *cache_compat.workspaces(alike_on_ranks=self._together),
+            *kv_caches.workspaces(alike_on_ranks=self._together),
         )
         if step == batch.order.n_parts:
             self._begun[key] = self._begun.get(key, 0) + 1
@@ -162,7 +162,7 @@ def _on_all_ranks(work: Callable[[], T]) -> T:
         done = work()
     except Exception as error:
         failure = error
-    if not compat.do_all_tensor_ranks(failure is None):
+    if not parallel.do_all_tensor_ranks(failure is None):
         raise failure or NotReplayableError("another rank could not do it")
     return done
 
@@ -218,7 +218,7 @@ class RecordedStep:
             self._vectors.copy_(batch.layer_vectors)
         if len(self._hashes):
             self._hashes.copy_(batch.route_hashes(step, self._part.moe_layers))
-        metadata = cache_compat.of_any_step(self._layout.metadata())
+        metadata = kv_caches.of_any_step(self._layout.metadata())
         self._metadata = (
             metadata if self._metadata is None else self._recorder.renewed(self._metadata, metadata)
         )
@@ -247,9 +247,9 @@ class RecordedStep:
         assert self._replay is not None, "nothing was recorded"
         output = self._replay()
         if self._part.layers.stop == self._part.n_layers:
-            return compat.final_hidden_states(output)
+            return model_parts.final_hidden_states(output)
         # It is still being sent when the next replay fills the recorded tensors.
-        return compat.intermediate({name: x.clone() for name, x in output.tensors.items()})
+        return model_parts.intermediate({name: x.clone() for name, x in output.tensors.items()})
 
     def _given(self) -> dict[str, Any]:
         """The model's arguments. Layers add to what they are given, so it is a copy."""
@@ -258,7 +258,7 @@ class RecordedStep:
             given["input_ids"] = self._token_ids
         if self._state:
             state = {name: x.clone() for name, x in self._state.items()}
-            given["intermediate_tensors"] = compat.intermediate(state)
+            given["intermediate_tensors"] = model_parts.intermediate(state)
         else:
             given["inputs_embeds"] = self._inputs.clone()
         return given

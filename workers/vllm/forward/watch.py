@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.vllm import compat
 from workers.vllm.forward.kv_isolation import ScratchCaches
+from workers.vllm.release import parallel
 
 
 class Watch:
@@ -21,7 +21,7 @@ class Watch:
 
     def look(self, hidden_states: Tensor) -> None:
         """Looks at a layer's output, on all ranks alike."""
-        self.replicated &= compat.is_replicated(hidden_states)
+        self.replicated &= parallel.is_replicated(hidden_states)
 
     def touched(self) -> list[str]:
         """The layers in whose chat cache something has changed."""

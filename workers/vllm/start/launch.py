@@ -62,13 +62,13 @@ async def start(
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from workers.vllm import compat
+    from workers.vllm.release import engine_core
 
-    with lone_rank_in_core(engine_args, config), main_of_children():
+    with engine_core.lone_rank_in_core(engine_args, config), main_of_children():
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[compat.step_logger(on_step)],
+            stat_loggers=[engine_core.step_logger(on_step)],
             enable_log_requests=engine_args.enable_log_requests,
             disable_log_stats=engine_args.disable_log_stats,
         )
@@ -102,8 +102,8 @@ def _configured(
         from vllm.usage.usage_lib import UsageContext
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        from workers.vllm import compat
-        from workers.vllm.start import known_faults, log_patterns, random_weights
+        from workers.vllm.release import api_server, custom_ops, engine_core, faults, model_parts
+        from workers.vllm.start import log_patterns, random_weights
     except ImportError as error:
         raise ProoflineError(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
@@ -115,39 +115,39 @@ def _configured(
         # Otherwise vLLM compiles some helpers at their first use, and the first chat request for
         # logprobs waits for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        compat.look_at_models_here()
+        model_parts.look_at_models_here()
         cpu_threads.divide(options.n_devices_here)
         # By default glibc returns large activations to the kernel after each use, and gets the
         # memory again page by page, a third of the time of a batch of 8,192 tokens. The processes
         # that vLLM starts read these variables.
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
-    parser = compat.serve_parser(FlexibleArgumentParser())
-    compat.hold_tools_to_schemas(parser)
-    unknown = harmless(options.vllm_args) - compat.known_arguments(parser)
+    parser = api_server.serve_parser(FlexibleArgumentParser())
+    api_server.hold_tools_to_schemas(parser)
+    unknown = harmless(options.vllm_args) - api_server.known_arguments(parser)
     for name in sorted(unknown):
         logger.warning(log_patterns.LEAVES_OUT, name, vllm.__version__)
     args = parsed(parser, [*words, *without(options.vllm_args, unknown), *of_hosts])
     send_no_comments(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = EXTENSION
-    if why_not := known_faults.why_not_on_cpus(engine_args):
+    if why_not := faults.why_not_on_cpus(engine_args):
         raise _not_startable(options, why_not)
-    known_faults.avoid(engine_args)
+    faults.avoid(engine_args)
     random_weights.ask_for(str(engine_args.load_format))
     if not current_platform.is_cpu():
-        compat.enable_custom_ops(engine_args)
+        custom_ops.enable_custom_ops(engine_args)
         if options.decode_memory_gb and not any(
             "gpu-memory-util" in word for word in options.vllm_args
         ):
-            compat.leave_memory(engine_args, options.decode_memory_gb)
+            engine_core.leave_memory(engine_args, options.decode_memory_gb)
     # With the defaults of `vllm serve`; the defaults of a bare engine allow fewer sequences.
     config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER, headless=headless)
     if not names_grammars(options.vllm_args):
         # By default vLLM keeps the backend that the first grammar needs, and refuses grammars for
         # other backends. Only xgrammar is checked before a request reaches the engine.
         config.structured_outputs_config.backend = "xgrammar"
-    if why_not := known_faults.why_not_startable(config):
+    if why_not := faults.why_not_startable(config):
         raise _not_startable(options, why_not)
     return args, engine_args, config
 
@@ -208,33 +208,6 @@ def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
     return [*words, "--enforce-eager"] if on_cpu else words
 
 
-@contextmanager
-def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
-    """Makes an engine core with only one rank compute in the core's process, as on a GPU.
-
-    On CPUs vLLM starts another process for that rank, because OpenMP reads the places of its
-    threads at process start. Here the core starts with those places. This saves a third of the CPU
-    time and memory of a start.
-    """
-    parallel = config.parallel_config
-    lone = parallel.world_size == parallel.data_parallel_size == 1
-    if (
-        not lone
-        or engine_args.distributed_executor_backend
-        or parallel.distributed_executor_backend != "mp"
-    ):
-        yield
-        return
-    try:
-        from vllm.utils.ompmultiprocessing import OMPProcessManager
-    except ImportError:  # a release without this manager
-        yield
-        return
-    parallel.distributed_executor_backend = "uni"
-    with OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0):
-        yield
-
-
 async def serve(
     llm: Any,
     args: Any,
@@ -249,13 +222,13 @@ async def serve(
     """
     import uvicorn
 
-    from workers.vllm import compat
     from workers.vllm.chat.strangers import guarded
+    from workers.vllm.release import api_server
 
-    app = await compat.openai_app(llm, args)
+    app = await api_server.openai_app(llm, args)
     pipeline.fair.format_in_turns(app)
-    compat.check_bodies(app, pipeline.read)
-    paths = passed_on(compat.routes(app))
+    api_server.check_bodies(app, pipeline.read)
+    paths = passed_on(api_server.routes(app))
 
     def is_lost() -> bool:
         return bool(llm.errored)

@@ -33,7 +33,7 @@ _NOT_ON_HUB = re.compile(
 )
 _NOT_HERE = re.compile(r"outgoing traffic has been disabled")
 _NEEDS_TRUST = re.compile(r"(setting|argument|option) `trust_remote_code=True`")
-# Errors about a model family (known_faults.py).
+# Errors about a model family (release/faults.py).
 _NOT_ON_CPUS = re.compile(r"\bvLLM \S+ cannot compute \S+ on CPUs, ")
 _UNKNOWN = re.compile(r"\bvLLM \S+ does not know models of the kind ")
 DOES_NOT_FIT = (

@@ -91,7 +91,7 @@ def test_the_supported_releases_are_those_that_are_installed_and_documented() ->
         ".".join(map(str, version)) for version in (packages.OLDEST_VLLM, packages.TOO_NEW_VLLM)
     )
     assert f'"vllm>={oldest},<{too_new}"' in pyproject
-    assert packages.SUPPORTED_VLLM in (ROOT / "workers/vllm/compat.py").read_text()
+    assert packages.SUPPORTED_VLLM in (ROOT / "workers/vllm/release/__init__.py").read_text()
     python = re.search(r'requires-python = ">=(\d+)\.(\d+),<(\d+)\.(\d+)"', pyproject)
     assert python
     oldest_python, newest = packages.OLDEST_PYTHON, packages.NEWEST_PYTHON

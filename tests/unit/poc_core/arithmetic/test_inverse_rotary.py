@@ -62,18 +62,18 @@ def test_heads_are_turned_back_and_quantised(case: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("n", [1, 130, 4099])
 @pytest.mark.parametrize("groups", [4, 8])
 def test_the_bits_are_those_of_vllms_operation(n: int, groups: int) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+    from workers.vllm.release import custom_ops
 
     # Which registers it.
     pytest.importorskip("vllm.models.deepseek_v4.common.ops.fused_inv_rope_fp8_quant")
-    own: Any = compat.operation(NAME)
+    own: Any = custom_ops.operation(NAME)
     generator = torch.Generator("cuda").manual_seed(n)
     heads, head, turned = 8, 512, 64
     normal = torch.randn(n, groups * heads, head, generator=generator, device="cuda").bfloat16()
     angles = torch.randn(2048, turned, generator=generator, device="cuda")
     positions = torch.randint(2048, (n,), generator=generator, device="cuda")
-    newer = (True,) if len(compat.argument_names(own)) > 15 else ()
+    newer = (True,) if len(custom_ops.argument_names(own)) > 15 else ()
     still = head - turned if newer else (head - turned) % GROUP
     rest = (GROUP, head // GROUP, still, turned // 2, False, MOST)
     sizes = (-(-n // 4) * 4, n, groups, heads * head, heads * head // GROUP, *newer)

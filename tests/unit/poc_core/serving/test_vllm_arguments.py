@@ -178,11 +178,11 @@ def test_a_beginning_of_several_names_is_asked_for_in_full() -> None:
 def test_a_beginning_stands_for_the_argument_that_vllm_takes_it_for() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from workers.vllm import compat
+    from workers.vllm.release import api_server
 
     names = {
         option.removeprefix("--")
-        for action in compat.serve_parser(FlexibleArgumentParser())._actions  # noqa: SLF001
+        for action in api_server.serve_parser(FlexibleArgumentParser())._actions  # noqa: SLF001
         for option in action.option_strings
         if option.startswith("--")
     }

@@ -175,7 +175,7 @@ class Front(engine.VllmEngine):
 
 @pytest.fixture
 async def front() -> Front:
-    pytest.importorskip("workers.vllm.compat")
+    pytest.importorskip("workers.vllm.release.api_server")
     return Front(asyncio.get_running_loop())
 
 

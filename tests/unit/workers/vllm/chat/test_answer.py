@@ -8,7 +8,7 @@ import pytest
 
 from cli.shipped import shipped_models
 from tests.harness.marks import needs_vllm
-from workers.vllm.chat.fields import TOKEN_IDS
+from workers.vllm.release.extra_args import TOKEN_IDS
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
@@ -36,7 +36,7 @@ def made(
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import EngineCoreRequest
 
-    from workers.vllm.chat.compat import Answer, Rows
+    from workers.vllm.release.answers import Answer, Rows
 
     params = SamplingParams(
         output_kind=RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY,
@@ -130,19 +130,19 @@ def test_a_pass_tells_its_rows_as_they_came(tokenizer: Any) -> None:
     from vllm.v1.engine.output_processor import OutputProcessor
 
     from tests.unit.workers.vllm.chat.test_rows import PLAIN
-    from workers.vllm.chat import compat
+    from workers.vllm.release import answers
 
-    params = compat.pass_params(PLAIN, skip_cache=False)
+    params = answers.pass_params(PLAIN.n_best, PLAIN.told(), skip_cache=False)
     request = EngineCoreRequest("a", [1, 2, 3], None, params, None, 0.0, None, None, None)
     request.external_req_id = "a"
     processor = OutputProcessor(tokenizer, log_stats=False)
     processor.add_request(request, None)
-    compat.shape_logprobs(processor, request)
+    answers.shape_logprobs(processor, request)
     ids, logprobs, ranks = torch.tensor([[4, 5]]), torch.tensor([[-2.0, -1.0]]), torch.tensor([7])
     told = EngineCoreOutput(
         "a",
         [0],
-        new_prompt_logprobs_tensors=compat.prompt_logprobs(ids.int(), logprobs, ranks.int()),
+        new_prompt_logprobs_tensors=answers.prompt_logprobs(ids.int(), logprobs, ranks.int()),
         finish_reason=FinishReason.LENGTH,
     )
     (output,) = processor.process_outputs([told]).request_outputs

@@ -11,7 +11,8 @@ import pytest
 from workers.vllm.chat.asgi import Receive, Scope, Send
 from workers.vllm.chat.chat_requests import ChatRequests
 from workers.vllm.chat.errors import BadRequest, CannotForce, Unavailable
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS, TOLD, Told
+from workers.vllm.chat.fields import TOLD, Told
+from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS
 
 CHAT = "/v1/chat/completions"
 KNOWN: dict[str, Any] = {"enforced_tokens": {"tokens": [{"token": "7"}]}}

@@ -8,8 +8,9 @@ import pytest
 
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest
-from workers.vllm.chat.fields import LOGPROBS_MODE, PASS, SALT, TOKEN_IDS, TOLD, Told
+from workers.vllm.chat.fields import SALT, TOLD, Told
 from workers.vllm.chat.limits import Limits
+from workers.vllm.release.extra_args import LOGPROBS_MODE, PASS, TOKEN_IDS
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
@@ -45,7 +46,7 @@ class Engine:
 
 @pytest.fixture
 def engine() -> Any:
-    from workers.vllm.chat.pipeline import ChatPipeline
+    from workers.vllm.chat_pipeline import ChatPipeline
 
     made = Engine()
     ChatPipeline(made, "").install()
@@ -147,7 +148,7 @@ def test_what_the_core_could_not_hold_never_reaches_it(engine: Any, asked: dict[
 
 
 def test_limits_are_those_of_the_installed_release() -> None:
-    from workers.vllm.chat import compat
+    from workers.vllm.release import answers
 
     pytest.importorskip("vllm.v1.worker.gpu.sample.logit_bias")
-    assert compat.limits() == Limits()
+    assert Limits(**answers.limits()) == Limits()

@@ -134,8 +134,8 @@ def test_looking_through_much_stops_for_others() -> None:
 
 @pytest.fixture
 def check_bodies() -> Callable[[Any, Any], None]:
-    compat = pytest.importorskip("workers.vllm.compat")
-    found: Callable[[Any, Any], None] = compat.check_bodies
+    api_server = pytest.importorskip("workers.vllm.release.api_server")
+    found: Callable[[Any, Any], None] = api_server.check_bodies
     return found
 
 

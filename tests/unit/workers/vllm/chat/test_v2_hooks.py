@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.harness.marks import needs_vllm
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, PASS
 from workers.vllm.chat.scoring import PROCESSED, RAW
+from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, PASS
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 

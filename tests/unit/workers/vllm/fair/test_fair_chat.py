@@ -16,7 +16,8 @@ import pytest
 from cli.shipped import shipped_models
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest
-from workers.vllm.chat.fields import CLIENT, TOKEN_IDS
+from workers.vllm.chat.fields import CLIENT
+from workers.vllm.release.extra_args import TOKEN_IDS
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
@@ -34,7 +35,7 @@ def tokenizer() -> Any:
 
 def installed(llm: Any) -> Any:
     """The steps of a chat around this engine."""
-    from workers.vllm.chat.pipeline import ChatPipeline
+    from workers.vllm.chat_pipeline import ChatPipeline
 
     pipeline = ChatPipeline(llm, "")
     pipeline.install()
@@ -85,10 +86,10 @@ class Llm:
 
     def _begin_answer(self, request: Any, *told: Any) -> None:
         """Names tokens as the pipeline does, also where that is not installed."""
-        from workers.vllm.chat import compat
+        from workers.vllm.release import answers
 
         self._begin(request, *told)
-        compat.shape_logprobs(self.output_processor, request)
+        answers.shape_logprobs(self.output_processor, request)
 
     async def generate(self, _prompt: Any, params: Any, request_id: str) -> Any:
         from vllm.v1.engine.output_processor import RequestOutputCollector

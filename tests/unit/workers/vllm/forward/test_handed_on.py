@@ -108,8 +108,8 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mo
 
 def parts(model: Model, cuts: tuple[int, ...], stage_ends: tuple[int, ...] = ()) -> Tensor:
     """The model's answer to layers that are cut there; `stage_ends`: where vLLM's stages end."""
-    from workers.vllm import compat
     from workers.vllm.forward.handed_on import handed_on, with_all
+    from workers.vllm.release import model_parts
 
     inputs = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(7))
     state: dict[str, Tensor] = {}
@@ -119,7 +119,7 @@ def parts(model: Model, cuts: tuple[int, ...], stage_ends: tuple[int, ...] = ())
         own = next(range(a, b) for a, b in pairwise(stages) if b >= stop)
         with (
             handed_on(model.layers, layers, own, state) as kept,
-            compat.virtual_stage(model, layers, N_LAYERS),
+            model_parts.virtual_stage(model, layers, N_LAYERS),
         ):
             found: Any = model(inputs, state)
         if stop < N_LAYERS:

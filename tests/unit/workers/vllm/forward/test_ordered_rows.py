@@ -82,12 +82,12 @@ def test_what_it_does_not_know_is_vllms_own_affair(ordered: list[Tensor]) -> Non
 def test_a_release_with_other_arguments_keeps_its_order(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward.quick_operations import QuickOperations
+    from workers.vllm.release import custom_ops
 
     own = {MARLIN: Products()}
-    monkeypatch.setattr(compat, "operation", own.get)
-    monkeypatch.setattr(compat, "argument_names", lambda _products: ["rows"])
+    monkeypatch.setattr(custom_ops, "operation", own.get)
+    monkeypatch.setattr(custom_ops, "argument_names", lambda _products: ["rows"])
     QuickOperations()
     [said] = caplog.messages
     assert said.startswith("Marlin's experts may give other bits each time: ")

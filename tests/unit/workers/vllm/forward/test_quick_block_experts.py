@@ -112,16 +112,16 @@ class Layer:
 
 @pytest.fixture
 def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_block_experts as quick  # here: it imports vLLM
     from workers.vllm.forward import quickest
+    from workers.vllm.release import custom_ops
 
     found = Layer()
     module = SimpleNamespace(
         TritonExperts=found.experts, invoke_fused_moe_triton_kernel=lambda: None
     )
-    monkeypatch.setattr(compat, "triton_experts", lambda: module)
-    monkeypatch.setattr(compat, "rows_of_experts", lambda _chosen, block, _n: (block,))
+    monkeypatch.setattr(custom_ops, "triton_experts", lambda: module)
+    monkeypatch.setattr(custom_ops, "rows_of_experts", lambda _chosen, block, _n: (block,))
     kernels = ModuleType("poc_core.fused.block_experts")
     vars(kernels).update(
         Gates=Gates, Quantised=Quantised, Tile=Tile,
@@ -132,7 +132,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     monkeypatch.setitem(sys.modules, "poc_core.fused.block_experts", kernels)
     monkeypatch.setattr(quick, "TILES", [((rows, False, 1, 4, 3),) * 2 for rows in (64, 128)])
     monkeypatch.setattr(quick, "LEAST", TOKENS)
-    monkeypatch.setattr(compat, "scales_are_powers", lambda: found.gates.powers)
+    monkeypatch.setattr(custom_ops, "scales_are_powers", lambda: found.gates.powers)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     times = iter(range(1000, 0, -1))  # each way that is timed takes less than the one before
     monkeypatch.setattr(quickest, "milliseconds", lambda _compute: float(next(times)))

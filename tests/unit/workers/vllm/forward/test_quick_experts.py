@@ -109,12 +109,12 @@ class Layer:
 
 @pytest.fixture
 def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_experts as quick  # here: it imports vLLM
     from workers.vllm.forward import quickest
+    from workers.vllm.release import custom_ops
 
     found = Layer()
-    monkeypatch.setattr(compat, "triton_experts", lambda: found.module)
+    monkeypatch.setattr(custom_ops, "triton_experts", lambda: found.module)
     kernels = ModuleType("poc_core.fused.experts")
     vars(kernels).update(
         product_=found.kernel, can_multiply=lambda *_: True, Rows=lambda *_: (), Tile=lambda *_: (),

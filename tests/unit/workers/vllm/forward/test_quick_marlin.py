@@ -45,13 +45,13 @@ vars(Marlin.apply)["__signature__"] = Signature(
 
 @pytest.fixture
 def experts(monkeypatch: pytest.MonkeyPatch) -> Marlin:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_marlin
+    from workers.vllm.release import custom_ops
 
     marlin = Marlin()
     marlin.by = []
     monkeypatch.setenv("POC_EXPERTS", "fast")
-    monkeypatch.setattr(compat, "marlin_experts", lambda: Marlin)
+    monkeypatch.setattr(custom_ops, "marlin_experts", lambda: Marlin)
     monkeypatch.setattr(fused, "is_on", lambda device: True)
     monkeypatch.setattr(quick_marlin, "LEAST", TOKENS * A_TOKEN)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**34, 2**34))

@@ -46,10 +46,10 @@ class Kernels:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_norms
+    from workers.vllm.release import custom_ops
 
-    norms: Any = compat.query_and_key_norms()
+    norms: Any = custom_ops.query_and_key_norms()
     found = Kernels(norms.forward_qk)
     monkeypatch.setattr(quick_norms, "in_one_pass", found)
     monkeypatch.setattr(quick_norms, "LEAST", 8 * 128)
@@ -60,9 +60,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
 def normed(quick: Any, n: int = 8) -> tuple[Tensor, Tensor]:
     """As vLLM's model asks."""
-    from workers.vllm import compat
+    from workers.vllm.release import custom_ops
 
-    norms: Any = compat.query_and_key_norms()
+    norms: Any = custom_ops.query_and_key_norms()
     with quick.bound():
         found: tuple[Tensor, Tensor] = norms.forward_qk(
             norm(128), norm(64), rows(n, 128), rows(n, 64)
@@ -71,10 +71,10 @@ def normed(quick: Any, n: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def test_kernels_compute_after_a_trial_and_vllms_own_outside(kernels: Kernels) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward.quick_norms import QuickNorms
+    from workers.vllm.release import custom_ops
 
-    quick, norms = QuickNorms(), compat.query_and_key_norms()
+    quick, norms = QuickNorms(), custom_ops.query_and_key_norms()
     own = norms.forward_qk  # type: ignore[union-attr]
     expected = own(norm(128), norm(64), rows(8, 128), rows(8, 64))
     for _ in range(2):
@@ -101,10 +101,10 @@ def test_where_bits_differ_vllms_own_stays(
 @pytest.mark.parametrize("columns", [(6144, 1024), (3072, 512), (4096, 132), (128, 128), (8192, 1)])
 def test_kernels_give_the_bits_of_vllms_norms(columns: tuple[int, int], n: int) -> None:
     from poc_core.fused.norms import can_norm
-    from workers.vllm import compat
     from workers.vllm.forward import quick_norms
+    from workers.vllm.release import custom_ops
 
-    norms: Any = compat.query_and_key_norms()
+    norms: Any = custom_ops.query_and_key_norms()
     args: list[Any] = [norm(one, "cuda") for one in columns]
     args += [rows(n, one, "cuda") for one in columns]
     if not all(map(can_norm, args[2:])):

@@ -53,8 +53,8 @@ class Computed:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_operations as quick  # here as below: it imports vLLM
+    from workers.vllm.release import custom_ops
 
     found = Computed()
     of = quick.OPERATIONS[QUANTISE]._replace(
@@ -64,7 +64,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
     monkeypatch.setattr(quick, "LEAST", 4 * GROUP)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    with compat.in_place_of_operations(
+    with custom_ops.in_place_of_operations(
         {QUANTISE: lambda _x, out, scales, *_rest: found.write("own", out, scales)}
     ):
         yield found
@@ -72,9 +72,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
 
 def operation() -> Any:
     """What vLLM's model finds now."""
-    from workers.vllm import compat
+    from workers.vllm.release import custom_ops
 
-    return compat.operation(QUANTISE)
+    return custom_ops.operation(QUANTISE)
 
 
 def quantise(quick: Any, rows: int = 4, **named: Any) -> None:
@@ -144,11 +144,11 @@ def test_small_calls_and_unknown_ones_and_those_being_recorded_are_vllms_own(
 
 
 def test_an_operation_that_this_release_lacks_is_gone_afterwards() -> None:
-    from workers.vllm import compat
+    from workers.vllm.release import custom_ops
 
-    with compat.in_place_of_operations({"_C::no_such_operation": print}):
-        assert compat.operation("_C::no_such_operation") is print
-    assert compat.operation("_C::no_such_operation") is None
+    with custom_ops.in_place_of_operations({"_C::no_such_operation": print}):
+        assert custom_ops.operation("_C::no_such_operation") is print
+    assert custom_ops.operation("_C::no_such_operation") is None
 
 
 def test_a_slice_that_an_exception_ends_leaves_vllms_own(computed: Computed) -> None:
@@ -176,8 +176,8 @@ def plainly_rotated(
 def test_queries_and_keys_are_turned_by_the_kernel_where_a_trial_finds_the_same(
     monkeypatch: pytest.MonkeyPatch, more: float
 ) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_operations as quick
+    from workers.vllm.release import custom_ops
 
     by = []
 
@@ -201,8 +201,8 @@ def test_queries_and_keys_are_turned_by_the_kernel_where_a_trial_finds_the_same(
     monkeypatch.setattr(quick, "LEAST", 600 * 4 * 64)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    with compat.in_place_of_operations({name: own}), quick.QuickOperations().bound():
-        turn: Any = compat.operation(name)
+    with custom_ops.in_place_of_operations({name: own}), quick.QuickOperations().bound():
+        turn: Any = custom_ops.operation(name)
         turn(*args, True)
         assert torch.equal(rows, expected)
         assert by == (["own", "kernel"] * 2 + ["kernel"] if not more else ["own", "kernel", "own"])
@@ -228,8 +228,8 @@ class Router:
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
     """Of the second of two ranks, whose first one computes and finds as it does."""
-    from workers.vllm import compat
     from workers.vllm.forward import quick_operations as quick
+    from workers.vllm.release import custom_ops, parallel
 
     found = Router()
 
@@ -239,10 +239,10 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(quick, "LEAST", X.numel())
-    monkeypatch.setattr(compat, "tensor_ranks", lambda: (1, 2))
-    monkeypatch.setattr(compat, "of_all_tensor_ranks", gathered)
-    monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
-    with compat.in_place_of_operations({quick.ROUTER: found}):
+    monkeypatch.setattr(parallel, "tensor_ranks", lambda: (1, 2))
+    monkeypatch.setattr(parallel, "of_all_tensor_ranks", gathered)
+    monkeypatch.setattr(parallel, "do_all_tensor_ranks", lambda say_so: say_so)
+    with custom_ops.in_place_of_operations({quick.ROUTER: found}):
         yield found
 
 
@@ -251,11 +251,11 @@ X, WEIGHT = torch.arange(24.0).view(8, 3), torch.arange(6.0).view(2, 3)
 
 def routed(quick: Any, x: Tensor = X, *rest: Any) -> Tensor:
     """As vLLM's model asks."""
-    from workers.vllm import compat
     from workers.vllm.forward.quick_operations import ROUTER
+    from workers.vllm.release import custom_ops
 
     with quick.bound():
-        logits: Tensor = compat.operation(ROUTER)(x, WEIGHT, *rest)  # type: ignore[misc]
+        logits: Tensor = custom_ops.operation(ROUTER)(x, WEIGHT, *rest)  # type: ignore[misc]
     return logits
 
 
@@ -319,11 +319,11 @@ COLUMNS = [128, 256, 384, 768, 1536, 2048, 3072, 4096]
 def test_kernels_give_the_bits_of_vllms_operations(
     kind: str, dtype: torch.dtype, columns: int
 ) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+    from workers.vllm.release import custom_ops
 
     name, _, by_column = kind.partition(" ")
-    own = compat.operation(name)
+    own = custom_ops.operation(name)
     if own is None:
         pytest.skip(f"this release of vLLM has no {name}")
     width = 2 * columns if name == SILU else columns
@@ -353,10 +353,10 @@ def test_kernels_give_the_bits_of_vllms_operations(
 def test_heads_are_normed_with_the_bits_of_vllms_operation(
     heads: int, dtype: torch.dtype, columns: int
 ) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+    from workers.vllm.release import custom_ops
 
-    own: Any = compat.operation(NORM)
+    own: Any = custom_ops.operation(NORM)
     width = heads * columns
     generator = torch.Generator("cuda").manual_seed(columns)
     weight = torch.randn(columns, generator=generator, device="cuda").to(dtype)
@@ -382,11 +382,11 @@ def test_heads_are_normed_with_the_bits_of_vllms_operation(
 def test_queries_and_keys_are_turned_with_the_bits_of_vllms_operation(
     heads: tuple[int, int], dtype: torch.dtype, head: int, turned: int
 ) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+    from workers.vllm.release import custom_ops
 
     name = "_C::rotary_embedding"
-    own: Any = compat.operation(name)
+    own: Any = custom_ops.operation(name)
     width, n_query = sum(heads) * head, heads[0] * head
     generator = torch.Generator("cuda").manual_seed(head)
     like = torch.empty(0, dtype=dtype, device="cuda")
@@ -432,11 +432,11 @@ def writing(
 def test_caches_are_written_with_the_bits_of_vllms_operation(
     cache: torch.dtype, by_head: bool, head: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_operations as quick
+    from workers.vllm.release import custom_ops
 
     monkeypatch.setattr(quick, "LEAST", 0)
-    own: Any = compat.operation(quick.CACHE)
+    own: Any = custom_ops.operation(quick.CACHE)
     for rows in (1, 300, 4099):
         theirs, ours = (writing(rows, cache, by_head, "cuda", head) for _ in "ab")
         own(*theirs)
@@ -504,8 +504,8 @@ def answered(call: Any, number: float) -> tuple[Tensor, Tensor]:
 def test_an_operation_that_returns_its_results_has_a_kernel_too(
     monkeypatch: pytest.MonkeyPatch, release: str, is_same: bool
 ) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward import quick_operations as quick
+    from workers.vllm.release import custom_ops
 
     name = quick.UNROTATE
     by = []
@@ -524,8 +524,8 @@ def test_an_operation_that_returns_its_results_has_a_kernel_too(
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setitem(quick.OPERATIONS, name, quick.OPERATIONS[name]._replace(kernel=kernel))
-    with compat.in_place_of_operations({name: own}), quick.QuickOperations().bound():
-        unrotate: Any = compat.operation(name)
+    with custom_ops.in_place_of_operations({name: own}), quick.QuickOperations().bound():
+        unrotate: Any = custom_ops.operation(name)
         for tokens in (5, 9):
             out, scales = unrotate(*unrotation(tokens, release))
             assert out.shape == (2, tokens, 1024)

@@ -134,8 +134,8 @@ def test_a_step_that_ends_no_block_of_positions_is_replayed_at_one_that_does() -
     say that a step ends none, which a recorded step would keep to."""
     from vllm.models.deepseek_v4.compressor import CompressorMetadata
 
-    from workers.vllm import cache_compat
     from workers.vllm.forward.recording import refill
+    from workers.vllm.release import kv_caches
 
     if "c128_boundary" not in {field.name for field in fields(CompressorMetadata)}:
         pytest.skip("this release's compressor runs at every step")
@@ -143,7 +143,7 @@ def test_a_step_that_ends_no_block_of_positions_is_replayed_at_one_that_does() -
 
     def told(ends_one: bool) -> dict[str, Any]:
         metadata = CompressorMetadata(slots, slots, 8, c128_boundary=ends_one)
-        return cache_compat.of_any_step({"state": metadata, "attention": object()})
+        return kv_caches.of_any_step({"state": metadata, "attention": object()})
 
     kept, new = told(False)["state"], told(True)["state"]
     assert kept.c128_boundary is None
@@ -156,7 +156,7 @@ class TestWhatSeveralRanksRecord:
     @pytest.fixture
     def said(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         """What this rank says of itself. Another one fails at its second part."""
-        from workers.vllm import compat
+        from workers.vllm.release import parallel
 
         told: list[bool] = []
 
@@ -164,7 +164,7 @@ class TestWhatSeveralRanksRecord:
             told.append(say_so)
             return say_so and len(told) != 2
 
-        monkeypatch.setattr(compat, "do_all_tensor_ranks", do_all)
+        monkeypatch.setattr(parallel, "do_all_tensor_ranks", do_all)
         return told
 
     def test_it_is_an_error_here_where_another_rank_failed(self, said: list[bool]) -> None:
@@ -189,14 +189,14 @@ class TestWhatSeveralRanksRecord:
 
 def graphs_of(n_ranks: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Of an engine of which nothing else is there; switched on."""
-    from workers.vllm import cache_compat, compat
     from workers.vllm.forward import step_graphs
     from workers.vllm.forward.recording import RunAgain
+    from workers.vllm.release import kv_caches, parallel
 
-    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, n_ranks))
-    monkeypatch.setattr(compat, "n_stages", lambda: 1)
-    monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
-    monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
+    monkeypatch.setattr(parallel, "tensor_ranks", lambda: (0, n_ranks))
+    monkeypatch.setattr(parallel, "n_stages", lambda: 1)
+    monkeypatch.setattr(parallel, "do_all_tensor_ranks", lambda say_so: say_so)
+    monkeypatch.setattr(kv_caches, "workspaces", lambda **_alike: ())
     nothing: Any = SimpleNamespace(forget_unfinished=lambda: None, numbers=range(0))
     graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
     graphs.on = True
@@ -254,12 +254,12 @@ def test_sizes_that_have_no_memory_for_a_graph_leave_smaller_ones_theirs(
 
 
 def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workers.vllm import compat
     from workers.vllm.forward.recording import RunAgain
     from workers.vllm.forward.step_graphs import StepGraphs
+    from workers.vllm.release import parallel
 
-    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 1))
-    monkeypatch.setattr(compat, "n_stages", lambda: 1)
+    monkeypatch.setattr(parallel, "tensor_ranks", lambda: (0, 1))
+    monkeypatch.setattr(parallel, "n_stages", lambda: 1)
     nothing: Any = None
     for value, said in (("off", "PROOFLINE_GRAPHS=off"), ("on", "")):
         monkeypatch.setenv("PROOFLINE_GRAPHS", value)

@@ -9,7 +9,6 @@ import pytest
 from poc_core.errors import SettingsError
 from workers.vllm.start.launch import (
     garbage_may_wait,
-    lone_rank_in_core,
     names_grammars,
     parsed,
     send_no_comments,
@@ -31,6 +30,8 @@ def test_where_ranks_compute_is_left_alone(
     parallel = SimpleNamespace(
         distributed_executor_backend=chosen, world_size=ranks, data_parallel_size=replicas
     )
+    from workers.vllm.release.engine_core import lone_rank_in_core
+
     with lone_rank_in_core(
         SimpleNamespace(distributed_executor_backend=asked),
         SimpleNamespace(parallel_config=parallel),

@@ -114,7 +114,7 @@ def test_vllms_loader_of_dummy_weights_draws_them_where_they_are_asked_for(
     from vllm.config.load import LoadConfig
     from vllm.model_executor import model_loader
 
-    from workers.vllm import compat
+    from workers.vllm.release import model_parts
 
     known = vars(model_loader)["_LOAD_FORMAT_TO_MODEL_LOADER"]
     monkeypatch.setitem(known, "dummy", known["dummy"])
@@ -122,7 +122,7 @@ def test_vllms_loader_of_dummy_weights_draws_them_where_they_are_asked_for(
     monkeypatch.delenv(random_weights.VARIABLE)
     random_weights.ask_for(asked)
     if random_weights.are_asked_for():
-        compat.make_up_weights(random_weights.draw)
+        model_parts.make_up_weights(random_weights.draw)
     loader: Any = model_loader.get_model_loader(LoadConfig(load_format="dummy"))
     layer = nn.Linear(64, 64)
     loader.load_weights(nn.Sequential(layer), SimpleNamespace())

@@ -30,14 +30,14 @@ def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
     from vllm.platforms import current_platform
     from vllm.transformers_utils import config as vllms
 
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     text = SimpleNamespace(kv_lora_rank=512) if latent else SimpleNamespace()
     monkeypatch.setattr(
         vllms, "get_config", lambda *_: SimpleNamespace(get_text_config=lambda: text)
     )
     operations = [*asked]
-    known_faults.avoid(
+    faults.avoid(
         SimpleNamespace(
             model="m",
             trust_remote_code=False,
@@ -77,7 +77,7 @@ def test_mla_on_cpus_is_computed_in_the_type_asked_for(
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     if not current_platform.is_cpu():
         pytest.skip("a choice for CPUs")
@@ -87,7 +87,7 @@ def test_mla_on_cpus_is_computed_in_the_type_asked_for(
     arguments = AsyncEngineArgs(
         model=str(tmp_path), dtype=dtype, attention_backend=given, max_model_len=64
     )
-    known_faults.avoid(arguments)
+    faults.avoid(arguments)
     found = arguments.attention_backend
     assert getattr(found, "name", found) == backend
     made = arguments.create_engine_config()
@@ -108,13 +108,13 @@ def test_families_that_no_cpu_computes_are_refused_before_they_are_loaded(
     from vllm import platforms, version
     from vllm.transformers_utils import config as vllms
 
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: is_cpu))
     monkeypatch.setattr(version, "__version__", release)
     monkeypatch.setattr(vllms, "get_config", lambda *_: SimpleNamespace(model_type=family))
     arguments = SimpleNamespace(model="m", trust_remote_code=False, revision=None)
-    why_not = known_faults.why_not_on_cpus(arguments)
+    why_not = faults.why_not_on_cpus(arguments)
     if (is_cpu, release) == (True, "0.32.0"):
         assert why_not is not None
         assert why_not.startswith(f"vLLM 0.32.0 cannot compute {family} on CPUs, as ")
@@ -151,14 +151,14 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_gated_delta_nets_do_without_flashinfer(
     monkeypatch: pytest.MonkeyPatch, on: Any, installed: bool, asked: str | None, chosen: str | None
 ) -> None:
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     on(9)
-    monkeypatch.setattr(known_faults, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(faults, "find_spec", lambda name: object() if installed else None)
     arguments = SimpleNamespace(gdn_prefill_backend=asked)
-    known_faults.avoid(arguments)
+    faults.avoid(arguments)
     assert arguments.gdn_prefill_backend == chosen
-    known_faults.avoid(SimpleNamespace())  # a release without it
+    faults.avoid(SimpleNamespace())  # a release without it
 
 
 @pytest.mark.parametrize(
@@ -174,14 +174,14 @@ def test_sparse_attention_on_hopper_plans_for_caches_of_8_bits(
 ) -> None:
     import torch
 
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     backend = SimpleNamespace(_SM90State=lambda *args, **more: (args, more))
     name = "vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90"
     monkeypatch.setitem(sys.modules, name, backend)
-    monkeypatch.setattr(known_faults, "find_spec", lambda _: object() if flashinfer else None)
+    monkeypatch.setattr(faults, "find_spec", lambda _: object() if flashinfer else None)
     on(9, release)
-    known_faults.plan_for_caches_of_8_bits()
+    faults.plan_for_caches_of_8_bits()
     state = vars(backend)["_SM90State"]
     args, more = state("cuda", 64, torch.uint8, 8192, 2048, sm_scale=0.1)
     assert (str(args[2]), args[:2], args[3:]) == (planned, ("cuda", 64), (8192, 2048))
@@ -221,10 +221,10 @@ def config(cache_dtype: str, **text: int) -> SimpleNamespace:
 def test_sparse_attentions_cache_in_8_bits_is_refused_where_vllm_cannot_lay_it_out(
     on: Any, major: int, cache_dtype: str
 ) -> None:
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     on(major)
-    assert known_faults.why_not_startable(config(cache_dtype, **SPARSE)) == REFUSED
+    assert faults.why_not_startable(config(cache_dtype, **SPARSE)) == REFUSED
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_sparse_attentions_cache_in_8_bits_is_refused_where_vllm_cannot_lay_it_o
 def test_nothing_else_is(
     on: Any, major: int, release: str, cache_dtype: str, text: dict[str, int]
 ) -> None:
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     on(major, release)
-    assert known_faults.why_not_startable(config(cache_dtype, **text)) is None
+    assert faults.why_not_startable(config(cache_dtype, **text)) is None
 
 
 @pytest.mark.parametrize(
@@ -267,10 +267,10 @@ def test_latent_attentions_cache_in_8_bits_is_refused_on_a_cpu(
 ) -> None:
     from vllm import platforms
 
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
-    why_not = known_faults.why_not_startable(config(cache_dtype, **text))
+    why_not = faults.why_not_startable(config(cache_dtype, **text))
     assert ("cannot answer chat on CPUs" in why_not if why_not else False) is refused
 
 
@@ -279,7 +279,7 @@ def test_on_cpus_a_generator_of_a_request_is_not_drawn_back(
 ) -> None:
     import torch
 
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     def update(scheduled: Any) -> str:
         for new in scheduled.scheduled_new_reqs:
@@ -294,7 +294,7 @@ def test_on_cpus_a_generator_of_a_request_is_not_drawn_back(
     runner = SimpleNamespace(
         device=torch.device("cpu"), _update_states=update, requests={}, input_batch=batch
     )
-    known_faults.keep_generators(runner)
+    faults.keep_generators(runner)
     new = SimpleNamespace(req_id="a", sampling_params=SimpleNamespace(seed=5))
     assert runner._update_states(SimpleNamespace(scheduled_new_reqs=[new])) == "answer"
     kept = batch.generators[0]
@@ -332,10 +332,10 @@ def test_a_model_that_vllm_has_no_class_of(
 ) -> None:
     from vllm import version
 
-    from workers.vllm.start import known_faults
+    from workers.vllm.release import faults
 
     monkeypatch.setattr(version, "__version__", "0.25.1")
-    found = known_faults.why_unknown(said)
+    found = faults.why_unknown(said)
     assert (found is None) == (why is None)
     assert found is None or found.startswith(str(why))
     assert found is None or why_hopeless([f"error: {found}"]) == NO_OTHER_START

@@ -1,8 +1,4 @@
-"""Differences between vLLM 0.25.1 and 0.33 for chat validation, except attributes that hooks
-replace.
-
-Import it only inside a process that has vLLM.
-"""
+"""Parameters, outputs and grammars of vLLM's chats, by release; hooks replace what else differs."""
 
 from __future__ import annotations
 
@@ -28,9 +24,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.request import Request
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, PASS, TOKEN_IDS
-from workers.vllm.chat.limits import Limits
-from workers.vllm.chat.scoring import Scoring
+from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, PASS, TOKEN_IDS
 
 # Tokens of an answer that are made into text at a time, while nothing else of the event loop goes
 # on.
@@ -107,20 +101,20 @@ def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tens
     return LogprobsTensors(ids, logprobs, ranks)
 
 
-def pass_params(scoring: Scoring, skip_cache: bool) -> Any:
+def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
     """Returns the parameters of a one-pass request. `skip_cache`: compute what the prefix cache
     has.
     """
     return SamplingParams(
         max_tokens=1,
         temperature=0.0,
-        prompt_logprobs=scoring.n_best,
+        prompt_logprobs=n_best,
         flat_logprobs=True,
         detokenize=False,
         ignore_eos=True,
         skip_reading_prefix_cache=skip_cache,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={PASS: scoring.told()},
+        extra_args={PASS: scoring},
     )
 
 
@@ -130,7 +124,9 @@ def step_params(params: Any, tokens: list[int], mode: str) -> Any:
     """
     kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
     kept.pop(TOKEN_IDS, None)
-    params = copy.deepcopy(_without_extra(params))
+    params = copy.copy(params)
+    params.extra_args = None  # not to be copied number by number
+    params = copy.deepcopy(params)
     params.extra_args = kept
     params.n, params.seed = 1, None
     params.stop, params.stop_token_ids, params.ignore_eos = [], [], True
@@ -155,20 +151,6 @@ def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={LOGPROBS_MODE: mode},
     )
-
-
-def without_known(params: Any) -> tuple[Any, list[int]]:
-    """A client's parameters without the known tokens, which vLLM would copy and check one by one;
-    and those."""
-    bare = copy.copy(params)
-    bare.extra_args = dict(params.extra_args)
-    return bare, bare.extra_args.pop(KNOWN_TOKENS)
-
-
-def _without_extra(params: Any) -> Any:
-    found = copy.copy(params)
-    found.extra_args = None
-    return found
 
 
 def told(request_id: str, tokens: list[int], rows: Rows) -> Any:
@@ -203,13 +185,13 @@ def hands_over_each_step(state: Any) -> bool:
     return bool(state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1)
 
 
-def limits(n_ids: int = Limits.n_ids) -> Limits:
-    """Returns the limits of this release's second model runner, or ours where it has none."""
-    said = {"n_ids": n_ids}
+def limits() -> dict[str, int]:
+    """Returns limits of this release's second model runner by their names in `Limits`."""
+    said = {}
     for field, module, name in _LIMITS:
         with suppress(ImportError, AttributeError):
             said[field] = getattr(import_module(module), name)
-    return Limits(**said)
+    return said
 
 
 def compiles_by_xgrammar(llm: Any) -> bool:

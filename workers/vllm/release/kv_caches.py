@@ -1,4 +1,4 @@
-"""Differences between vLLM's releases in its caches; compat.py has the others."""
+"""vLLM's caches and attention's metadata, by release."""
 
 from __future__ import annotations
 

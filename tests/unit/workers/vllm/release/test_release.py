@@ -33,10 +33,12 @@ class SharedExperts(torch.nn.Module):
 
 @needs_vllm
 def test_after_an_exception_shared_experts_compute_again() -> None:
-    from workers.vllm import compat  # here: it imports vLLM
+    from workers.vllm.release import (  # here: it imports vLLM
+        model_parts,
+    )
 
     experts = SharedExperts()
-    compat.forget_unfinished_forward(torch.nn.Sequential(torch.nn.Linear(1, 1), experts))
+    model_parts.forget_unfinished_forward(torch.nn.Sequential(torch.nn.Linear(1, 1), experts))
     assert experts.is_free
 
 
@@ -79,15 +81,15 @@ def test_ranks_tell_no_buffers_where_one_could_not_record(
     here: Exception | None, there: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM reads as many of each rank as this one recorded, and past the end where it has fewer."""
-    from workers.vllm import compat
+    from workers.vllm.release import parallel
 
     group, seen = SumsGroup(), []
-    monkeypatch.setattr(compat, "get_tp_group", lambda: group)
-    monkeypatch.setattr(compat, "_sums_capture", lambda: SimpleNamespace(stream="a stream"))
-    monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda says: says and there)
+    monkeypatch.setattr(parallel, "get_tp_group", lambda: group)
+    monkeypatch.setattr(parallel, "_sums_capture", lambda: SimpleNamespace(stream="a stream"))
+    monkeypatch.setattr(parallel, "do_all_tensor_ranks", lambda says: says and there)
     failure = None
     try:
-        with compat.recorded_sums() as stream:
+        with parallel.recorded_sums() as stream:
             seen.append(stream)
             if here is not None:
                 raise here
@@ -117,16 +119,16 @@ class Owner(torch.nn.Module):
 def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(
     sharing: dict[str, Any],
 ) -> None:
-    from workers.vllm import compat
+    from workers.vllm.release import model_parts
 
     model = Owner()
     assert (
-        compat.layer_owner(
+        model_parts.layer_owner(
             model, model.layers, SimpleNamespace(index_topk_freq=1, index_topk_pattern=None)
         )
         is model
     )
-    assert compat.layer_owner(model, model.layers, SimpleNamespace(**sharing)) is None
+    assert model_parts.layer_owner(model, model.layers, SimpleNamespace(**sharing)) is None
 
 
 @needs_vllm
@@ -134,13 +136,13 @@ def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(
 def test_the_servers_arguments_are_found_where_a_release_has_them(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    from workers.vllm import compat
+    from workers.vllm.release import api_server
 
     for other in ("common", "launchers", "openai"):
         monkeypatch.setitem(sys.modules, f"vllm.entrypoints.{other}.cli_args", None)
     module = SimpleNamespace(make_arg_parser=lambda parser: (place, parser))
     monkeypatch.setitem(sys.modules, f"vllm.entrypoints.{place}.cli_args", module)
-    assert compat.serve_parser("the parser") == (place, "the parser")
+    assert api_server.serve_parser("the parser") == (place, "the parser")
 
 
 class Decoder(torch.nn.Module):
@@ -176,13 +178,13 @@ class Wrapper(torch.nn.Module):
 
 @needs_vllm
 def test_a_final_norm_that_forward_leaves_to_the_logits_is_found() -> None:
-    from workers.vllm import compat
+    from workers.vllm.release import model_parts
 
     left = NormsInLogits()
-    assert compat.norm_left_to_logits(left) is left.model.norm
-    assert compat.norm_left_to_logits(Wrapper(left)) is left.model.norm
-    assert compat.norm_left_to_logits(NormsInForward()) is None
-    assert compat.norm_left_to_logits(Wrapper(NormsInForward())) is None
+    assert model_parts.norm_left_to_logits(left) is left.model.norm
+    assert model_parts.norm_left_to_logits(Wrapper(left)) is left.model.norm
+    assert model_parts.norm_left_to_logits(NormsInForward()) is None
+    assert model_parts.norm_left_to_logits(Wrapper(NormsInForward())) is None
 
 
 @needs_vllm
@@ -196,10 +198,10 @@ def test_a_final_norm_that_forward_leaves_to_the_logits_is_found() -> None:
     ],
 )
 def test_that_vllms_models_leave_it_there(module: str, name: str, leaves_it: bool) -> None:
-    from workers.vllm import compat
+    from workers.vllm.release import model_parts
 
     found = getattr(importlib.import_module(module), name)
-    assert compat.norms_in_logits(found) == leaves_it
+    assert model_parts.norms_in_logits(found) == leaves_it
 
 
 @pytest.mark.parametrize("replicated", [True, False])
@@ -229,11 +231,11 @@ def test_an_operation_that_lacks_an_implementation_is_asked_for_those_it_has(
     # vLLM 0.28 to 0.33 have operations on GPUs without a compiled one, as most are on a CPU.
     from vllm.ir.op import IrOp
 
-    from workers.vllm import compat
+    from workers.vllm.release import custom_ops
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     before = {name: op.get_priority() for name, op in IrOp.registry.items()}
-    with compat.fused_kernels():
+    with custom_ops.fused_kernels():
         for name, op in IrOp.registry.items():
             assert set(op.get_priority()) <= set(op.impls), name
             assert op.get_priority(), name
@@ -245,18 +247,18 @@ def test_an_operation_that_lacks_an_implementation_is_asked_for_those_it_has(
 def test_tools_are_held_to_their_schemas_unless_the_operator_says_otherwise(name: str) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from workers.vllm import compat
+    from workers.vllm.release import api_server
 
-    parser = compat.serve_parser(FlexibleArgumentParser())
-    compat.hold_tools_to_schemas(parser)
+    parser = api_server.serve_parser(FlexibleArgumentParser())
+    api_server.hold_tools_to_schemas(parser)
     assert parser.parse_args([]).tool_strict_level == "parameter"
     assert parser.parse_args([name, "auto"]).tool_strict_level == "auto"
 
 
 @needs_vllm
 def test_releases_without_such_a_level_are_left_alone() -> None:
-    from workers.vllm import compat
+    from workers.vllm.release import api_server
 
     parser = argparse.ArgumentParser()
-    compat.hold_tools_to_schemas(parser)
+    api_server.hold_tools_to_schemas(parser)
     assert not vars(parser.parse_args([]))

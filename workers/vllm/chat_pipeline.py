@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
 
-from workers.vllm.chat import compat
 from workers.vllm.chat.fields import SALT, TOLD
 from workers.vllm.chat.known_tokens import KnownTokens
+from workers.vllm.chat.limits import Limits
 from workers.vllm.chat.network_fields import PATHS, NetworkFields
 from workers.vllm.fair.fair_chat import FairChat
+from workers.vllm.release import answers
 
 
 class ChatPipeline:
@@ -23,7 +24,7 @@ class ChatPipeline:
         model = llm.vllm_config.model_config
         n_ids = model.get_vocab_size()
         self._llm = llm
-        self._limits = compat.limits(n_ids)
+        self._limits = Limits(n_ids=n_ids, **answers.limits())
         self._fields = NetworkFields(n_ids, model.max_model_len, llm.output_processor.tokenizer)
         self.known = KnownTokens(llm, no_hooks, self._limits)
         self.fair = FairChat(llm)
@@ -69,5 +70,5 @@ class ChatPipeline:
         self._limits.refuse(request.sampling_params)
         self._limits.refuse_tokens(request.sampling_params)
         self._begin(request, *told, **named)
-        compat.shape_logprobs(self._llm.output_processor, request)
+        answers.shape_logprobs(self._llm.output_processor, request)
         self.fair.begin(request)

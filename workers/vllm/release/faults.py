@@ -1,4 +1,4 @@
-"""Avoids or reports known faults of vLLM's releases before the model is loaded."""
+"""Avoids or reports known faults of vLLM's releases."""
 
 from __future__ import annotations
 

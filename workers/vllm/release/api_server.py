@@ -1,0 +1,80 @@
+"""vLLM's OpenAI server and its arguments, by release."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+
+def serve_parser(parser: Any) -> Any:
+    """Adds the arguments of `vllm serve` to a FlexibleArgumentParser."""
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    except ImportError:  # up to 0.32
+        try:
+            from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        except ImportError:  # up to 0.31
+            from vllm.entrypoints.openai.cli_args import make_arg_parser
+    return make_arg_parser(parser)
+
+
+def known_arguments(parser: Any) -> set[str]:
+    """The names of all that such a parser takes, without dashes before them."""
+    return {name.lstrip("-") for name in parser._option_string_actions}
+
+
+def hold_tools_to_schemas(parser: Any) -> None:
+    """A required or named tool's arguments follow its schema by default, as up to release 0.28.
+    0.32 leaves them to the model where a tool is not `strict`: they were [] or "en"."""
+    if "tool-strict-level" in known_arguments(parser):
+        parser.set_defaults(tool_strict_level="parameter")
+
+
+async def openai_app(llm: Any, args: Any) -> Any:
+    """vLLM's own OpenAI application (ASGI) around a running engine."""
+    try:
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # up to 0.31
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    tasks = await llm.get_supported_tasks()
+    app = build_app(args, tasks, llm.model_config)
+    await init_app_state(llm, app.state, args, tasks)
+    return app
+
+
+# A route's path, its request, and what its function gets: None, or an error.
+Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
+
+
+def check_bodies(app: Any, check: Check) -> None:
+    """Each body that an application's route has read is checked before the route's function has it.
+    What `check` raises is the route's."""
+    for route in app.routes:
+        dependant = getattr(route, "dependant", None)
+        if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):
+            dependant.call = _after_check(route.path, dependant, check)
+
+
+def _after_check(path: str, dependant: Any, check: Check) -> Any:
+    call = dependant.call
+
+    @functools.wraps(call)
+    async def checked(**values: Any) -> Any:
+        await check(path, values.get(dependant.request_param_name), values.values())
+        return await call(**values)
+
+    return checked
+
+
+def routes(app: Any) -> list[tuple[str, str]]:
+    """(method, path) of all that an application answers by itself, not by another that is
+    mounted in it.
+    """
+    return [
+        (method, route.path)
+        for route in app.routes
+        for method in getattr(route, "methods", None) or ()
+    ]

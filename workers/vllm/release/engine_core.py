@@ -1,0 +1,142 @@
+"""vLLM's engine core and its processes, by release."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+# Seconds between two looks for a message; the kernel adds some 50 microseconds.
+_LOOK_AGAIN_S = 1e-5
+
+# Steps down from the priority of an engine core for what its steps need not wait for.
+_NICE = 10
+
+
+def let_readers_sleep() -> None:
+    """On CPUs, vLLM's processes sleep from now on between two looks for a message, where they would
+    call sched_yield.
+
+    That call costs nothing where each process has a core of its own. On machines with fewer, Linux
+    6.18 was seen to leave everything else on such a core waiting for many seconds: the API, other
+    engines, chat's clients.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    shm_broadcast.sched_yield = lambda: time.sleep(_LOOK_AGAIN_S)
+
+
+def compile_grammars_after_steps() -> None:
+    """An engine core's steps come, from now on, before the grammars that its other threads compile,
+    where they share cores.
+
+    xgrammar would take eight threads for one, which weigh as much as a step's even so.
+    """
+    from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
+
+    create = StructuredOutputManager._create_grammar
+    begin = backend_xgrammar.XgrammarBackend.__post_init__
+
+    def create_later(manager: Any, request: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            priority = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+        return create(manager, request)
+
+    def begin_with_few_threads(backend: Any) -> None:
+        xgrammar: Any = import_module("xgrammar")
+        compiler, most = xgrammar.GrammarCompiler, max(1, len(os.sched_getaffinity(0)) // 4)
+
+        def of_few(*args: Any, max_threads: int, **options: Any) -> Any:
+            return compiler(*args, max_threads=min(most, max_threads), **options)
+
+        xgrammar.GrammarCompiler = of_few
+        try:
+            begin(backend)
+        finally:
+            xgrammar.GrammarCompiler = compiler
+
+    StructuredOutputManager._create_grammar = create_later
+    backend_xgrammar.XgrammarBackend.__post_init__ = begin_with_few_threads
+
+
+def let_core_count() -> None:
+    """An engine core tells from now on, asked by name, how many requests it has not finished."""
+    from vllm.v1.engine.core import EngineCore
+
+    def proof_unfinished(core: Any) -> int:
+        found: int = core.scheduler.get_num_unfinished_requests()
+        return found
+
+    EngineCore.proof_unfinished = proof_unfinished
+
+
+async def unfinished_in_core(llm: Any) -> int:
+    """How many requests the engine cores have not finished, as they say between two steps."""
+    core = llm.engine_core
+    asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
+    return sum(await asyncio.gather(*asked))
+
+
+def step_logger(count: Callable[[], None]) -> Any:
+    """A stat logger for AsyncLLM that calls `count` once for everything that the engine core
+    says: with stats on, which such a logger switches on, that is every step, also one that
+    gives no request a token.
+    """
+
+    class StepLogger(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, *_stats: Any, **_named: Any) -> None:
+            count()
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return StepLogger
+
+
+def leave_memory(engine_args: Any, gb: float) -> None:
+    """Leaves so much of a GPU to others than vLLM itself."""
+    from vllm.platforms import current_platform
+
+    share = gb * 2**30 / current_platform.get_device_total_memory()
+    engine_args.gpu_memory_utilization = max(0.05, engine_args.gpu_memory_utilization - share)
+
+
+@contextmanager
+def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
+    """Makes an engine core with only one rank compute in the core's process, as on a GPU.
+
+    On CPUs vLLM starts another process for that rank, because OpenMP reads the places of its
+    threads at process start. Here the core starts with those places. This saves a third of the CPU
+    time and memory of a start.
+    """
+    parallel = config.parallel_config
+    lone = parallel.world_size == parallel.data_parallel_size == 1
+    if (
+        not lone
+        or engine_args.distributed_executor_backend
+        or parallel.distributed_executor_backend != "mp"
+    ):
+        yield
+        return
+    try:
+        from vllm.utils.ompmultiprocessing import OMPProcessManager
+    except ImportError:  # a release without this manager
+        yield
+        return
+    parallel.distributed_executor_backend = "uni"
+    with OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0):
+        yield
