@@ -4,7 +4,6 @@ rows are put in order first. Chat keeps vLLM's own order.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-
-logger = logging.getLogger(__name__)
+from workers.vllm.forward.trial import OTHER_BITS, Trial, is_right
 
 MARLIN = "_moe_C::moe_wna16_marlin_gemm"
 # What its arguments are called, by vLLM's releases alike, at other places.
@@ -36,7 +34,7 @@ class OrderedRows:
         self._own = own
         self._at = [names.index(name) for name in (_ROWS, _EXPERTS, _N_USED, _BLOCK)]
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
-        self._is_right: dict[tuple[int, int], bool] = {}  # by how many rows, and those of a block
+        self._is_right = Trial[bool]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -54,20 +52,16 @@ class OrderedRows:
         """The rows in order; as they are where the kernel cannot be trusted."""
         from poc_core.fused.row_order import in_order  # here: Triton comes with CUDA
 
-        key = len(rows), block
-        if key not in self._is_right:
-            if torch.cuda.is_current_stream_capturing():
-                return rows  # a trial waits for its outcome
-            try:
-                ordered = in_order(rows, experts, n_used, block)
-                expected = sorted_rows(rows, experts, int(n_used), block)
-                self._is_right[key] = torch.equal(ordered, expected)
-                why_not = "another order comes out"
-            except Exception as error:  # a GPU for which the kernel does not compile
-                self._is_right[key], why_not = False, str(error)
-            if not self._is_right[key]:
-                logger.warning("%d rows of experts stay as they come: %s", len(rows), why_not)
-        return in_order(rows, experts, n_used, block) if self._is_right[key] else rows
+        def why_not() -> str:
+            expected = sorted_rows(rows, experts, int(n_used), block)
+            found = in_order(rows, experts, n_used, block)
+            return "" if torch.equal(found, expected) else OTHER_BITS
+
+        def find() -> bool:
+            return is_right(f"ordering {len(rows)} rows of experts", why_not)
+
+        is_ordered = self._is_right.of((len(rows), block), find)
+        return in_order(rows, experts, n_used, block) if is_ordered else rows
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:

@@ -8,8 +8,8 @@ vLLM's bits.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm.forward.quickest import quickest
+from workers.vllm.forward.trial import Compute, Trial, instead, quickest
 from workers.vllm.release import custom_ops
 
 # Tokens below which vLLM's tiles are others, some of which add in another way, and a trial is not
@@ -61,29 +61,19 @@ class QuickBlockExperts:
         self._experts = None if module is None else module.TritonExperts
         # Before another stand-in hides it.
         self._signature = None if module is None else inspect.signature(module.TritonExperts.apply)
-        self._tiles: dict[Any, Any] = {}  # of both products, by Call.key; None: vLLM's own
+        self._tiles = Trial[Any]()  # by Call.key
 
     def bound(self) -> AbstractContextManager[None]:
         """Within, vLLM's experts are computed by the kernels."""
-        return in_place_of_apply(self._experts, self._apply)
+        return instead(self._experts, "apply", self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
         def by_own() -> Any:
             return own(experts, *args, **named)
 
         call = self._read(experts, *args, **named)
-        if call is None:
-            return by_own()
-        if call.key not in self._tiles:
-            if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
-                return by_own()
-            from poc_core.fused.block_experts import Tile
-
-            tiles = [tuple(Tile(*one) for one in both) for both in TILES]
-            best = quickest(by_own, [partial(compute, call, *both) for both in tiles], call.out)
-            self._tiles[call.key] = None if best is None else tiles[best]
-        best = self._tiles[call.key]
-        return by_own() if best is None else compute(call, *best)
+        best = None if call is None else self._tiles.of(call.key, lambda: _best(call, by_own))
+        return by_own() if call is None or best is None else compute(call, *best)
 
     def _read(self, experts: Any, *args: Any, **named: Any) -> Call | None:
         """None: not a call of these kernels."""
@@ -130,18 +120,13 @@ class QuickBlockExperts:
         return call if is_ours else None
 
 
-@contextmanager
-def in_place_of_apply(experts: Any | None, apply: Callable[..., Any]) -> Iterator[None]:
-    """Within, a class of vLLM's experts calls `apply` with its own method before its arguments."""
-    if experts is None:
-        yield
-        return
-    own = experts.apply
-    experts.apply = lambda *args, **named: apply(own, *args, **named)
-    try:
-        yield
-    finally:
-        experts.apply = own
+def _best(call: Call, by_own: Compute) -> Any | None:
+    """A tile for each product; None: vLLM's own take less time."""
+    from poc_core.fused.block_experts import Tile
+
+    tiles = [tuple(Tile(*one) for one in both) for both in TILES]
+    best = quickest(by_own, [partial(compute, call, *both) for both in tiles], call.out)
+    return None if best is None else tiles[best]
 
 
 def compute(call: Call, first: Any, second: Any) -> None:

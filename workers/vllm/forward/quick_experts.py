@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm.forward.quickest import Compute, quickest
+from workers.vllm.forward.trial import Compute, Trial, instead, quickest
 from workers.vllm.release import custom_ops
 
 # Numbers of the input below which vLLM's tiles are others, and a trial is not worth its time.
@@ -78,116 +78,39 @@ class QuickExperts:
 
     def __init__(self) -> None:
         self._module = custom_ops.triton_experts()
-        self._is_better: dict[Any, bool] = {}  # by what a trial is of
-        # By the first product: whether both take less time with it written by expert.
-        self._is_better_by_expert: dict[Any, bool] = {}
-        # Within a layer's experts: their first product, which waits for the gates' turn; then the
-        # same, opened, where it can be written by expert; and the memory in which it lies.
-        self._waiting: Product | None = None
-        self._opened: Opened | None = None
-        self._space: Tensor | None = None
-        self._may_wait = False
+        self._trials = Trials(Trial(), Trial())
+        self._layer: LayerCall | None = None  # under way
 
     @contextmanager
     def bound(self) -> Iterator[None]:
         """Within, vLLM's experts call the kernels."""
-        if self._module is None:
+        experts = None if self._module is None else self._module.TritonExperts
+        with (
+            instead(experts, "apply", self._apply),
+            instead(experts, "activation", self._activation),
+            instead(self._module, "invoke_fused_moe_triton_kernel", self._product),
+        ):
             yield
-            return
-        module, experts = self._module, self._module.TritonExperts
-        apply, activation = experts.apply, vars(experts).get("activation")
-        gates, product = experts.activation, module.invoke_fused_moe_triton_kernel
-        experts.apply = lambda *args, **named: self._apply(apply, *args, **named)
-        experts.activation = lambda *args, **named: self._activation(gates, *args, **named)
-        module.invoke_fused_moe_triton_kernel = lambda *args, **named: self._product(
-            product, *args, **named
-        )
-        try:
-            yield
-        finally:
-            module.invoke_fused_moe_triton_kernel, experts.apply = product, apply
-            if activation is None:
-                del experts.activation
-            else:
-                experts.activation = activation
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
-        self._may_wait = getattr(experts, "_lora_context", None) is None
+        if getattr(experts, "_lora_context", None) is not None:
+            return own(experts, *args, **named)
         # Experts of other ranks have no weights here.
-        self._space = None if named.get("expert_map") is not None else named.get("workspace13")
+        has_all = named.get("expert_map") is None
+        self._layer = LayerCall(self._trials, named.get("workspace13") if has_all else None)
         try:
             found = own(experts, *args, **named)
-            if self._waiting is not None or self._opened is not None:
+            if not self._layer.is_done:
                 raise RuntimeError("vLLM's experts left out a step after their first product")
             return found
         finally:
-            self._waiting = self._opened = self._space = None
-            self._may_wait = False
+            self._layer = None
 
     def _product(self, own: Callable[..., Any], *args: Any, **named: Any) -> None:
-        product = self._read(own, args, named)
-        opened, self._opened = self._opened, None
-        if opened is not None and not _follows(product, opened):
-            if opened.by_expert:
-                opened.compute()
-            opened = None
-        if product is None:
+        if self._layer is None:
             own(*args, **named)
-            return
-        if product.share is None:
-            self._waiting = product
-            return
-        out = product.out.view(-1, product.out.shape[-1])
-        if opened is not None and opened.by_expert:
-            product.of_opened(out, opened.room)
-            return
-        way = self._way(product, product.own, lambda: product.by_ours(out), out)
-        way()
-        if opened is not None:
-            self._try_by_expert(opened, product, way, out)
-
-    def _try_by_expert(self, opened: Opened, product: Product, way: Compute, out: Tensor) -> None:
-        """Finds out whether both products take less time with the first one written by expert;
-        ends with the second one in its place."""
-
-        def by_row() -> None:
-            opened.compute()
-            way()
-
-        def by_expert() -> None:
-            opened.product.by_ours(opened.room, by_expert=True)
-            product.of_opened(out, opened.room)
-
-        is_better = quickest(by_row, [by_expert], out) is not None
-        self._is_better_by_expert[opened.product.key] = is_better
-        if not is_better:
-            by_row()
-
-    def _read(
-        self, own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
-    ) -> Product | None:
-        """None: not a product of these kernels."""
-        if len(args) != 12 or not self._may_wait or any(named.get(name) for name in _QUANTISED):
-            return None
-        x, weights, out, *scales, share, ids, experts, n, shares, a_token, config = args
-        if (
-            any(one is not None for one in (*scales, named.get("B_bias"), named.get("block_shape")))
-            or ids is None
-            or shares != (share is not None)
-            or x.numel() < LEAST
-            or not fused.is_on(x.device)
-        ):
-            return None
-        from poc_core.fused.experts import Rows, Tile, can_multiply
-
-        tile = Tile(*(config.get(name, other) for name, other in TILE.items()))
-        if not can_multiply(x, weights, tile) or not out.is_contiguous():
-            return None
-        share = None if share is None else share.view(-1)
-        return Product(
-            out, x, weights, share, Rows(ids, experts, n), a_token, tile,
-            lambda: own(*args, **named),
-        )  # fmt: skip
+        else:
+            self._layer.multiply(_read(own, args, named), lambda: own(*args, **named))
 
     def _activation(
         self, own: Callable[..., Any], experts: Any, kind: Any, output: Tensor, given: Tensor,
@@ -196,30 +119,98 @@ class QuickExperts:
         def by_own() -> None:
             own(experts, kind, output, given, **named)
 
+        is_silu = getattr(kind, "value", kind) == "silu"
+        if self._layer is None:
+            by_own()
+        else:
+            is_ours = is_silu and custom_ops.limit_of_gates(experts) is None
+            self._layer.open_gates(output, given, by_own, is_ours)
+
+
+class Trials(NamedTuple):
+    """What a model's trials found."""
+
+    is_better: Trial[bool]
+    is_better_by_expert: Trial[bool]  # both products, the first one written by expert
+
+
+class LayerCall:
+    """One computation of a layer's experts: a product, its gates, another product."""
+
+    def __init__(self, trials: Trials, space: Tensor | None) -> None:
+        """`space`: vLLM's memory for opened gates."""
+        self._trials = trials
+        self._space = space
+        self._waiting: Product | None = None  # the first product, until the gates' turn
+        self._opened: Opened | None = None  # the same afterwards, if it can be written by expert
+
+    @property
+    def is_done(self) -> bool:
+        return self._waiting is None and self._opened is None
+
+    def multiply(self, product: Product | None, own: Compute) -> None:
+        """`product`: None: not one of these kernels."""
+        opened, self._opened = self._opened, None
+        if opened is not None and not _follows(product, opened):
+            if opened.by_expert:
+                opened.compute()
+            opened = None
+        if product is None:
+            own()
+        elif product.share is None:
+            self._waiting = product
+        else:
+            self._second(product, opened)
+
+    def _second(self, product: Product, opened: Opened | None) -> None:
+        out = product.out.view(-1, product.out.shape[-1])
+        if opened is not None and opened.by_expert:
+            product.of_opened(out, opened.room)
+            return
+        way = self._way(product, product.own, lambda: product.by_ours(out), out)
+        way()
+        if opened is None:
+            return
+        first = opened
+
+        def by_row() -> None:
+            first.compute()
+            way()
+
+        def by_expert() -> None:
+            first.product.by_ours(first.room, by_expert=True)
+            product.of_opened(out, first.room)
+
+        def find() -> bool:
+            return quickest(by_row, [by_expert], out) is not None
+
+        if not self._trials.is_better_by_expert.of(first.product.key, find):
+            by_row()
+
+    def open_gates(self, output: Tensor, given: Tensor, own: Compute, is_ours: bool) -> None:
+        """`is_ours`: the kernels know this activation."""
         product, self._waiting = self._waiting, None
         if product is None:
-            by_own()
+            own()
             return
 
         def both() -> None:
             product.own()
-            by_own()
+            own()
 
-        is_ours = (
-            getattr(kind, "value", kind) == "silu"
-            and custom_ops.limit_of_gates(experts) is None
+        if not (
+            is_ours
             and given.data_ptr() == product.out.data_ptr()
             and output.is_contiguous()
             and 2 * output.shape[-1] == product.weights.shape[1]
-        )
-        if not is_ours:
+        ):
             both()
             return
-        is_better = self._is_better_by_expert.get(product.key)  # None: not known yet
+        is_better = self._trials.is_better_by_expert.found.get(product.key)  # None: not known
         room = None if is_better is False else self._room(product, output)
         if room is not None and is_better:
             product.by_ours(room, by_expert=True)
-            way = both
+            way: Compute = both
         else:
             way = self._way(product, both, lambda: product.by_ours(output), output)
             way()
@@ -245,11 +236,35 @@ class QuickExperts:
 
     def _way(self, product: Product, own: Compute, ours: Compute, out: Tensor) -> Compute:
         """The better of the two."""
-        if product.key not in self._is_better:
-            if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
-                return own
-            self._is_better[product.key] = quickest(own, [ours], out) is not None
-        return ours if self._is_better[product.key] else own
+
+        def find() -> bool:
+            return quickest(own, [ours], out) is not None
+
+        return ours if self._trials.is_better.of(product.key, find) else own
+
+
+def _read(own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Product | None:
+    """None: not a product of these kernels."""
+    if len(args) != 12 or any(named.get(name) for name in _QUANTISED):
+        return None
+    x, weights, out, *scales, share, ids, experts, n, shares, a_token, config = args
+    if (
+        any(one is not None for one in (*scales, named.get("B_bias"), named.get("block_shape")))
+        or ids is None
+        or shares != (share is not None)
+        or x.numel() < LEAST
+        or not fused.is_on(x.device)
+    ):
+        return None
+    from poc_core.fused.experts import Rows, Tile, can_multiply
+
+    tile = Tile(*(config.get(name, other) for name, other in TILE.items()))
+    if not can_multiply(x, weights, tile) or not out.is_contiguous():
+        return None
+    return Product(
+        out, x, weights, None if share is None else share.view(-1), Rows(ids, experts, n), a_token,
+        tile, lambda: own(*args, **named),
+    )  # fmt: skip
 
 
 def _follows(product: Product | None, opened: Opened) -> bool:

@@ -9,7 +9,6 @@ numbers are Marlin's, their sums have another order. POC_EXPERTS=fast turns this
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,10 +18,9 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm.forward.quick_block_experts import in_place_of_apply, memory
+from workers.vllm.forward.quick_block_experts import memory
+from workers.vllm.forward.trial import Compute, Trial, instead, is_right
 from workers.vllm.release import custom_ops
-
-logger = logging.getLogger(__name__)
 
 SETTING, ON = "POC_EXPERTS", "fast"
 # Rows of tokens by their experts below which unpacking costs more than it saves.
@@ -62,19 +60,20 @@ class QuickMarlin:
     def __init__(self) -> None:
         self._experts = custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None
         self._signature = self._experts and inspect.signature(self._experts.apply)
-        self._is_right: dict[Any, bool] = {}  # by Call.shapes
+        self._is_right = Trial[bool]()  # by Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights
 
     def bound(self) -> AbstractContextManager[None]:
         """Within, vLLM's experts are computed by the kernels."""
-        return in_place_of_apply(self._experts, self._apply)
+        return instead(self._experts, "apply", self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
-        call = self._read(experts, *args, **named)
-        if call is not None and call.shapes not in self._is_right:
-            self._is_right[call.shapes] = self._try(call, lambda: own(experts, *args, **named))
-        if call is None or not self._is_right[call.shapes]:
+        def by_own() -> Any:
             return own(experts, *args, **named)
+
+        call = self._read(experts, *args, **named)
+        if call is None or not self._is_right.of(call.shapes, lambda: self._try(call, by_own)):
+            return by_own()
         assert self._unpacked is not None
         return compute(call, self._unpacked)
 
@@ -123,32 +122,30 @@ class QuickMarlin:
             return None
         return call if is_ours else None
 
-    def _try(self, call: Call, own: Callable[[], Any]) -> bool:
-        """True if the kernels' result is Marlin's but for the order of sums; says so where not."""
+    def _try(self, call: Call, own: Compute) -> bool:
+        """True if the kernels' result is Marlin's except for the order of sums."""
         largest = max(n * columns * depth for n, columns, depth in call.shapes)
-        if self._unpacked is None or self._unpacked.numel() < largest:
-            self._unpacked = None
-            free = torch.cuda.mem_get_info()[0] + _spare_of_allocator()
-            if free < 2 * largest + _SPARE:
-                logger.warning(
-                    "experts stay in MXFP4: unpacking a layer takes %.1f GiB of the GPU and"
-                    " %.1f GiB are free; a smaller --gpu-memory-utilization makes room",
-                    2 * largest / 2**30, free / 2**30,
-                )  # fmt: skip
-                return False
-            self._unpacked = call.x.new_empty(largest)
-        try:
+
+        def why_not() -> str:
+            if self._unpacked is None or self._unpacked.numel() < largest:
+                self._unpacked = None
+                free = torch.cuda.mem_get_info()[0] + _spare_of_allocator()
+                if free < 2 * largest + _SPARE:
+                    return (
+                        f"take {2 * largest / 2**30:.1f} GiB of the GPU and {free / 2**30:.1f} GiB"
+                        " are free; a smaller --gpu-memory-utilization makes room"
+                    )
+                self._unpacked = call.x.new_empty(largest)
             own()
             expected = call.out.float()
             call.out.fill_(float("nan"))
             compute(call, self._unpacked)
             distance = float((call.out.float() - expected).norm() / expected.norm())
-            why_not = "" if distance < _FURTHEST else f"its result lies {distance:.3g} apart"
-        except Exception as error:
-            why_not = str(error)
-        if why_not:
-            logger.warning("unpacked experts cannot be used: %s", why_not)
-        return not why_not
+            return (
+                "" if distance < _FURTHEST else f"lie {distance:.3g} apart from Marlin's: not used"
+            )
+
+        return is_right("a layer's unpacked experts", why_not)
 
 
 def compute(call: Call, unpacked: Tensor) -> None:

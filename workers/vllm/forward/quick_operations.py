@@ -7,15 +7,17 @@ runs both, on the first rows of what is to be computed and on numbers of all siz
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor
 
 from poc_core import fused
 from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows
+from workers.vllm.forward.trial import OTHER_BITS, Trial, is_right
 from workers.vllm.release import custom_ops, parallel
 
 logger = logging.getLogger(__name__)
@@ -26,76 +28,193 @@ LEAST = 1 << 22
 _ROWS = 512
 
 
-class Call(NamedTuple):
-    """A call of an operation that a kernel can answer: what is computed, and where it goes."""
+class Call(Protocol):
+    """A call of one of vLLM's operations, as `read` takes it where a kernel can answer it."""
 
-    x: Tensor
-    out: Tensor
-    scales: Tensor  # none of them: (0, 0)
-    # Of the operation: arguments after these three.
-    rest: tuple[Any, ...]
-
-    def of(self, x: Tensor) -> Call:
-        """The same call for other rows (n, ...), with results of its own."""
-        out = self.out.new_empty(len(x), *self.out.shape[1:])
-        scales = self.scales.new_empty(len(x), self.scales.shape[1])
-        if self.scales.stride(0) < self.scales.stride(1):
-            scales = scales.t().contiguous().t()
-        return Call(x, out, scales, self.rest)
+    @property
+    def x(self) -> Tensor:
+        """What is computed, by rows."""
 
     @property
     def key(self) -> Any:
         """Returns the key of calls that share one trial."""
+
+    def of(self, x: Tensor) -> Self:
+        """The same call for other rows (n, ...), with results of its own."""
+
+    def by_own(self, own: Any) -> Any:
+        """Calls the operation. It writes into what it is given, or returns its results."""
+
+    def by_kernel(self) -> Any:
+        """The same by the kernel."""
+
+    def bits(self, returned: Any) -> tuple[Tensor, ...]:
+        """The results, of which `returned` came back, to be compared."""
+
+
+@dataclass(frozen=True)
+class _OfRows:
+    """A call that writes numbers, and maybe their scales, of each row of x."""
+
+    x: Tensor
+    out: Tensor
+    scales: Tensor  # none of them: (0, 0)
+    rest: tuple[Any, ...]  # of the operation: arguments after these three
+
+    def of(self, x: Tensor) -> Self:
+        out = self.out.new_empty(len(x), *self.out.shape[1:])
+        scales = self.scales.new_empty(len(x), self.scales.shape[1])
+        if self.scales.stride(0) < self.scales.stride(1):
+            scales = scales.t().contiguous().t()
+        return type(self)(x, out, scales, self.rest)
+
+    @property
+    def key(self) -> Any:
         rest = tuple(len(one) if isinstance(one, Tensor) else one for one in self.rest)
         return self.x.shape[1:], self.x.dtype, self.scales.stride(0) == 1, rest
 
-    def has_results_of(self, other: Call) -> bool:
-        """True if both have the same bits."""
-        return _are_same(self, other)
+    def bits(self, _returned: Any) -> tuple[Tensor, ...]:
+        return self.out.view(torch.uint8), self.scales
+
+    @property
+    def _is_of_8_bits(self) -> bool:
+        return (
+            self.x.element_size() == 2
+            and self.out.dtype is torch.float8_e4m3fn
+            and _is_flat(self.x)
+            and _is_flat(self.out)
+        )
 
 
-def _are_same(one: Call | Unrotated, other: Call | Unrotated) -> bool:
-    """True if both have the same numbers of 8 bits and the same scales."""
-    bits, others = (x.out.view(torch.uint8) for x in (one, other))
-    return torch.equal(bits, others) and torch.equal(one.scales, other.scales)
+class Silu(_OfRows):
+    """Opens gates and quantises them."""
+
+    name = "_C::silu_and_mul_per_block_quant"
+
+    @classmethod
+    def read(cls, out: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> Self | None:
+        call = cls(x, out, scales, (group, *rest))
+        is_ours = call.rest == (128, None, False) and call._is_of_8_bits and _is_flat(scales)
+        return call if is_ours else None
+
+    def by_own(self, own: Any) -> Any:
+        return own(self.out, self.x, self.scales, *self.rest)
+
+    def by_kernel(self) -> None:
+        from poc_core.fused.quantise import silu_and_quantise_  # here: Triton comes with CUDA
+
+        silu_and_quantise_(self.out, self.scales, self.x)
 
 
-class Rotation(NamedTuple):
-    """A call of the rotary embedding, which turns queries and keys in their place."""
+class Quantise(_OfRows):
+    """Quantises groups of numbers."""
 
+    name = "_C::per_token_group_fp8_quant"
+
+    @classmethod
+    def read(cls, x: Tensor, out: Tensor, scales: Tensor, group: int, *rest: Any) -> Self | None:
+        call = cls(x, out, scales, (group, *rest))
+        # Smallest peak, smallest and largest number, whether scales are powers of two, and layouts.
+        is_ours = (
+            group == 128
+            and len(rest) >= 4
+            and rest[1:3] == (-448.0, 448.0)
+            and scales.dtype == torch.float32
+            and scales.dim() == x.dim() == 2
+            and call._is_of_8_bits
+        )
+        return call if is_ours else None
+
+    def by_own(self, own: Any) -> Any:
+        return own(self.x, self.out, self.scales, *self.rest)
+
+    def by_kernel(self) -> None:
+        from poc_core.fused.quantise import quantise_
+
+        quantise_(self.out, self.scales, self.x, self.rest[1], powers=bool(self.rest[4]))
+
+
+class HeadNorm(_OfRows):
+    """Norms heads."""
+
+    name = "_C::rms_norm"
+
+    @classmethod
+    def read(cls, out: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Self | None:
+        if weight is None or weight.dim() != 1 or x.dim() != 3 or x.element_size() != 2:
+            return None
+        from poc_core.fused.norms import can_norm_heads
+
+        return cls(x, out, x.new_empty(0, 0), (weight, eps)) if can_norm_heads(x) else None
+
+    def by_own(self, own: Any) -> Any:
+        return own(self.out, self.x, *self.rest)
+
+    def by_kernel(self) -> None:
+        from poc_core.fused.norms import norm_heads_
+
+        norm_heads_(self.out, self.x, *self.rest)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Turns queries and keys in their place by the rotary embedding."""
+
+    positions: Tensor
     query: Tensor
     keys: Tensor
-    positions: Tensor
     head: int
     angles: Tensor
+
+    name = "_C::rotary_embedding"
+
+    @classmethod
+    def read(
+        cls,
+        positions: Tensor,
+        query: Tensor,
+        keys: Tensor | None,
+        head: int,
+        angles: Tensor,
+        in_halves: bool,
+    ) -> Self | None:
+        if keys is None or not in_halves or positions.shape != query.shape[:1]:
+            return None
+        from poc_core.fused.rotary import can_rotate
+
+        is_ours = can_rotate(query, keys, head, angles)
+        return cls(positions, query, keys, head, angles) if is_ours else None
 
     @property
     def x(self) -> Tensor:
         """The first rows, keys beside queries."""
         return torch.cat([self.query[:_ROWS], self.keys[:_ROWS]], -1)
 
-    def of(self, x: Tensor) -> Rotation:
-        """The same call for other rows (n, ...), of all positions."""
+    def of(self, x: Tensor) -> Self:
         query, keys = x.clone().split([self.query.shape[1], self.keys.shape[1]], -1)
-        positions = torch.arange(len(x), device=x.device, dtype=self.positions.dtype)
-        positions = positions * 97 % len(self.angles)
-        return Rotation(query, keys, positions, self.head, self.angles)
+        positions = _all_positions(self.positions, len(x), self.angles)
+        return replace(self, positions=positions, query=query, keys=keys)
 
     @property
     def key(self) -> Any:
-        """Returns the key of calls that share one trial."""
         shapes = self.query.shape[1], self.keys.shape[1], self.angles.shape
         return *shapes, self.head, self.query.dtype, self.positions.dtype
 
-    def has_results_of(self, other: Rotation) -> bool:
-        """True if both have the same bits."""
-        both = zip((self.query, self.keys), (other.query, other.keys), strict=True)
-        return all(torch.equal(*(one.view(torch.int16) for one in pair)) for pair in both)
+    def by_own(self, own: Any) -> Any:
+        return own(self.positions, self.query, self.keys, self.head, self.angles, True)
+
+    def by_kernel(self) -> None:
+        from poc_core.fused.rotary import rotate_
+
+        rotate_(self.query, self.keys, self.positions, self.head, self.angles)
+
+    def bits(self, _returned: Any) -> tuple[Tensor, ...]:
+        return self.query.view(torch.int16), self.keys.view(torch.int16)
 
 
-class Writing(NamedTuple):
-    """A call that writes keys and values (tokens, heads, head) into caches (pages, page, heads,
-    head)."""
+@dataclass(frozen=True)
+class Writing:
+    """Writes keys and values (tokens, heads, head) into caches (pages, page, heads, head)."""
 
     keys: Tensor
     values: Tensor
@@ -106,50 +225,56 @@ class Writing(NamedTuple):
     key_scale: Tensor
     value_scale: Tensor
 
+    name = "_C_cache_ops::reshape_and_cache_flash"
+
+    @classmethod
+    def read(cls, *args: Any) -> Self | None:
+        call = cls(*args)
+        if call.format not in ("auto", "fp8", "fp8_e4m3") or call.keys.numel() < LEAST // 4:
+            return None
+        from poc_core.fused.caches import can_write
+
+        of_all = call.key_scale.numel() == call.value_scale.numel() == 1
+        is_ours = of_all and can_write(call.keys, call.values, call.key_cache, call.value_cache)
+        same = call.key_cache.dtype == call.keys.dtype
+        return call if is_ours and same == (call.format == "auto") else None
+
     @property
     def x(self) -> Tensor:
         """The first rows, values beside keys."""
         return torch.cat([self.keys[:_ROWS], self.values[:_ROWS]], -1)
 
-    def of(self, x: Tensor) -> Writing:
-        """The same call for other rows (n, heads, keys beside values), with caches of its own."""
+    def of(self, x: Tensor) -> Self:
         n, *page = len(x) // self.key_cache.shape[1] + 2, *self.key_cache.shape[1:]
         slots = torch.arange(len(x), device=x.device, dtype=self.slots.dtype).flip(0)
         slots[::7] = -1  # a token without a place
         keys, values = (one.contiguous() for one in x.chunk(2, -1))
-        return self._replace(
-            keys=keys,
-            values=values,
-            key_cache=self.key_cache.new_zeros(n, *page),
-            value_cache=self.value_cache.new_zeros(n, *page),
-            slots=slots,
+        caches = self.key_cache.new_zeros(n, *page), self.value_cache.new_zeros(n, *page)
+        return type(self)(
+            keys, values, *caches, slots, self.format, self.key_scale, self.value_scale
         )
 
     @property
     def key(self) -> Any:
-        """Returns the key of calls that share one trial."""
         cache = self.key_cache
         return self.keys.shape[1:], self.keys.dtype, cache.dtype, cache.shape[1], self.format
 
-    def has_results_of(self, other: Writing) -> bool:
-        """True if both have the same bits."""
-        caches = ((self.key_cache, other.key_cache), (self.value_cache, other.value_cache))
-        return all(torch.equal(*(one.view(torch.uint8) for one in pair)) for pair in caches)
+    def by_own(self, own: Any) -> Any:
+        return own(*vars(self).values())
+
+    def by_kernel(self) -> None:
+        from poc_core.fused.caches import write_
+
+        write_(*(one for name, one in vars(self).items() if name != "format"))
+
+    def bits(self, _returned: Any) -> tuple[Tensor, ...]:
+        return self.key_cache.view(torch.uint8), self.value_cache.view(torch.uint8)
 
 
-class Unrotated(NamedTuple):
-    """Outputs of attention, turned back: (groups, tokens, columns) and scales."""
-
-    out: Tensor
-    scales: Tensor
-
-    def has_results_of(self, other: Unrotated) -> bool:
-        """True if both have the same bits."""
-        return _are_same(self, other)
-
-
-class Unrotation(NamedTuple):
-    """A call that turns outputs of attention (tokens, heads, head) back and quantises them."""
+@dataclass(frozen=True)
+class Unrotation:
+    """Turns DeepSeek-V4's outputs of attention (tokens, heads, head) back and quantises them:
+    returns (groups, tokens, columns) and scales."""
 
     x: Tensor
     positions: Tensor
@@ -159,185 +284,72 @@ class Unrotation(NamedTuple):
     # Tokens up to a multiple of four, tokens, groups, a group's columns and scales.
     sizes: tuple[int, ...]
 
-    def of(self, x: Tensor) -> Unrotation:
-        """The same call for other rows (n, heads, head), of all positions."""
+    name = "vllm::fused_inv_rope_fp8_quant_kernel"
+
+    @classmethod
+    def read(
+        cls, x: Tensor, positions: Tensor, angles: Tensor, heads: int, *rest: Any
+    ) -> Self | None:
+        if x.dim() != 3 or len(rest) < 11:
+            return None
+        of_numbers, sizes, more = rest[:6], rest[6:11], rest[11:]
+        n, n_heads, head = x.shape
+        turned = angles.shape[-1]
+        # Columns before those that are turned: of a head, or, in 0.25, of its last group.
+        is_known = of_numbers[2] in {head - turned, (head - turned) % 128}
+        # Columns of a scale, scales of a head, those columns, half of what is turned, whether
+        # scales are packed, the largest number.
+        is_known &= of_numbers == (128, head // 128, of_numbers[2], turned // 2, False, 448.0)
+        is_known &= sizes == (
+            *(-(-n // 4) * 4, n, n_heads // heads, heads * head, heads * head // 128),
+        )
+        if not is_known or more not in {(), (True,)}:  # since 0.30: whether it is to quantise
+            return None
+        from poc_core.fused.inverse_rotary import can_unrotate
+
+        call = cls(x, positions, angles, heads, of_numbers, (*sizes, *more))
+        return call if can_unrotate(x, positions, angles, heads) else None
+
+    def of(self, x: Tensor) -> Self:
         n = len(x)
-        positions = torch.arange(n, device=x.device, dtype=self.positions.dtype)
-        positions = positions * 97 % len(self.angles)
-        return self._replace(x=x, positions=positions, sizes=(-(-n // 4) * 4, n, *self.sizes[2:]))
+        positions = _all_positions(self.positions, n, self.angles)
+        sizes = (-(-n // 4) * 4, n, *self.sizes[2:])
+        return replace(self, x=x, positions=positions, sizes=sizes)
 
     @property
     def key(self) -> Any:
-        """Returns the key of calls that share one trial."""
         return self.x.shape[1:], self.x.dtype, self.angles.shape, self.heads, self.rest
 
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """The operation's arguments."""
-        return *self[:4], *self.rest, *self.sizes
+    def by_own(self, own: Any) -> Any:
+        return own(self.x, self.positions, self.angles, self.heads, *self.rest, *self.sizes)
 
+    def by_kernel(self) -> tuple[Tensor, Tensor]:
+        from poc_core.fused.inverse_rotary import unrotate_and_quantise_
 
-class Operation(NamedTuple):
-    """An operation of vLLM's and the kernel in its place."""
+        padded, n, groups, columns, n_scales = self.sizes[:5]
+        out = self.x.new_empty(groups, n, columns, dtype=torch.float8_e4m3fn)
+        scales = self.x.new_empty(groups * n_scales * padded, dtype=torch.float32).as_strided(
+            (groups, n, n_scales), (n_scales * padded, 1, padded)
+        )
+        unrotate_and_quantise_(out, scales, self.x, self.positions, self.angles)
+        return out, scales
 
-    # Its arguments, as Call, Rotation, Writing or Unrotation; None: the kernel does not take them.
-    read: Callable[..., Any]
-    # Both write into what they are given, or return their results.
-    own: Callable[[Any, Any], Any]  # calls the operation
-    kernel: Callable[[Any], Any]
-
-
-def _read_silu(out: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
-    is_ours = group == 128 and rest == (None, False) and _is_ours(x, out) and _is_flat(scales)
-    return Call(x, out, scales, (group, *rest)) if is_ours else None
-
-
-def _silu_kernel(call: Call) -> None:
-    from poc_core.fused.quantise import silu_and_quantise_  # here: Triton comes with CUDA builds
-
-    silu_and_quantise_(call.out, call.scales, call.x)
-
-
-def _read_quantise(x: Tensor, out: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
-    # Smallest peak, smallest and largest number, whether scales are powers of two, and layouts.
-    is_ours = (
-        group == 128
-        and len(rest) >= 4
-        and rest[1:3] == (-448.0, 448.0)
-        and scales.dtype == torch.float32
-        and scales.dim() == x.dim() == 2
-        and _is_ours(x, out)
-    )
-    return Call(x, out, scales, (group, *rest)) if is_ours else None
-
-
-def _quantise_kernel(call: Call) -> None:
-    from poc_core.fused.quantise import quantise_
-
-    quantise_(call.out, call.scales, call.x, call.rest[1], powers=bool(call.rest[4]))
-
-
-def _read_norm(out: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Call | None:
-    if weight is None or weight.dim() != 1 or x.dim() != 3 or x.element_size() != 2:
-        return None
-    from poc_core.fused.norms import can_norm_heads
-
-    return Call(x, out, x.new_empty(0, 0), (weight, eps)) if can_norm_heads(x) else None
-
-
-def _norm_kernel(call: Call) -> None:
-    from poc_core.fused.norms import norm_heads_
-
-    norm_heads_(call.out, call.x, *call.rest)
-
-
-def _read_rotation(
-    positions: Tensor,
-    query: Tensor,
-    keys: Tensor | None,
-    head: int,
-    angles: Tensor,
-    in_halves: bool,
-) -> Rotation | None:
-    if keys is None or not in_halves or positions.shape != query.shape[:1]:
-        return None
-    from poc_core.fused.rotary import can_rotate
-
-    is_ours = can_rotate(query, keys, head, angles)
-    return Rotation(query, keys, positions, head, angles) if is_ours else None
-
-
-def _rotation_kernel(call: Rotation) -> None:
-    from poc_core.fused.rotary import rotate_
-
-    rotate_(call.query, call.keys, call.positions, call.head, call.angles)
-
-
-def _read_writing(*args: Any) -> Writing | None:
-    call = Writing(*args)
-    if call.format not in ("auto", "fp8", "fp8_e4m3") or call.keys.numel() < LEAST // 4:
-        return None
-    from poc_core.fused.caches import can_write
-
-    of_all = call.key_scale.numel() == call.value_scale.numel() == 1
-    is_ours = of_all and can_write(call.keys, call.values, call.key_cache, call.value_cache)
-    same = call.key_cache.dtype == call.keys.dtype
-    return call if is_ours and same == (call.format == "auto") else None
-
-
-def _writing_kernel(call: Writing) -> None:
-    from poc_core.fused.caches import write_
-
-    write_(*call[:5], *call[6:])
-
-
-def _read_unrotation(
-    x: Tensor, positions: Tensor, angles: Tensor, heads: int, *rest: Any
-) -> Unrotation | None:
-    if x.dim() != 3 or len(rest) < 11:
-        return None
-    of_numbers, sizes, more = rest[:6], rest[6:11], rest[11:]
-    n, n_heads, head = x.shape
-    turned = angles.shape[-1]
-    # Columns before those that are turned: of a head, or, in 0.25, of its last group.
-    is_known = of_numbers[2] in {head - turned, (head - turned) % 128}
-    # Columns of a scale, scales of a head, those columns, half of what is turned, whether scales
-    # are packed, the largest number.
-    is_known &= of_numbers == (128, head // 128, of_numbers[2], turned // 2, False, 448.0)
-    is_known &= sizes == (-(-n // 4) * 4, n, n_heads // heads, heads * head, heads * head // 128)
-    if not is_known or more not in {(), (True,)}:  # since 0.30: whether it is to quantise
-        return None
-    from poc_core.fused.inverse_rotary import can_unrotate
-
-    call = Unrotation(x, positions, angles, heads, of_numbers, (*sizes, *more))
-    return call if can_unrotate(x, positions, angles, heads) else None
-
-
-def _unrotation_kernel(call: Unrotation) -> Unrotated:
-    from poc_core.fused.inverse_rotary import unrotate_and_quantise_
-
-    padded, n, groups, columns, n_scales = call.sizes[:5]
-    out = call.x.new_empty(groups, n, columns, dtype=torch.float8_e4m3fn)
-    scales = call.x.new_empty(groups * n_scales * padded, dtype=torch.float32).as_strided(
-        (groups, n, n_scales), (n_scales * padded, 1, padded)
-    )
-    unrotate_and_quantise_(out, scales, call.x, call.positions, call.angles)
-    return Unrotated(out, scales)
-
-
-def _is_ours(x: Tensor, out: Tensor) -> bool:
-    return (
-        x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
-    )
+    def bits(self, returned: Any) -> tuple[Tensor, ...]:
+        out, scales = returned
+        return out.view(torch.uint8), scales
 
 
 def _is_flat(x: Tensor) -> bool:
     return x.dim() == 2 and x.is_contiguous()
 
 
-CACHE = "_C_cache_ops::reshape_and_cache_flash"
-UNROTATE = "vllm::fused_inv_rope_fp8_quant_kernel"  # DeepSeek-V4's
-OPERATIONS = {
-    "_C::silu_and_mul_per_block_quant": Operation(
-        _read_silu, lambda own, call: own(call.out, call.x, call.scales, *call.rest), _silu_kernel
-    ),
-    "_C::per_token_group_fp8_quant": Operation(
-        _read_quantise,
-        lambda own, call: own(call.x, call.out, call.scales, *call.rest),
-        _quantise_kernel,
-    ),
-    "_C::rms_norm": Operation(
-        _read_norm, lambda own, call: own(call.out, call.x, *call.rest), _norm_kernel
-    ),
-    "_C::rotary_embedding": Operation(
-        _read_rotation,
-        lambda own, call: own(call.positions, call.query, call.keys, call.head, call.angles, True),
-        _rotation_kernel,
-    ),
-    CACHE: Operation(_read_writing, lambda own, call: own(*call), _writing_kernel),
-    UNROTATE: Operation(
-        _read_unrotation, lambda own, call: Unrotated(*own(*call.args)), _unrotation_kernel
-    ),
+def _all_positions(like: Tensor, n: int, angles: Tensor) -> Tensor:
+    """Positions of n tokens of a trial, from all that have angles."""
+    return torch.arange(n, device=like.device, dtype=like.dtype) * 97 % len(angles)
+
+
+OPERATIONS: dict[str, Any] = {
+    one.name: one for one in (Silu, Quantise, HeadNorm, Rotation, Writing, Unrotation)
 }
 
 
@@ -345,8 +357,8 @@ class StandIn:
     """Replaces an operation of vLLM."""
 
     def __init__(self, name: str, own: Any) -> None:
-        self._name, self._own, self._of = name, own, OPERATIONS[name]
-        self.is_right: dict[Any, bool] = {}  # by what a trial is of
+        self._name, self._own = name, own
+        self.is_right = Trial[bool]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -357,38 +369,30 @@ class StandIn:
             for one in args
         )
         call = self._read(*args) if is_for_kernels else None
-        if call is None:
+        if call is None or not self.is_right.of(call.key, partial(self._try, call)):
             return self._own(*args, **named)
-        key = call.key
-        if key not in self.is_right:
-            if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
-                return self._own(*args)
-            self.is_right[key] = self._try(call)
-        if not self.is_right[key]:
-            return self._own(*args)
-        return self._of.kernel(call)
+        return call.by_kernel()
 
-    def _read(self, *args: Any) -> Any:
+    def _read(self, *args: Any) -> Call | None:
         try:
-            return self._of.read(*args)
+            call: Call | None = OPERATIONS[self._name].read(*args)
         except TypeError:  # the arguments of another release
             return None
+        return call
 
-    def _try(self, call: Any) -> bool:
-        """True if the kernel's bits are the operation's; says so where not."""
-        try:
+    def _try(self, call: Call) -> bool:
+        """True if the kernel's bits are the operation's."""
+
+        def why_not() -> str:
             of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
             for x in (call.x[:_ROWS], of_all_sizes.view(_ROWS, *call.x.shape[1:])):
                 theirs, ours = call.of(x), call.of(x)
-                theirs = self._of.own(self._own, theirs) or theirs
-                ours = self._of.kernel(ours) or ours
-                if not theirs.has_results_of(ours):
-                    logger.warning("the fused kernel for %s gives other bits: not used", self._name)
-                    return False
-        except Exception as error:
-            logger.warning("the fused kernel for %s cannot be used: %s", self._name, error)
-            return False
-        return True
+                expected = theirs.bits(theirs.by_own(self._own))
+                if not all(map(torch.equal, expected, ours.bits(ours.by_kernel()))):
+                    return OTHER_BITS
+            return ""
+
+        return is_right(f"the fused kernel for {self._name}", why_not)
 
 
 def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
@@ -416,7 +420,7 @@ class SharedRouter:
     def __init__(self, own: Any) -> None:
         self.replicated = False  # whether the ranks have the same rows: known after the start
         self._own = own
-        self._is_right: dict[Any, bool] = {}  # by shape
+        self._is_right = Trial[bool]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -424,27 +428,27 @@ class SharedRouter:
     def __call__(self, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """`rest`: of later releases, whether Blackwell's kernel may be taken."""
         rank, n_ranks = parallel.tensor_ranks()
-        key = (x.shape, x.dtype, weight.shape)
-        is_right = self._is_right.get(key)
-        if (
-            is_right is False
-            or not self.replicated
-            or n_ranks == 1
-            or len(x) % n_ranks
-            or x.numel() < LEAST
-            or not fused.is_on(x.device)
-            or (is_right is None and torch.cuda.is_current_stream_capturing())
-        ):
-            return cast(Tensor, self._own(x, weight, *rest))
-        rows = len(x) // n_ranks
-        logits = parallel.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight, *rest))
-        if is_right is None:  # all ranks say the same: else some would wait for the others
-            own = self._own(x, weight, *rest)
-            self._is_right[key] = parallel.do_all_tensor_ranks(torch.equal(own, logits))
-            if not self._is_right[key]:
-                logger.warning("routing %d rows by shares gives other bits: not done", len(x))
-                return cast(Tensor, own)
-        return logits
+
+        def by_shares() -> Tensor:
+            rows = len(x) // n_ranks
+            return parallel.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight, *rest))
+
+        def find() -> bool:
+            same = torch.equal(by_shares(), self._own(x, weight, *rest))
+            if not (found := parallel.do_all_tensor_ranks(same)):  # else some wait for the others
+                logger.warning("routing %d rows by shares %s", len(x), OTHER_BITS)
+            return found
+
+        may_share = (
+            self.replicated
+            and n_ranks > 1
+            and len(x) % n_ranks == 0
+            and x.numel() >= LEAST
+            and fused.is_on(x.device)
+        )
+        if may_share and self._is_right.of((x.shape, x.dtype, weight.shape), find):
+            return by_shares()
+        return cast(Tensor, self._own(x, weight, *rest))
 
 
 class QuickOperations:

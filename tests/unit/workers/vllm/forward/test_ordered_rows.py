@@ -110,7 +110,7 @@ def test_a_kernel_that_does_not_compile_is_not_used(
     for _ in range(2):
         assert call(OrderedRows(own, NAMES), torch.tensor([2, 0, 1, 3])) == "products"
     assert [args[1].tolist() for args in own.calls] == [[2, 0, 1, 3]] * 2
-    assert caplog.messages == ["4 rows of experts stay as they come: no such target"] * 2
+    assert caplog.messages == ["ordering 4 rows of experts cannot be used: no such target"] * 2
 
 
 def test_a_kernel_that_orders_wrongly_is_not_used(
@@ -127,7 +127,7 @@ def test_a_kernel_that_orders_wrongly_is_not_used(
         call(products, torch.tensor([2, 0, 1, 3]))
     assert [args[1].tolist() for args in own.calls] == [[2, 0, 1, 3]] * 2
     assert len(ordered) == 1
-    assert caplog.messages == ["4 rows of experts stay as they come: another order comes out"]
+    assert caplog.messages == ["ordering 4 rows of experts gives other bits: not used"]
 
 
 def test_nothing_is_tried_while_a_graph_is_recorded(

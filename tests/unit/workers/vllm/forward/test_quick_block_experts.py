@@ -113,7 +113,7 @@ class Layer:
 @pytest.fixture
 def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     from workers.vllm.forward import quick_block_experts as quick  # here: it imports vLLM
-    from workers.vllm.forward import quickest
+    from workers.vllm.forward import trial
     from workers.vllm.release import custom_ops
 
     found = Layer()
@@ -135,7 +135,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     monkeypatch.setattr(custom_ops, "scales_are_powers", lambda: found.gates.powers)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     times = iter(range(1000, 0, -1))  # each way that is timed takes less than the one before
-    monkeypatch.setattr(quickest, "milliseconds", lambda _compute: float(next(times)))
+    monkeypatch.setattr(trial, "milliseconds", lambda _compute: float(next(times)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
 
@@ -216,7 +216,7 @@ def test_kernels_that_are_no_better_are_not_used(
     if fault == "other bits":
         layer.adds = {64: 1.0, 128: 1.0}
     elif fault == "slower":
-        monkeypatch.setattr("workers.vllm.forward.quickest.milliseconds", lambda _one: 1.0)
+        monkeypatch.setattr("workers.vllm.forward.trial.milliseconds", lambda _one: 1.0)
     else:
         kernels = sys.modules["poc_core.fused.block_experts"]
         monkeypatch.setattr(kernels, "multiply_", lambda *_args: 1 / 0)
@@ -280,7 +280,7 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
     from vllm.platforms import current_platform
 
     from workers.vllm.forward import quick_block_experts as quick
-    from workers.vllm.forward import quickest
+    from workers.vllm.forward import trial
 
     if not current_platform.is_device_capability(90):
         pytest.skip("the kernels were seen on Hopper alone")
@@ -324,7 +324,7 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
     for tiles in quick.TILES:
         monkeypatch.setattr(quick, "TILES", [tiles])
         times = iter((2.0, 1.0))  # the kernels are quicker than vLLM's own
-        monkeypatch.setattr(quickest, "milliseconds", lambda _compute, times=times: next(times))
+        monkeypatch.setattr(trial, "milliseconds", lambda _compute, times=times: next(times))
         kernels = quick.QuickBlockExperts()
         with kernels.bound():
             for _ in range(2):

@@ -110,7 +110,7 @@ class Layer:
 @pytest.fixture
 def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     from workers.vllm.forward import quick_experts as quick  # here: it imports vLLM
-    from workers.vllm.forward import quickest
+    from workers.vllm.forward import trial
     from workers.vllm.release import custom_ops
 
     found = Layer()
@@ -125,7 +125,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(quick, "LEAST", TOKENS * DEPTH // 4)
     times = iter(range(1000, 0, -1))  # each way that is timed takes less than the one before
-    monkeypatch.setattr(quickest, "milliseconds", lambda _compute: float(next(times)))
+    monkeypatch.setattr(trial, "milliseconds", lambda _compute: float(next(times)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
 
@@ -162,7 +162,7 @@ def test_a_kernel_that_is_no_better_is_not_used(
     if fault == "other bits":
         layer.kernel_adds = 1.0
     elif fault == "slower":
-        monkeypatch.setattr("workers.vllm.forward.quickest.milliseconds", lambda _one: 1.0)
+        monkeypatch.setattr("workers.vllm.forward.trial.milliseconds", lambda _one: 1.0)
     else:
         monkeypatch.setattr(sys.modules["poc_core.fused.experts"], "product_", lambda *_args: 1 / 0)
     with quick_experts().bound():
@@ -212,7 +212,7 @@ def test_products_by_expert_that_are_no_better_are_not_used(
         layer.by_expert_adds = 1.0
     elif fault == "slower":
         times = iter([2.0, 1.0, 2.0, 1.0, 1.0, 1.0])  # of each product alone, of both
-        quick = "workers.vllm.forward.quickest.milliseconds"
+        quick = "workers.vllm.forward.trial.milliseconds"
         monkeypatch.setattr(quick, lambda _compute: next(times))
     else:
         kernels = sys.modules["poc_core.fused.experts"]

@@ -15,6 +15,8 @@ pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process h
 
 SILU, QUANTISE = "_C::silu_and_mul_per_block_quant", "_C::per_token_group_fp8_quant"
 NORM = "_C::rms_norm"
+CACHE = "_C_cache_ops::reshape_and_cache_flash"
+UNROTATE = "vllm::fused_inv_rope_fp8_quant_kernel"
 GROUP = 128
 
 
@@ -57,10 +59,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
     from workers.vllm.release import custom_ops
 
     found = Computed()
-    of = quick.OPERATIONS[QUANTISE]._replace(
-        kernel=lambda call: found.write("kernel", call.out, call.scales)
+    monkeypatch.setattr(
+        quick.Quantise, "by_kernel", lambda call: found.write("kernel", call.out, call.scales)
     )
-    monkeypatch.setitem(quick.OPERATIONS, QUANTISE, of)
     monkeypatch.setattr(quick, "LEAST", 4 * GROUP)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -119,8 +120,7 @@ def test_a_kernel_that_cannot_run_leaves_vllms_own(
     def fails(_call: Any) -> None:
         raise RuntimeError("no compiler")
 
-    of = quick.OPERATIONS[QUANTISE]._replace(kernel=fails)
-    monkeypatch.setitem(quick.OPERATIONS, QUANTISE, of)
+    monkeypatch.setattr(quick.Quantise, "by_kernel", fails)
     quantise(quick.QuickOperations())
     assert "no compiler" in caplog.text
 
@@ -197,7 +197,7 @@ def test_queries_and_keys_are_turned_by_the_kernel_where_a_trial_finds_the_same(
     expected = rows.clone()
     plainly_rotated(args[0], expected[:, : 4 * 64], expected[:, 4 * 64 :], 64, angles, True)
     name = "_C::rotary_embedding"
-    monkeypatch.setitem(quick.OPERATIONS, name, quick.OPERATIONS[name]._replace(kernel=kernel))
+    monkeypatch.setattr(quick.OPERATIONS[name], "by_kernel", kernel)
     monkeypatch.setattr(quick, "LEAST", 600 * 4 * 64)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -266,10 +266,10 @@ def test_each_rank_routes_its_share_after_a_trial(router: Router) -> None:
     quick.settle(replicated=True)
     for _ in range(2):
         assert torch.equal(routed(quick), X @ WEIGHT.T)
-    assert router.rows == [4, 8, 4]
+    assert router.rows == [4, 8, 4, 4]
     quick.settle(replicated=False)
     routed(quick)
-    assert router.rows[3:] == [8]
+    assert router.rows[4:] == [8]
 
 
 def test_what_a_later_release_says_beside_the_rows_is_handed_on(router: Router) -> None:
@@ -280,7 +280,7 @@ def test_what_a_later_release_says_beside_the_rows_is_handed_on(router: Router) 
     quick.settle(replicated=True)
     for x in (X, X, X[:6]):
         assert torch.equal(routed(quick, x, False), x @ WEIGHT.T)
-    assert router.rows == [4, 8, 4, 6]
+    assert router.rows == [4, 8, 4, 4, 6]
     with pytest.raises(AssertionError):
         routed(quick, X, True)
 
@@ -293,7 +293,7 @@ def test_where_a_share_has_other_bits_each_rank_routes_all_rows(router: Router) 
     router.more_rows = 0.5
     for _ in range(2):
         assert torch.equal(routed(quick), X @ WEIGHT.T + 4)
-    assert router.rows == [4, 8, 8]
+    assert router.rows == [4, 8, 8, 8]
 
 
 def test_rows_that_cannot_be_shared_are_routed_by_each_rank(router: Router) -> None:
@@ -341,7 +341,7 @@ def test_kernels_give_the_bits_of_vllms_operations(
             args, our_out, our_scales = arguments(name, x, *how)
             call = OPERATIONS[name].read(*args)
             assert call is not None
-            OPERATIONS[name].kernel(call)
+            call.by_kernel()
             assert torch.equal(scales, our_scales)
             assert torch.equal(out.view(torch.uint8), our_out.view(torch.uint8))
 
@@ -371,7 +371,7 @@ def test_heads_are_normed_with_the_bits_of_vllms_operation(
             own(theirs, x, weight, 1e-6)
             call = OPERATIONS[NORM].read(ours, x, weight, 1e-6)
             assert call is not None
-            OPERATIONS[NORM].kernel(call)
+            call.by_kernel()
             assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))
 
 
@@ -403,7 +403,7 @@ def test_queries_and_keys_are_turned_with_the_bits_of_vllms_operation(
             own(*args[0])
             call = OPERATIONS[name].read(*args[1])
             assert call is not None
-            OPERATIONS[name].kernel(call)
+            call.by_kernel()
             assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))
 
 
@@ -436,13 +436,13 @@ def test_caches_are_written_with_the_bits_of_vllms_operation(
     from workers.vllm.release import custom_ops
 
     monkeypatch.setattr(quick, "LEAST", 0)
-    own: Any = custom_ops.operation(quick.CACHE)
+    own: Any = custom_ops.operation(CACHE)
     for rows in (1, 300, 4099):
         theirs, ours = (writing(rows, cache, by_head, "cuda", head) for _ in "ab")
         own(*theirs)
-        call = quick.OPERATIONS[quick.CACHE].read(*ours)
+        call = quick.OPERATIONS[CACHE].read(*ours)
         assert call is not None
-        quick.OPERATIONS[quick.CACHE].kernel(call)
+        call.by_kernel()
         for one, other in zip(theirs[2:4], ours[2:4], strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
@@ -451,9 +451,9 @@ def test_writes_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.vllm.forward import quick_operations as quick
 
     args = writing(40, torch.uint8, False, "cpu")
-    assert quick.OPERATIONS[quick.CACHE].read(*args) is None, "too few"
+    assert quick.OPERATIONS[CACHE].read(*args) is None, "too few"
     monkeypatch.setattr(quick, "LEAST", 0)
-    call = quick.OPERATIONS[quick.CACHE].read(*args)
+    call = quick.OPERATIONS[CACHE].read(*args)
     assert call.keys is args[0]
     assert call.value_scale is args[7]
     for place, other in (
@@ -462,14 +462,14 @@ def test_writes_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         (6, torch.ones(2)),  # by head
         (0, args[0].float()),
     ):
-        assert quick.OPERATIONS[quick.CACHE].read(*args[:place], other, *args[place + 1 :]) is None
+        assert quick.OPERATIONS[CACHE].read(*args[:place], other, *args[place + 1 :]) is None
 
 
 def test_a_trial_of_writes_has_caches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.vllm.forward import quick_operations as quick
 
     monkeypatch.setattr(quick, "LEAST", 0)
-    call = quick.OPERATIONS[quick.CACHE].read(*writing(40, torch.bfloat16, False, "cpu"))
+    call = quick.OPERATIONS[CACHE].read(*writing(40, torch.bfloat16, False, "cpu"))
     tried, other = call.of(call.x), call.of(call.x)
     assert tried.keys.equal(call.keys)
     assert tried.values.equal(call.values)
@@ -477,8 +477,8 @@ def test_a_trial_of_writes_has_caches_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert len(places) < 40
     assert len(places.unique()) == len(places)
     tried.key_cache.view(-1, 2, 128)[places] = tried.keys[tried.slots >= 0]
-    assert not tried.has_results_of(other)
-    assert other.has_results_of(call.of(call.x))
+    assert not all(map(torch.equal, tried.bits(None), other.bits(None)))
+    assert all(map(torch.equal, other.bits(None), call.of(call.x).bits(None)))
     assert not call.key_cache.any()
 
 
@@ -507,23 +507,22 @@ def test_an_operation_that_returns_its_results_has_a_kernel_too(
     from workers.vllm.forward import quick_operations as quick
     from workers.vllm.release import custom_ops
 
-    name = quick.UNROTATE
+    name = UNROTATE
     by = []
 
     def own(*args: Any) -> tuple[Tensor, Tensor]:
         by.append("own")
         call = quick.OPERATIONS[name].read(*args)
-        assert call.args == args, "it is asked for what vLLM asked"
         return answered(call, 1.0)
 
     def kernel(call: Any) -> Any:
         by.append("kernel")
-        return quick.Unrotated(*answered(call, 1.0 if is_same else 2.0))
+        return answered(call, 1.0 if is_same else 2.0)
 
     monkeypatch.setattr(quick, "LEAST", 0)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setitem(quick.OPERATIONS, name, quick.OPERATIONS[name]._replace(kernel=kernel))
+    monkeypatch.setattr(quick.OPERATIONS[name], "by_kernel", kernel)
     with custom_ops.in_place_of_operations({name: own}), quick.QuickOperations().bound():
         unrotate: Any = custom_ops.operation(name)
         for tokens in (5, 9):
@@ -538,7 +537,7 @@ def test_an_operation_that_returns_its_results_has_a_kernel_too(
 def test_only_what_the_kernel_knows_is_turned_back_by_it() -> None:
     from workers.vllm.forward import quick_operations as quick
 
-    read = quick.OPERATIONS[quick.UNROTATE].read
+    read = quick.OPERATIONS[UNROTATE].read
     args = unrotation(7)
     call = read(*args)
     assert call.sizes == (8, 7, 2, 1024, 8, True)
