@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -98,6 +99,40 @@ def test_nothing_ends_while_the_worker_lives(family: Any) -> None:
     _, _, pids = family
     time.sleep(2 * lifeline._INTERVAL_S)
     assert all(map(is_running, pids))
+
+
+HOARDER = """
+import multiprocessing, sys, time
+
+def rank():
+    from workers.vllm.start import lifeline
+    lifeline._INTERVAL_S, lifeline._CHECKS = 0.01, 1
+    blocks = [b"x" * 2**20 for _ in range(200)]
+    last = blocks.pop()  # above the others: the heap cannot just shrink
+    blocks.clear()
+    resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
+    held = resident()
+    lifeline.hold()
+    while resident() > held - 150 * 2**20:
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    from workers.vllm.start import lifeline
+    lifeline.offer()
+    process = multiprocessing.get_context("spawn").Process(target=rank)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_memory_that_glibc_is_told_to_keep_is_given_back(tmp_path: Path) -> None:
+    script = tmp_path / "hoarder.py"
+    script.write_text(HOARDER)
+    kept = dict.fromkeys((lifeline.MMAP_THRESHOLD, "MALLOC_TRIM_THRESHOLD_"), str(2**32))
+    own = {**os.environ, "PYTHONPATH": str(ROOT), **kept}
+    assert subprocess.run([sys.executable, script], env=own, timeout=120).returncode == 0
 
 
 def test_a_process_that_no_worker_started_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
