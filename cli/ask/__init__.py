@@ -1,1 +1,1 @@
-"""The commands that ask a running API."""
+"""The commands that call a running API."""

@@ -1,5 +1,4 @@
-"""A file with an executor's answer: a chat's request and what was answered to it, read and made
-into the request of a validator."""
+"""Reads a file with a chat request and an executor's answer, and makes the validator's request."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ _WANTED = (
     'it must be {"request": {...}, "answer": {...}}: the body of a chat, and its answer or the list'
     " of its stream's chunks"
 )
-BEST = 5  # entries of a position that the network asks for
-# What of a client's body is the executor's own to say.
+BEST = 5  # entries of a position that the network requests
+# Fields of a client's body that are not sent to validators.
 _NOT_FOR_VALIDATORS = ("stream_options", "enforced_str")
 _MODE = "processed_logprobs"
 MODES = {"raw": "raw_logprobs", "processed": _MODE}
@@ -30,14 +29,14 @@ class Entry(BaseModel):
 
 
 class Position(Entry):
-    """A token of an answer, and the best in its place."""
+    """A token of an answer, with the best tokens at its position."""
 
     top_logprobs: list[Entry]
     bytes: list[int] | None = None
 
 
 class Usage(BaseModel):
-    """Tokens that an answer took, as it tells."""
+    """The numbers of tokens that an answer reports."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -59,7 +58,7 @@ class _Chunk(BaseModel):
 
 
 class Answer(BaseModel):
-    """The parts of a chat answer that are compared, of executor or validator."""
+    """The compared parts of an executor's or validator's chat answer."""
 
     content: list[Position]
     usage: Usage
@@ -71,20 +70,20 @@ class Answer(BaseModel):
 
 
 class ExecutedChat(BaseModel):
-    """A file's."""
+    """The contents of the file: a chat request and the executor's answer."""
 
     request: dict[str, Any]
     answer: Answer
 
     @property
     def mode(self) -> str:
-        """The logprobs_mode of both answers; where none was asked for, the network's."""
+        """The logprobs_mode of both answers; the network's if the request names none."""
         asked = str(self.request.get("logprobs_mode") or _MODE)
         return MODES.get(asked, asked)
 
 
 def read_file(path: Path) -> ExecutedChat:
-    """UsageError: it holds no such thing."""
+    """Reads the file, or stdin for -. UsageError if it has no chat request and answer."""
     try:
         stdin = typer.get_text_stream("stdin")
         text = stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -102,8 +101,10 @@ def read_file(path: Path) -> ExecutedChat:
 
 
 def read_answer(document: Any) -> Answer:
-    """An answer, or a stream's chunks, of which the first choice counts. ValueError: it has no
-    logprobs of tokens."""
+    """Parses an answer, or a list of a stream's chunks. Only the first choice is used.
+
+    ValueError if there are no logprobs.
+    """
     try:
         chunks = [
             _Chunk.model_validate(chunk)

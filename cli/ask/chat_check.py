@@ -1,4 +1,4 @@
-"""`proofline chat-check`: an executor's chat judged as the network judges it, by hand."""
+"""`proofline chat-check` validates an executor's chat like the network."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ from workers.chat_gate import ChatGate
 from workers.engines.options import EngineOptions
 
 PATH = "/v1/chat/completions"
-TIMEOUT_S = 600.0  # as long as the network waits
+TIMEOUT_S = 600.0  # equal to the network's timeout
 WORST = 10  # positions in the table
 
 Model = Annotated[
@@ -50,16 +50,16 @@ Model = Annotated[
 
 
 class NoVerdictError(ProoflineError):
-    """The validator's side gave no answer that could be compared."""
+    """The validator returned no answer that can be compared."""
 
 
 class TokensRefusedError(ProoflineError):
-    """The validator's model does not have the executor's tokens."""
+    """The validator's model refuses the executor's tokens."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A verdict, what it means in a sentence, and the positions that the validator answered."""
+    """A verdict, its explanation in a sentence, and the positions of the validator's answer."""
 
     verdict: Verdict
     why: str
@@ -124,7 +124,7 @@ def chat_check(
 def check(
     chat: ExecutedChat, rules: Rules, engine_options: EngineOptions, against: str | None
 ) -> Checked:
-    """Judges the chat as the network does. NoVerdictError: no verdict."""
+    """Validates the chat like the network. NoVerdictError if there is no verdict."""
 
     n_best = int(chat.request.get("top_logprobs") or BEST)
     if fault := chat_distance.malformed(chat.answer.positions, n_best):
@@ -144,7 +144,7 @@ def check(
 
 
 def invalid(reason: str) -> Verdict:
-    """A verdict for which nothing was compared."""
+    """Returns an invalid verdict without a comparison."""
     return Verdict([], None, None, reason)
 
 
@@ -152,7 +152,7 @@ def invalid(reason: str) -> Verdict:
 def validator(
     engine_options: EngineOptions, against: str | None
 ) -> Iterator[tuple[str, str | None]]:
-    """(url, the model's name there; None: as the request has it) of what validates."""
+    """Yields the validator's url, and the model's name there; None for the request's model."""
 
     if not engine_options.model:
         try:
@@ -171,13 +171,15 @@ def validator(
 
 
 def ask(url: str, model: str | None, chat: ExecutedChat) -> Answer:
-    """The validator's answer. `model`: of an engine of this process. TokensRefusedError,
-    NoVerdictError."""
+    """Requests the validator's answer. `model`: the name in this process's engine, or None.
+
+    TokensRefusedError, NoVerdictError.
+    """
 
     body = validators_request(chat) | ({"model": model} if model else {})
     note(f"Having {url} validate {len(chat.answer.content)} tokens.")
     try:
-        # No proxy is asked for what listens in this process.
+        # An engine in this process is called without a proxy.
         answer = httpx.post(
             url + PATH, json=body, headers=headers(None), timeout=TIMEOUT_S, trust_env=model is None
         )
@@ -209,7 +211,7 @@ def _json(answer: Any) -> Any:
 
 
 def judge(chat: ExecutedChat, answer: Answer, rules: Rules) -> Verdict:
-    """The network's verdict. NoVerdictError: who answered does not know the network's fields."""
+    """Returns the network's verdict. NoVerdictError if the validator lacks the network's fields."""
     if not chat_distance.has_ids(answer.positions):
         raise NoVerdictError(
             "No verdict: the validator tells texts, not ids, as tokens; it does not take part in"
@@ -258,7 +260,7 @@ def worst_positions(chat: ExecutedChat, checked: Checked) -> Table:
 
 
 def explanation(chat: ExecutedChat, answer: Answer, verdict: Verdict) -> str:
-    """Explains the reason in a sentence."""
+    """Explains a verdict's reason in a sentence."""
     n = len(chat.answer.content)
     match verdict.reason:
         case chat_distance.DIFFERENT_LENGTH:
@@ -280,7 +282,7 @@ def explanation(chat: ExecutedChat, answer: Answer, verdict: Verdict) -> str:
 
 
 def truncation(chat: ExecutedChat, answer: Answer) -> str:
-    """By what an answer shows that its end was cut off; empty: it shows nothing of the kind."""
+    """Returns a warning if the executor's answer looks truncated; empty if it does not."""
     one, n = chat.answer, len(chat.answer.content)
     asked = chat.request.get("max_completion_tokens") or chat.request.get("max_tokens") or 0
     if one.usage.completion_tokens > n:

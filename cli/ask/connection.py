@@ -3,12 +3,12 @@
 from cli.terminal import UsageError, note
 from proofline.client import ApiError, Client, UrlError
 
-# Seconds for which a command does what Retry-After says; Ctrl-C ends it sooner.
+# Seconds for which a command obeys Retry-After. Ctrl-C ends the command earlier.
 PATIENCE_S = 15.0
 
 
 def connect(url: str) -> Client:
-    """A client for --url."""
+    """Returns a client for --url."""
     try:
         return Client(url, patience_s=PATIENCE_S, on_wait=_say)
     except UrlError as error:
@@ -16,7 +16,10 @@ def connect(url: str) -> Client:
 
 
 def only_model(client: Client) -> str:
-    """The one model that is served. ApiError: none is. UsageError: several are, and names them."""
+    """Returns the only served model.
+
+    ApiError if no model is served, UsageError with the names if several are.
+    """
     models = sorted({worker.model for worker in client.status().workers})
     if not models:
         raise ApiError(

@@ -1,4 +1,4 @@
-"""`proofline deploy` and `proofline undeploy`: what the network's client does, by hand."""
+"""`proofline deploy` and `proofline undeploy` send the network node's requests by hand."""
 
 import time
 from http import HTTPStatus
@@ -67,7 +67,7 @@ def deploy(
         if model is None:
             show(client.deployment())
             return
-        # Asked first: a deployment that is refused ends nothing.
+        # The request comes first, so that a refused deployment ends nothing.
         try:
             client.deploy(model, dtype, vllm_args or [])
         except ApiError as error:
@@ -83,7 +83,9 @@ def deploy(
 
 
 def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> None:
-    """ProoflineError: nobody knows the model, or nobody can fetch it; what serves is left alone."""
+    """Raises ProoflineError if the model is unknown or cannot be fetched. The current model
+    goes on.
+    """
 
     try:
         check_can_be_found(model, vllm_args)
@@ -97,14 +99,14 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
 
 
 def is_on_node(client: Client, model: str) -> bool:
-    """True if the model is served now, or lies in the cache of the API's machine."""
+    """Returns True if the model is served now, or is in the cache of the API's machine."""
 
     found = client.deployment()
     if found.is_running and found.model == model:
         return True
     try:
         on_disk = client.call(calls.model_on_disk(model.partition(":")[0]))
-    except ApiError:  # no name of a repository, or a key that may not ask
+    except ApiError:  # not a repository's name, or the key is not allowed to ask
         return False
     return bool(on_disk["status"] != "NOT_FOUND")
 
@@ -118,7 +120,7 @@ def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
 
 
 def wait_served(client: Client) -> None:
-    """Waits until the model serves. DeployError: why the model cannot."""
+    """Waits until the model is served. DeployError says why it cannot be."""
     said_at = time.monotonic()
     while True:
         found = client.deployment()

@@ -1,4 +1,4 @@
-"""`proofline generate`: artifacts from a running API."""
+"""`proofline generate` computes artifacts on a running API."""
 
 from typing import Annotated, Any
 

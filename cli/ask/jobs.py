@@ -1,4 +1,4 @@
-"""Shared by `generate`, `validate` and `demo`: a job's body, and waiting for its end."""
+"""Functions for `generate`, `validate` and `demo`: makes a job's body, and waits for its result."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from proofline.client.calls import job_path
 
 
 def place_of(block_hash: str, block_height: int, public_key: str) -> dict[str, Any]:
-    """How the body of any job begins."""
+    """Returns the first fields of a job's body."""
     return {
         "block_hash": block_hash,
         "block_height": block_height,
         "public_key": public_key,
-        # A job names its nonces itself, so the node's place among others plays no part.
+        # Without effect, because a job names its nonces.
         "node_id": 0,
         "node_count": 1,
     }
@@ -30,7 +30,7 @@ def job_body(
     proof: Proof,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    """The body of POST /generate (protocol.md, section 5; `max_tokens`: section 8)."""
+    """Returns the body of POST /generate (protocol.md, section 5; `max_tokens`: section 8)."""
     body: dict[str, Any] = {
         **place_of(block_hash, block_height, public_key),
         "nonces": nonces,
@@ -47,7 +47,7 @@ def job_body(
 def await_job(
     client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str
 ) -> Document:
-    """The job's result, with a progress bar. Ctrl-C leaves the job running."""
+    """Waits for the job's result with a progress bar. Ctrl-C leaves the job running."""
     try:
         with progress_bar("nonces") as bar:
             task = bar.add_task(title, total=n_nonces)

@@ -1,17 +1,17 @@
-"""Common mistakes in a proof's inputs, each tried on artifacts that mismatch."""
+"""Tries common mistakes in a proof's inputs on mismatching artifacts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from proofline.client import ApiError, Client, Document
 
-PROBES = 4  # nonces computed again for each mistake: unrelated vectors do not agree by chance
+PROBES = 4  # nonces per mistake: enough, because unrelated vectors do not agree by chance
 _USUAL_LENGTHS = (64, 128, 256, 512, 1024, 2048)
 _REFUSED = (409, 422)  # such as a seq_len that the model does not take
 
 
 def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> list[str]:
-    """In words, the mistakes with which the first `mismatches` agree; `body`: of the validation."""
+    """Returns the mistakes that explain the first `mismatches`. `body`: the validation's body."""
     probes = set(mismatches[:PROBES])
     claims = [one for one in body["validation"]["artifacts"] if one["nonce"] in probes]
     small = body | {"nonces": sorted(probes), "validation": {"artifacts": claims}}
@@ -19,7 +19,7 @@ def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> 
 
 
 def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each possible mistake in words, and the body as it would be without it."""
+    """Yields a description of each possible mistake, and the body with changed inputs."""
     stronger = not body["poc_stronger_rng"]
     yield f"poc_stronger_rng {str(stronger).lower()}", body | {"poc_stronger_rng": stronger}
     for seq_len in _USUAL_LENGTHS:
@@ -36,7 +36,7 @@ def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_spellings(text: str) -> list[str]:
-    """Other spellings of a text, each once, the likeliest first."""
+    """Returns other spellings of a text, without duplicates, the likeliest first."""
     bare = text.removeprefix("0x").removeprefix("0X")
     other = [bare, f"0x{bare}", text.upper(), text.lower(), bare.upper(), bare.lower()]
     return [one for one in dict.fromkeys([*other, text.strip()]) if one and one != text]

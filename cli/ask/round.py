@@ -1,4 +1,4 @@
-"""`proofline round`: start, look at, watch and stop the round of a running API."""
+"""`proofline round` starts, shows, watches and stops the round of a running API."""
 
 import json
 import time
@@ -30,7 +30,7 @@ class NoRoundError(ProoflineError):
 
 
 class Share(NamedTuple):
-    """Which nonces are this node's."""
+    """Options that determine this node's nonces."""
 
     node_id: Annotated[
         int, typer.Option("--node-id", min=0, help="This node, from 0 to NODE_COUNT - 1.")
@@ -50,7 +50,7 @@ class Share(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """How artifacts are made."""
+    """Options of an artifact round."""
 
     k_dim: Annotated[
         int | None,
@@ -210,7 +210,7 @@ def start(
 
 
 def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) -> dict[str, Any]:
-    """Returns the scheme's own fields of a round's body."""
+    """Returns the scheme-specific fields of a round's body."""
     if distances.r_target is None:
         params = {
             "model": model,
@@ -235,7 +235,7 @@ def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) ->
 def check_scheme(
     r_target: float | None, of_artifacts: dict[str, Any], of_distances: dict[str, Any]
 ) -> None:
-    """UsageError: options of a scheme not asked for. Both dicts: option -> value given."""
+    """Raises UsageError for options of the other scheme. Both dicts: option -> value."""
     if r_target is not None and not 0 < r_target <= 2:
         raise UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
     strangers = of_artifacts if r_target is not None else of_distances
@@ -319,9 +319,10 @@ def watch(
 
 
 def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
-    """Yields the round's status every `interval_s` to its end, or an error while the API is away.
+    """Yields the round's status every `interval_s` until the round ends, or an error while the API
+    is unavailable.
 
-    Raises the ApiError when the API stays away for POLL_PATIENCE_S.
+    Raises the ApiError if the API is unavailable for POLL_PATIENCE_S.
     """
 
     answered = time.monotonic()
@@ -341,7 +342,7 @@ def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
 
 
 def show(looks: Iterator[Document | ApiError], console: Console) -> dict[str, Any]:
-    """Draws every status, on a terminal over the one before; returns the last one."""
+    """Prints each status, on a terminal over the previous one. Returns the last status."""
 
     last: dict[str, Any] = {}
     if not console.is_terminal or console.is_dumb_terminal:

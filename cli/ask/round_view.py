@@ -1,6 +1,4 @@
-"""A round's status for people: as a picture for terminals, and as a line for logs; a
-deployment's in words.
-"""
+"""Formats a round's status (tables for terminals, a line for logs) and a deployment's status."""
 
 from datetime import timedelta
 from typing import Any
@@ -16,7 +14,7 @@ ALARM = "bold red"
 
 
 def line(status: dict[str, Any]) -> str:
-    """The status in one line, troubles last."""
+    """Returns the status in one line, with problems last."""
     stats = status["stats"]
     ready = sum(worker["state"] == "ready" for worker in status["workers"])
     n_ready = (status.get("health") or {"workers_ready": ready})["workers_ready"]
@@ -34,13 +32,15 @@ def line(status: dict[str, Any]) -> str:
 
 
 def picture(status: dict[str, Any], now: float) -> RenderableType:
-    """The status as tables. `now`: seconds since the epoch."""
+    """Returns the status as tables. `now`: seconds since the epoch."""
     if not status:
         return Text("")
     parts: list[RenderableType] = [_head(status)]
     if status.get("config") is not None:
         parts.append(_outbox(status, now))
-    return Group(*parts, "", _workers(status))  # the workers last: a low terminal cuts off the rest
+    return Group(
+        *parts, "", _workers(status)
+    )  # workers come last, because a low terminal cuts off the end
 
 
 def _head(status: dict[str, Any]) -> Table:
@@ -68,7 +68,7 @@ def _head(status: dict[str, Any]) -> Table:
 
 
 def _workers(status: dict[str, Any]) -> RenderableType:
-    """Table of the workers that live or have taken part in the round."""
+    """Returns a table of the live workers and the workers that took part in the round."""
     seats = status.get("seats") or []
     states = {seat["name"]: seat["state"] for seat in seats} or {
         worker["id"]: worker["state"] for worker in status["workers"]
@@ -117,13 +117,13 @@ def _outbox(status: dict[str, Any], now: float) -> RenderableType:
 
 
 def _health(status: dict[str, Any]) -> list[str]:
-    """The node's health with each of its reasons; of one without troubles nothing."""
-    health = status.get("health") or {"reasons": []}  # earlier releases tell none
+    """Returns the reasons of the node's bad health; empty if the node is well."""
+    health = status.get("health") or {"reasons": []}  # earlier releases report none
     return [f"{reason['level']}: {reason['text']}" for reason in health["reasons"]]
 
 
 def troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
-    """Lines about what an operator must see."""
+    """Returns lines about problems that an operator must see."""
     outbox = stats.get("outbox") or {}
     troubles = []
     if outbox.get("full"):
@@ -167,7 +167,7 @@ def _share(config: dict[str, Any]) -> str:
 
 
 def grid() -> Table:
-    """A table without lines: names, dim, and what is said of them."""
+    """Returns an empty table without lines, for dim names and their values."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=9)
     table.add_column()
@@ -179,7 +179,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def in_words(status: str, elapsed_s: float | None) -> str:
-    """How far a deployment is, and since when, or after how many seconds from its request."""
+    """Describes a deployment's status and its duration in seconds."""
     if elapsed_s is None:
         return status
     return f"{status} {'for' if status == 'starting' else 'after'} {elapsed_s:.0f} s"

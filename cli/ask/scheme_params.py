@@ -1,4 +1,4 @@
-"""`--scheme NAME --param KEY=VALUE`: the body that any scheme's contract asks for."""
+"""Makes the body of any scheme from `--scheme NAME --param KEY=VALUE`, by the scheme's contract."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import JobBody, Params, RoundBody, SequenceRoundBody
 from proofline.client.errors import describe_detail
 
-# A callback's url, as the schemes call it.
+# The schemes' names for a callback's url.
 _URLS = ("url", "callback_url")
 
 
 class OfScheme(NamedTuple):
-    """A scheme by its name, for those that have no flags here."""
+    """Options that choose a scheme by name, for schemes without flags."""
 
     scheme: Annotated[
         str | None,
@@ -40,7 +40,10 @@ class OfScheme(NamedTuple):
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
-        """True if a scheme is named. UsageError: --param alone, or flags that say another one."""
+        """Returns True if --scheme is given.
+
+        UsageError for --param without --scheme, or for flags of another scheme.
+        """
         if self.scheme is None:
             if self.param:
                 raise UsageError("--param is for --scheme; name the scheme too.")
@@ -55,7 +58,7 @@ class OfScheme(NamedTuple):
 def flags_of_artifacts(
     k_dim: int | None, stronger_rng: bool, max_tokens: int | None
 ) -> dict[str, Any]:
-    """The options that only artifacts and chains have, with what was given for them."""
+    """Returns the options that only artifacts and chains have, with their values."""
     return {
         "--k-dim": k_dim not in (None, DEFAULT_K_DIM),
         "--stronger-rng": stronger_rng,
@@ -64,7 +67,7 @@ def flags_of_artifacts(
 
 
 def job_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The body of POST /generate. `common`, `fields`: see `_body`."""
+    """Returns the body of POST /generate. `common`, `fields`: see `_body`."""
     contract = _contract(of_scheme)
     if contract.job_body is None:
         raise UsageError(f"The {contract.name} scheme has no jobs; start a round of it.")
@@ -72,7 +75,7 @@ def job_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[s
 
 
 def round_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The body of POST /init/generate. `common`, `fields`: see `_body`."""
+    """Returns the body of POST /init/generate. `common`, `fields`: see `_body`."""
     contract = _contract(of_scheme)
     if contract.round_body is None:
         raise UsageError(f"The {contract.name} scheme has no rounds; `proofline generate` asks it.")
@@ -92,10 +95,10 @@ def _body(
     common: dict[str, Any],
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    """A body that the scheme's own model takes. UsageError: what it lacks, or has too much.
+    """Returns a body that is valid for the scheme. UsageError for missing or unknown parameters.
 
-    `common`: its fields as all schemes have them; `fields`: those that each scheme has at its own
-    place: model, seq_len, batch_size, url. None: not given.
+    `common`: the fields that are equal in all schemes. `fields`: the fields whose place depends on
+    the scheme: model, seq_len, batch_size, url; None if not given.
     """
     inner = _inner(model)
     body = dict(common)
@@ -121,13 +124,13 @@ def _body(
 
 
 def _inner(model: "type[BaseModel]") -> set[str]:
-    """The fields of the body's `params`; empty: the body has none."""
+    """Returns the fields of the body's `params`; empty if the body has no `params`."""
     field = model.model_fields.get("params")
     return set(getattr(field.annotation, "model_fields", ())) if field else set()
 
 
 def _own(model: "type[BaseModel]", inner: set[str]) -> set[str]:
-    """The parameters that only this scheme has, as far as an option can give them."""
+    """Returns the scheme-specific parameters that an option can set."""
 
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (JobBody, RoundBody, SequenceRoundBody, Params):
@@ -148,7 +151,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _say_scheme(contract: Contract, body: dict[str, Any]) -> None:
-    """Names the scheme in the body, unless the API tells it from other fields."""
+    """Names the scheme in the body, unless the API recognises it by other fields."""
 
     if recognised(body, contracts()) is contract:
         return

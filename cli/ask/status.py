@@ -1,4 +1,4 @@
-"""`proofline status`: all of a node in one screen."""
+"""`proofline status` shows a node's state on one screen."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from proofline.client import Document, calls
 
 _GOOD, _BAD = "bold green", "bold red"
 _COLOURS = {"ok": _GOOD, "degraded": "bold yellow", "down": _BAD}
-_MOST_WORKERS = 8  # named one by one
+_MOST_WORKERS = 8  # workers with a line each
 
 Rows = Iterator[tuple[str, "Text | str"]]
 
@@ -49,7 +49,7 @@ def status(
 
 
 def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
-    """Draws the API's two answers on stdout. `now`: seconds since the epoch."""
+    """Prints the API's two answers as a table. `now`: seconds since the epoch."""
 
     table = grid()
     at_work = {worker["id"] for worker in node["workers"]}
@@ -95,12 +95,12 @@ def _deployment(found: Mapping[str, Any]) -> Rows:
 
 
 def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: float) -> Rows:
-    """`away`: the seats of those that are not in Redis, as they ended, or have only begun."""
+    """Yields the rows about workers. `away`: seats of workers without a heartbeat in Redis."""
 
     n_ready = sum(worker["state"] == "ready" for worker in workers)
     n_all = len(workers) + len(away)
     yield "workers", Text(f"{n_ready} of {n_all} ready", style="" if n_ready else _BAD)
-    # What is not ready first: that is what somebody looks for.
+    # Workers that are not ready come first, because they matter most.
     for seat in away[:_MOST_WORKERS]:
         why = f", ended ({seat['last_exit']})" if seat["last_exit"] else ""
         yield "", Text(f"{seat['name']}: {seat['state']}, {seat['model']}{why}")

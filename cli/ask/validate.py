@@ -1,4 +1,4 @@
-"""`proofline validate`: artifacts checked by a running API."""
+"""`proofline validate` validates artifacts on a running API."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,11 @@ from poc_core.schemes.decode.thresholds import MARGIN
 
 FROM_FILE = "Default: what the file says."
 OF_NETWORK = "Default: the network's for the model."
-MOST_NAMED = 10  # of the nonces that mismatch
+MOST_NAMED = 10  # mismatching nonces that are listed
 
 
 class OfFile(NamedTuple):
-    """Values that the file may also contain."""
+    """Options whose values the file may contain instead."""
 
     block_hash: Annotated[
         str | None,
@@ -54,7 +54,7 @@ class OfFile(NamedTuple):
             help=f"{options.STRONGER_RNG_HELP} Or --no-stronger-rng. {FROM_FILE}",
         ),
     ] = False
-    # Beside its counterpart it would take the room of other options' names.
+    # A separate hidden option, because both names together would make the column of names too wide.
     no_stronger_rng: Annotated[bool, typer.Option("--no-stronger-rng", hidden=True)] = False
     max_tokens: Annotated[
         int | None,
@@ -68,7 +68,7 @@ class OfFile(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """When two artifacts agree, and when a set of them is a fraud."""
+    """Options that determine when two artifacts agree, and when a set of artifacts is a fraud."""
 
     dist_threshold: Annotated[
         float | None,
@@ -206,7 +206,10 @@ def validate(
 
 
 def the_one(file: Path | None, artifacts: Path | None) -> Path:
-    """The file to read. UsageError: none is named, or two. `artifacts`: of the older option."""
+    """Returns the file to read. `artifacts`: the value of the older option.
+
+    UsageError if no file or two files are named.
+    """
     named = [path for path in (file, artifacts) if path is not None]
     if len(named) != 1:
         raise UsageError(
@@ -216,7 +219,9 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """Artifacts of a file, what `generate` noted under "request", and the encoding's k_dim."""
+    """Returns a file's artifacts, its "request" from `generate`, and the encoding's k_dim or
+    None.
+    """
     try:
         text = (
             typer.get_text_stream("stdin").read()
@@ -256,7 +261,7 @@ def is_artifact(item: Any) -> bool:
 
 
 def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
-    """Steps that most chains have after the prefill; None: the artifacts are no chains."""
+    """Returns the number of steps that most chains have; None if the artifacts are no chains."""
     lengths = [
         len(points)
         for item in artifacts
@@ -266,7 +271,7 @@ def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
 
 
 def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict[str, Any]]:
-    """The artifacts of `nonces`, in that order."""
+    """Returns the artifacts of `nonces`, in the order of `nonces`."""
     by_nonce = {item["nonce"]: item for item in artifacts}
     missing = [nonce for nonce in nonces if nonce not in by_nonce]
     if missing:
@@ -277,7 +282,7 @@ def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict
 
 
 def describe_verdict(verdict: dict[str, Any]) -> str:
-    """The verdict in one line, and what the verdict rests on in the lines below."""
+    """Returns the verdict in one line, followed by lines with its details."""
     word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
     excluded = (
         f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
@@ -304,6 +309,6 @@ def describe_verdict(verdict: dict[str, Any]) -> str:
 
 
 def some(nonces: list[int]) -> str:
-    """The first MOST_NONCES of a list of nonces, as text."""
+    """Returns the first MOST_NAMED nonces as text."""
     more = f" and {len(nonces) - MOST_NAMED} more" if len(nonces) > MOST_NAMED else ""
     return ", ".join(map(str, nonces[:MOST_NAMED])) + more

@@ -1,1 +1,1 @@
-"""The commands that run a part of Proofline, or all of it."""
+"""The commands that run Proofline or a part of it."""

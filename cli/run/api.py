@@ -1,4 +1,4 @@
-"""`proofline api`: the HTTP server, one process."""
+"""`proofline api` runs the HTTP server in one process."""
 
 import ctypes
 import gc
@@ -21,12 +21,12 @@ from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
 from poc_core.state.client import refuse_wrong
 
-GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
-# Seconds that a thread which has read from Redis waits for a busy event loop, once a command.
-# Python's own 5 ms, some ten times an answer, were most of the answer's time.
+GRACEFUL_SHUTDOWN_S = 10  # for unfinished answers, such as a /generate with wait=true
+# Python's switch interval: a thread that has read from Redis waits this long for a busy event loop,
+# once per command. With the default of 5 ms, about ten waits were most of an answer's time.
 _SWITCH_S = 0.0005
-# Options of glibc's mallopt (malloc.h), and bytes from which a block is mapped by itself: more than
-# redis-py and httpx ask for at each read (64 KiB), less than most parts of a large body.
+# Options of glibc's mallopt (malloc.h), and the block size from which malloc uses mmap: more than
+# redis-py and httpx allocate for each read (64 KiB), less than most parts of a large body.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _OWN_BLOCK_BYTES = 72 * 1024
 
@@ -60,8 +60,9 @@ def api(
         )
     connections = connections_for(MAX_CONNECTIONS, raise_file_limit())
     app = create_app(settings, listens_on=host)
-    app.openapi()  # kept: made for the first who asks, it held up all others for 0.1 s
-    # What exists by now lives to the end; searching it for garbage held up requests for 0.1 s.
+    app.openapi()  # cached here: generating it for the first request blocked the loop for 0.1 s
+    # Existing objects live until the end. Without the freeze, garbage collection blocked requests
+    # for 0.1 s.
     gc.collect()
     gc.freeze()
     config = uvicorn.Config(
@@ -69,9 +70,9 @@ def api(
         access_log=access_log,
         http=limited(Limits(connections)),
         ws="none",
-        # A backstop: connections beyond the limit are closed before they are asked anything.
+        # A second limit: connections above the first limit are closed before they send a request.
         limit_concurrency=connections + 2,
-        # The peer's address decides whom to trust, so no header may change it.
+        # Trust depends on the peer's address, which no header may change.
         proxy_headers=False,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )
@@ -81,10 +82,10 @@ def api(
 
 
 def _give_memory_back() -> None:
-    """Has glibc give back what large bodies took, and keep one heap for all threads.
+    """Makes glibc return the memory of large bodies, and use one heap for all threads.
 
-    Left alone it kept 180 MB between blocks still in use, and 60 to 100 MB in heaps of 15 threads,
-    which rarely allocate at the same moment (the GIL).
+    By default glibc kept 180 MB between blocks in use, and 60 to 100 MB in the heaps of 15 threads,
+    which rarely allocate at the same time (because of the GIL).
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # neither musl nor macOS has it

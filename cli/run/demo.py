@@ -1,4 +1,4 @@
-"""`proofline demo`: a proof from request to verdict with a tiny model, on any machine."""
+"""`proofline demo` shows a proof from request to verdict with a tiny model, on any machine."""
 
 import importlib.util
 import time
@@ -24,16 +24,16 @@ from workers.engines.options import EngineOptions
 MODEL = "tiny-qwen3"
 N_NONCES = 256
 SEQ_LEN = 64  # a quarter of the protocol's: seconds on a few slow cores
-# One engine checks its own artifacts here. Two machines need the network's terms.
+# Thresholds for an engine that checks its own artifacts. Two machines need the network's terms.
 TERMS = {"dist_threshold": 0.02, "p_mismatch": 0.001, "fraud_threshold": 0.01}
-TAMPERED_EVERY = 16  # every 16th vector is replaced in the copy that must be found out
+TAMPERED_EVERY = 16  # every 16th vector is replaced in the copy that must be detected
 BLOCK_HASH = "proofline-demo"
 PUBLIC_KEY = "demo-node"
 READY_TIMEOUT_S = 600.0  # the first start compiles kernels, which takes minutes on a slow machine
 
 
 class DemoError(ProoflineError):
-    """The demo saw a result that it must not see."""
+    """The demo got an unexpected result."""
 
 
 @dataclass
@@ -84,7 +84,10 @@ def demo(
 
 
 def prove(stack: Stack, figures: Figures) -> None:
-    """Generates, validates, validates a forgery. Raises DemoError for an unexpected verdict."""
+    """Generates artifacts, validates them, and validates a forgery.
+
+    DemoError for an unexpected verdict.
+    """
 
     with connect(stack.base_url) as client:
         body = body_of_job(stack.model_name)
@@ -135,7 +138,7 @@ def run_job(client: Client, body: dict[str, Any], title: str) -> Any:
 
 
 def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A copy in which every TAMPERED_EVERY-th artifact carries its neighbour's vector."""
+    """Returns a copy in which every TAMPERED_EVERY-th artifact has the next artifact's vector."""
     copy = [dict(item) for item in artifacts]
     for index in range(0, len(copy) - 1, TAMPERED_EVERY):
         copy[index]["vector_b64"] = artifacts[index + 1]["vector_b64"]
@@ -186,7 +189,7 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the demo in order, as Ctrl-C does."""
+    """Makes SIGTERM and SIGHUP end the demo in order, like Ctrl-C."""
     import signal
 
     def stop(_number: int, _frame: Any) -> None:

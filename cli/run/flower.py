@@ -1,4 +1,4 @@
-"""`proofline flower`: Celery's own monitor of our queues, behind a password."""
+"""`proofline flower` runs Celery's monitor of our queues, behind a password."""
 
 import contextlib
 import os
@@ -17,10 +17,10 @@ from poc_core.settings import load_settings
 from poc_core.state import scripts
 from poc_core.state.client import connect
 
-AUTH = "FLOWER_BASIC_AUTH"  # Flower's own: USER:PASSWORD, more of them after commas
+AUTH = "FLOWER_BASIC_AUTH"  # Flower's variable: USER:PASSWORD, several separated by commas
 USER = "proofline"
 SCRIPTS_WAIT_S = 60.0
-MAX_TASKS = 10_000  # that Flower keeps in memory; its own 100,000 take hundreds of MB
+MAX_TASKS = 10_000  # tasks in Flower's memory; its default of 100,000 takes hundreds of MB
 
 
 def flower(
@@ -53,7 +53,7 @@ def flower(
     """
 
     reserve_port(host, port)
-    # In the environment: everybody on the machine can read a command line.
+    # In the environment, because all users of the machine can read command lines.
     os.environ[AUTH] = credentials(password_file)
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
     flags = [
@@ -77,14 +77,17 @@ def flower(
 
 
 def _wait_for_scripts() -> None:
-    """Waits for an API that starts too: without its scripts Flower logs errors."""
+    """Waits until a starting API has loaded the scripts that Flower needs."""
 
     with contextlib.suppress(RedisError):
         scripts.wait_until_loaded(connect(load_settings()), SCRIPTS_WAIT_S)
 
 
 def credentials(password_file: Path | None) -> str:
-    """USER:PASSWORD of the file. UsageError: the file holds no password."""
+    """Returns USER:PASSWORD from the file, or from AUTH, or with a generated password.
+
+    UsageError if the file contains no password.
+    """
     if password_file is None:
         if os.environ.get(AUTH):
             return os.environ[AUTH]

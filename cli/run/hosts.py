@@ -1,4 +1,4 @@
-"""`proofline hosts`: which further hosts belong to the node."""
+"""`proofline hosts` manages the further hosts of a node."""
 
 import os
 from collections.abc import Iterator
@@ -118,7 +118,7 @@ def restore(redis_url: options.RedisUrl = None) -> None:
 
 @contextmanager
 def _as_operator() -> Iterator[Inviting]:
-    """The node's hosts; errors of Redis become sentences."""
+    """Yields the operator's actions on hosts. Redis' errors become ProoflineError."""
 
     settings = load_settings()
     try:

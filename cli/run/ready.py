@@ -1,4 +1,4 @@
-"""`proofline ready`: whether a worker of this host is ready, for health checks."""
+"""`proofline ready` checks whether a worker of this host is ready, for health checks."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A receiver's record of callbacks: payloads and nonces that came, came twice or are missing."""
+"""A receiver's record of callbacks: received, repeated and missing payloads and nonces."""
 
 import hashlib
 import json
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-# Nonces that a list shows to people.
+# Nonces that a printed list contains at most.
 _SHOWN = 5
 
 
 @dataclass
 class Receipt:
-    """A received payload as its log line tells it."""
+    """The log line of a received payload, and its faults."""
 
     line: str
     faults: list[str] = field(default_factory=list)
@@ -25,16 +25,16 @@ class Sender:
     """The payloads received from one round or job."""
 
     name: str
-    digests: dict[str, bytes] = field(default_factory=dict)  # payload id -> of its contents
+    digests: dict[str, bytes] = field(default_factory=dict)  # payload id -> digest of the contents
     nonces: set[int] = field(default_factory=set)
-    repeated_payloads: int = 0  # as happens when an answer comes late or is lost
-    gapless: bool = False  # whether every nonce of its sequence is to come
+    repeated_payloads: int = 0  # repeated because an answer was late or lost
+    gapless: bool = False  # True if all nonces of a sequence must come
 
     def missing(self) -> list[int]:
-        """Nonces that have not come between the first and the last.
+        """Returns the nonces that are missing between the first and the last.
 
-        The sequence's step is what all differences have in common: no payload tells the number of
-        nodes.
+        The sequence's step is the greatest common divisor of all differences, because payloads do
+        not contain the number of nodes.
         """
         if not self.gapless or len(self.nonces) < 2:
             return []
@@ -55,14 +55,14 @@ class Sender:
 
 
 class Receipts:
-    """All received payloads, for one thread at a time."""
+    """All received payloads. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         self.senders: dict[str, Sender] = {}
         self.n_faults = 0
 
     def take(self, path: str, body: dict[str, Any]) -> Receipt:
-        """Notes a payload. ValueError: the body is no payload."""
+        """Records a payload. ValueError if the body is not a payload."""
         payload_id, nonces = body.get("payload_id"), _nonces_of(body)
         name, number = _origin(body, payload_id)
         sender = self.senders.setdefault(name, Sender(name))
@@ -88,11 +88,11 @@ class Receipts:
         return self._judged(receipt)
 
     def summary(self) -> list[str]:
-        """A line for each round and job."""
+        """Returns a line for each round and job."""
         return [sender.summary() for sender in self.senders.values()]
 
     def is_whole(self) -> bool:
-        """True if nothing is missing and nothing came wrong."""
+        """Returns True if nothing is missing and no payload had faults."""
         return not self.n_faults and not any(sender.missing() for sender in self.senders.values())
 
     def _judged(self, receipt: Receipt) -> Receipt:
@@ -101,7 +101,7 @@ class Receipts:
 
 
 def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | None]:
-    """The round or job that sent a payload, and its number where a round's payloads have one."""
+    """Returns the round or job of a payload, and the payload's number in a round or None."""
     if "request_id" in body:
         return f"job {body['request_id']}", None
     numbered = re.fullmatch(r"(.+)-(\d+)", payload_id or "")
@@ -111,7 +111,7 @@ def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | No
 
 
 def _nonces_of(body: dict[str, Any]) -> list[int]:
-    """The nonces of a payload of artifacts or of distances."""
+    """Returns the nonces of a payload with artifacts or distances."""
     found = body.get("nonces", [])
     if "artifacts" in body:
         try:
@@ -143,7 +143,7 @@ def _why(body: dict[str, Any]) -> str:
             f" {body['dist_threshold']:g}"
         )
     except (KeyError, TypeError, ValueError):
-        pass  # another scheme, nothing could be read, or another node's own words
+        pass  # another scheme, no readable vectors, or another node's fields
     return f"{said}; {cause}" if (cause := body.get("likely_cause")) else said
 
 

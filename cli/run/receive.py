@@ -1,4 +1,4 @@
-"""`proofline receive`: a receiver of callbacks, for trying a node and for tests."""
+"""`proofline receive` runs a receiver of callbacks, for trials and tests."""
 
 import json
 import signal
@@ -50,7 +50,7 @@ def receive(
         raise AddressError.of(host, port, error) from error
 
     def end(*_: object) -> None:
-        # serve_forever runs in this thread, which cannot wait for itself
+        # On another thread, because serve_forever runs in this one, and shutdown waits for it.
         threading.Thread(target=server.shutdown).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -65,7 +65,7 @@ def receive(
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a sender that hangs must not hold up the end
+    daemon_threads = True  # a hanging sender must not delay the end
 
 
 def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPRequestHandler]:
@@ -73,14 +73,16 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        timeout = 30  # seconds for a sender that says nothing
+        timeout = 30  # seconds to wait for a silent sender
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
             if not length.isdecimal():
                 return self._answer(411)
             raw = self.rfile.read(int(length))
-            if not 200 <= status < 300:  # not taken, so not noted: the payload is to come again
+            if (
+                not 200 <= status < 300
+            ):  # refused payloads are not recorded, because they come again
                 _say(f"{self.path} {len(raw)} bytes refused with {status}", as_json)
                 return self._answer(status)
             try:

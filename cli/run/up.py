@@ -1,4 +1,4 @@
-"""`proofline up`: the whole stack in the foreground on one machine."""
+"""`proofline up` runs the complete stack on one machine, in the foreground."""
 
 import os
 import time
@@ -17,10 +17,10 @@ from cli.terminal import note
 from poc_core.settings import Settings
 from workers.engines.options import EngineOptions
 
-# An engine may have to download and compile; the stages say every so often what is waited for.
+# An engine may have to download and compile. Meanwhile StartStages announces long stages.
 READY_TIMEOUT_S = 3600.0
 WATCH_S = 0.5
-# Variables that the network's operators set for MLNode, and beginnings of others.
+# Variables that operators set for MLNode, and beginnings of further variables' names.
 _OF_MLNODE = {
     *("MODEL_NAME", "INFERENCE_PORT", "VLLM_ATTENTION_BACKEND", "VLLM_PYTHON_PATH"),
     "VLLM_RUNNER_TIMEOUT",
@@ -117,7 +117,7 @@ def up(
 
 
 def ignored_variables(names: Iterable[str]) -> str | None:
-    """A sentence that names variables set for MLNode, or misspelt; None: there are none."""
+    """Returns a sentence that names misspelt variables and variables for MLNode, or None."""
 
     ours = {f"POC_{field.upper()}" for field in Settings.model_fields} | {"GONKA_METRICS"}
     found = sorted(
@@ -145,7 +145,7 @@ def words_of_ready(stack: Stack) -> str:
 
 
 def watch(stack: Stack) -> None:
-    """Never returns; raises StackError when the stack cannot work any more."""
+    """Watches the stack, and raises StackError when it fails. Never returns."""
 
     while True:
         failure = stack.failure()

@@ -1,4 +1,4 @@
-"""`proofline workers`: all the workers of one machine, each pinned to its GPUs or cores."""
+"""`proofline workers` runs all workers of a machine, each pinned to its GPUs or cores."""
 
 import os
 import time
@@ -31,13 +31,14 @@ from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions, HostSpan
 from workers.vllm.start.log_patterns import HOPELESS
 
-# More than `up` allows: nobody watches, and a driver that hangs may take minutes to come back.
+# More than for `up`, because nobody watches, and a hanging driver may need minutes to recover.
 MAX_FAST_CRASHES = 8
-FAILED_STARTS = 1  # for a model deployed by request: whoever waits is told of the second
+FAILED_STARTS = 1  # of a model deployed by request; the second failure is reported
 WATCH_S = 0.5
-# A container that ends is started again at once, and for ever where its model cannot be served.
+# Delay before this command ends in a container whose model cannot be served, because the container
+# is restarted at once, without end.
 HOPELESS_S = 600.0
-# Seconds for an API that starts beside this command to load Redis' scripts.
+# Seconds to wait until a starting API has loaded its scripts into Redis.
 SCRIPTS_WAIT_S = 60.0
 
 
@@ -171,16 +172,16 @@ def workers(
         try:
             watch_workers(follower, admission)
         except ShutOutError:
-            follower.kill()  # what is in hand can be brought home no more
+            follower.kill()  # results of running work can no longer be returned
             raise
 
 
 def with_span(
     engine_options: EngineOptions, hosts: int, rank: int, head: str | None
 ) -> EngineOptions:
-    """The options with this host's part of an engine over several, if so many are said.
+    """Returns the options, with this host's part of the engine if `hosts` is above 1.
 
-    UsageError, OptionsError: what is said does not go together.
+    UsageError or OptionsError if the options contradict each other.
     """
 
     if hosts == 1:
@@ -197,9 +198,10 @@ def with_span(
 def places_of(
     engine_options: EngineOptions, found: list[str], n_workers: int | None
 ) -> list[dict[str, str]]:
-    """Environments of the workers that this command's own --model has; none without one.
+    """Returns the environments of the workers of this command's --model; none without --model.
 
-    `found`: ids of the GPUs to use. UsageError: `n_workers` where it has no say.
+    `found`: ids of the GPUs to use. UsageError if `n_workers` is given, but GPUs or --hosts
+    determine the number.
     """
 
     if found and n_workers is not None:
@@ -220,9 +222,8 @@ def places_of(
 
 
 def watch_workers(follower: Follower, admission: Admission | None) -> None:
-    """Never returns; WorkersError when none of the command's own --model is left.
-
-    ShutOutError: this host is revoked.
+    """Watches the workers. Raises WorkersError when all workers of the command's --model have
+    failed, and ShutOutError when this host is revoked. Never returns.
     """
 
     while (why := follower.failure()) is None:

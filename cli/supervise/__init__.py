@@ -1,1 +1,1 @@
-"""Processes that are started, watched, restarted and stopped."""
+"""Starts, watches, restarts and stops processes."""

@@ -1,4 +1,4 @@
-"""The workers of this machine: one supervised process per engine, each with its GPUs or cores."""
+"""The workers of this machine: a supervised process for each engine, with its GPUs or cores."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,30 +16,30 @@ from poc_core.serving.places import LATELY_S, SLOT_VARIABLE, WorkerPlace, slot_o
 from workers.engines.options import EngineOptions
 from workers.vllm.start import log_patterns
 
-WORKER_GRACE_S = 30.0  # to finish the running batch and take the engine down
-# Secrets of others, which a worker has no use for.
+WORKER_GRACE_S = 30.0  # to finish the running batch and end the engine
+# Secrets that workers do not need.
 NOT_FOR_WORKERS = ("POC_API_KEY", "FLOWER_BASIC_AUTH")
-ERROR_TAIL_LINES = 12  # of a failed child's log, in the error
-ERROR_CAUSES = 5  # lines from further up that look like a cause
+ERROR_TAIL_LINES = 12  # last lines of a failed child's log in the error text
+ERROR_CAUSES = 5  # most earlier lines that look like a cause
 
-# Lines of each worker's log that the node's console shows.
+# Lines of each worker's log that the node's console displays.
 TOLD_LINES = 20
 TOLD_LINE_CHARS = 300
 
 
 def worker_command(options: EngineOptions) -> list[str]:
-    """The command of one supervised worker."""
+    """Returns the command of a supervised worker."""
     return command_of_proofline("supervised-worker", options.model_dump_json())
 
 
 class WorkersError(ProoflineError):
-    """No worker is left."""
+    """All workers have been given up."""
 
 
 class Fleet:
-    """Supervised workers, one for each environment; startable once.
+    """Supervised workers, one for each environment. Can be started once.
 
-    Each has the name of its place: host1/gpu0-1 by its GPUs or, without one, host1/cpu0.
+    A worker's name is its place: host1/gpu0-1 with GPUs, host1/cpu0 without.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class Fleet:
         self._on_line = on_line
         self._announce = announce
         self.children: list[Child] = []
-        # Arguments that the workers' vLLM does not know, by their logs.
+        # Arguments that the workers' vLLM does not know, according to the workers' logs.
         self.left_out: list[str] = []
         self.stages = StartStages(len(environments), announce)
 
     def start(self, env: Mapping[str, str]) -> None:
-        """`env`: for every worker, over its own; the Redis url, say, which no `ps` may show."""
+        """Starts the workers. `env`: added to each worker's environment, for example the Redis url,
+        which `ps` must not show.
+        """
         for own, slot in zip(self._environments, slots(self._environments), strict=True):
             spec = ChildSpec(
                 f"{self._host}/{slot}",
@@ -92,30 +94,30 @@ class Fleet:
             self.stages.ready(name)
 
     def stop(self) -> None:
-        """Lets all workers finish the work in hand, and waits until they are gone."""
+        """Lets all workers finish their running work, and waits until they have ended."""
         for child in self.children:
             child.request_stop()
         for child in self.children:
             child.wait_stopped()
 
     def kill(self) -> None:
-        """Hurries a `stop` under way; does not wait."""
+        """Makes a running `stop` end at once, with SIGKILL. Does not wait."""
         for child in self.children:
             child.kill()
 
     @property
     def pids(self) -> list[int]:
-        """Pids of the workers that run now."""
+        """The pids of the running workers."""
         return [child.pid for child in self.children if child.pid is not None]
 
     @property
     def n_ready(self) -> int:
-        """Number of workers that take work now."""
+        """The number of workers that take work now."""
         return sum(child.is_ready for child in self.children)
 
     @property
     def means(self) -> str:
-        """How many workers, on which GPUs, and how fast their self-tests saw them."""
+        """A text with the number of workers, their GPUs, and their speed in the self-tests."""
         gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self._environments]
         where = f"GPU {' and '.join(filter(None, gpus))}" if any(gpus) else "the CPU"
         speed = self.stages.speed
@@ -123,7 +125,7 @@ class Fleet:
         return f"{n} worker{'s' * (n != 1)} on {where}{', ' if speed else ''}{speed}"
 
     def logs(self) -> list[ChildLog]:
-        """The last lines of each worker's log."""
+        """Returns the last lines of each worker's log."""
         return [
             ChildLog(
                 name=child.spec.name,
@@ -134,7 +136,7 @@ class Fleet:
         ]
 
     def places(self) -> list[WorkerPlace]:
-        """Each worker as it stands, over its restarts."""
+        """Returns the current state of each worker, with its restarts."""
         return [
             WorkerPlace(
                 name=child.spec.name,
@@ -152,12 +154,14 @@ class Fleet:
 
     @property
     def is_serving(self) -> bool:
-        """True if all workers that are not given up have got ready."""
+        """True if all workers have been ready once, except workers that are given up."""
         kept = [child for child in self.children if child.gave_up is None]
         return bool(kept) and all(child.was_ready for child in kept)
 
     def reason(self) -> str | None:
-        """Why no worker is left, in a sentence and the log's end; None while a worker is left."""
+        """Returns why all workers have failed, with the last error in the log. None while a worker
+        is left.
+        """
         if self.failure() is None:
             return None
         log = self.children[0].tail
@@ -170,7 +174,7 @@ class Fleet:
         )
 
     def failure(self) -> str | None:
-        """The error when no worker is left; None while a worker is left."""
+        """Returns the error text if all workers have failed; None while a worker is left."""
         if not self.children or any(child.gave_up is None for child in self.children):
             return None
         last = self.children[-1]
@@ -183,7 +187,7 @@ class Fleet:
 
 
 def slots(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """The slot of each worker of a machine, by its GPUs or, without one, its number."""
+    """Returns each worker's slot on this machine, by its GPUs, or by its number without GPUs."""
     return [
         slot_of(own.get("CUDA_VISIBLE_DEVICES", ""), f"cpu{index}")
         for index, own in enumerate(environments)
@@ -191,15 +195,15 @@ def slots(environments: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def with_tail(message: str, child: Child) -> str:
-    """The message, and below it the telling lines of the child's log."""
+    """Returns the message, followed by the relevant lines of the child's log."""
     shown = "".join(f"\n  {child.spec.name} | {line}" for line in telling_lines(child.tail))
     return f"{message} The end of its log:{shown}" if shown else message
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """The end of a log, after the errors that led there.
+    """Returns the end of a log, preceded by earlier error lines.
 
-    An engine's process logs the cause of its end long before the traceback of those who waited.
+    An engine process logs the cause of its end long before the tracebacks of waiting processes.
     """
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
     causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[

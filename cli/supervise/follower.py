@@ -1,7 +1,8 @@
-"""Makes this machine run the node's deployment: stops one model's workers, starts another's.
+"""Makes this machine run the node's deployment: stops the workers of one model, and starts those of
+the next.
 
-`proofline up` and `proofline workers` have one each. Every look reads the record in Redis and
-reports back; while Redis is away nothing changes.
+`proofline up` and `proofline workers` have a Follower each. Each look reads the deployment's record
+in Redis, and reports the host's state. While Redis is unavailable nothing changes.
 """
 
 import contextlib
@@ -40,40 +41,42 @@ from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
 
-LAST_LOOK_S = 5.0  # for a look under way to end
-# Between two reports of the workers' last log lines; a process that ended is reported at once.
+LAST_LOOK_S = 5.0  # limit for a running look to end
+# Seconds between two reports of the workers' last log lines. An ended process is reported at once.
 LOGS_S = 2.0
-# Shown at each look while a worker is ready.
+# A folder whose mtime each look updates while a worker is ready, for health checks.
 READY = Path(tempfile.gettempdir(), "proofline-ready")
-LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
-MOST_ERROR_CHARS = 4000  # of a reason that clients are told
+LOOK_S = 0.5  # seconds between two looks; a change of model takes seconds in any case
+MOST_ERROR_CHARS = 4000  # most characters of an error for clients
 _OF_ANY_ENGINE = {"model", "dtype"}  # a deployment's fields for engines other than vLLM
 
 StartFleet = Callable[[EngineOptions, bool], Fleet]
-"""Starts the workers of a model; True: of the own --model. ProoflineError: no place for them."""
+"""Starts the workers of a model. The flag is True for the command's --model. ProoflineError if this
+host cannot run them.
+"""
 
 
 @dataclass(frozen=True)
 class Plan:
     """The workers that this host should run."""
 
-    generation: int  # of the record that says so
-    options: EngineOptions | None  # None: nothing
-    engines: int = 0  # the generation that started them
-    own: bool = False  # the own --model, whatever other hosts began with
-    why_not: str | None = None  # why the deployed model cannot be started here
-    kept_since: float | None = None  # by the monotonic clock: withdrawn while they were loading
+    generation: int  # generation of the record that requires them
+    options: EngineOptions | None  # None if nothing should run
+    engines: int = 0  # the generation that started the engines
+    own: bool = False  # True: the command's --model, even if other hosts started with another
+    why_not: str | None = None  # why the deployed model cannot be started on this host
+    kept_since: float | None = None  # monotonic time when the loading engines were withdrawn
 
     @property
     def key(self) -> tuple[bool, int]:
-        """Differs where workers must be started anew."""
+        """A key that changes if the workers must be restarted."""
         return self.own, 0 if self.own else self.engines
 
 
 class Follower:
-    """Runs what the deployment says; startable once.
+    """Runs the deployment's workers on this host. Can be started once.
 
-    `begin` makes the first look, whose errors end the command; a thread makes the others.
+    `begin` makes the first look, whose errors end the command. A thread makes all further looks.
     """
 
     def __init__(
@@ -86,9 +89,8 @@ class Follower:
         announce: Callable[[str], None],
         says_ready: bool = True,
     ) -> None:
-        """`options`: the command's own, defaults of any deployment; `host`: this machine's name.
-
-        `says_ready`: whether the own --model is announced when it is served.
+        """`options`: the command's options, which are defaults for deployments. `host`: this
+        machine's name. `says_ready`: True to announce when the command's --model is served.
         """
         self._store = store
         self._registry = registry
@@ -104,53 +106,59 @@ class Follower:
         self._vllm_version = _vllm_version()
         self._machine = MachineTeller(store, self.id, host, announce)
         self._offered = False
-        self._known: DeploymentRecord | None = None  # as it was read last
-        self._lock = threading.RLock()  # of all below; not held while Redis is asked
-        self._plan: Plan | None = None  # that is followed now
+        self._known: DeploymentRecord | None = None  # the record as last read
+        self._lock = threading.RLock()  # protects all fields below; not held during Redis calls
+        self._plan: Plan | None = None  # the current plan
         self._fleet: Fleet | None = None
-        self._ending: threading.Thread | None = None  # stops the fleet before
-        self._error: str | None = None  # why this plan failed
-        self._serving = False  # whether this plan got ready
+        self._ending: threading.Thread | None = None  # stops the previous fleet
+        self._error: str | None = None  # why the current plan failed
+        self._serving = False  # True after the current plan got ready
         self._told_logs_at = float("-inf")
-        self._told_places: tuple[WorkerPlace, ...] = ()  # as of the last look
-        self._pids: set[int] = set()  # of the workers, at the last look
-        self._ended: set[int] = set()  # of those that Redis still has to forget
+        self._told_places: tuple[WorkerPlace, ...] = ()  # reported by the last look
+        self._pids: set[int] = set()  # the workers' pids at the last look
+        self._ended: set[int] = set()  # pids of ended workers that are still recorded in Redis
         self._looks = Periodic("follower", LOOK_S, self.look)
 
     @property
     def fleet(self) -> Fleet | None:
-        """The workers that run, are ending, or have failed."""
+        """The workers that run, are ending, or have failed; None without workers."""
         return self._fleet
 
     @property
     def runs_own(self) -> bool:
-        """True if this host runs the command's own --model."""
+        """True if this host runs the command's --model."""
         return self._plan is not None and self._plan.own
 
     @property
     def waits(self) -> bool:
-        """True if nothing is to be started: nothing is deployed, or the deployment has failed."""
+        """True if there is nothing to start: no model is deployed, or the deployment failed."""
         plan = self._plan
         return plan is not None and (
             plan.options is None or (self._error is not None and not plan.own)
         )
 
     def failure(self) -> str | None:
-        """Why the own --model has no worker left; a deployed model's failure ends no command."""
+        """Returns why all workers of the command's --model have failed, or None.
+
+        The failure of a deployed model does not end the command.
+        """
         return self._fleet.failure() if self._fleet is not None and self.runs_own else None
 
     def begin(self) -> None:
-        """Makes the first look and starts the thread. RedisError; ProoflineError: no place here."""
+        """Makes the first look, and starts the thread.
+
+        RedisError, or ProoflineError if this host cannot run the model.
+        """
         self.look()
         self._looks.start()
         self._machine.start()
 
     def stop(self) -> None:
-        """Lets all workers finish the work in hand, and waits until they are gone; repeatable."""
+        """Lets all workers finish their running work, and waits for their end. Repeating is safe."""
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
         self._machine.stop()
-        with self._lock:  # from here on nothing is started
+        with self._lock:  # afterwards no workers are started
             fleet, ending = self._fleet, self._ending
         if ending is not None:
             ending.join()
@@ -159,16 +167,16 @@ class Follower:
         if is_first:
             self._looks.stop(LAST_LOOK_S)
             life_signs.remove(READY)
-            with contextlib.suppress(RedisError):  # else the report expires
+            with contextlib.suppress(RedisError):  # without this call the report expires
                 self._store.leave(self.id)
 
     def kill(self) -> None:
-        """Hurries a `stop` under way; does not wait."""
+        """Makes a running `stop` end at once, with SIGKILL. Does not wait."""
         if self._fleet is not None:
             self._fleet.kill()
 
     def look(self) -> None:
-        """Reads the record, takes the next step and reports. RedisError: nothing was changed."""
+        """Reads the record, takes the next step and reports. RedisError changes nothing."""
         record = self._read()
         with self._lock:
             if self._looks.is_stopping:
@@ -182,7 +190,7 @@ class Follower:
         self._pids = pids
         self._store.report(report)
         (life_signs.show if report.ready else life_signs.remove)(READY)
-        if self._ended:  # at once: their heartbeats would count for seconds
+        if self._ended:  # at once, because their last heartbeats stay valid for seconds
             self._registry.remove_ended(self.id, self._ended)
             self._ended = set()
         for name, text in happenings(self._told_places, report.places):
@@ -209,7 +217,7 @@ class Follower:
         return record
 
     def _unless_lost(self, record: DeploymentRecord | None) -> DeploymentRecord | None:
-        """The record as it was read, or brought back where Redis has lost it."""
+        """Returns the record as read, or restores the last known record if Redis has lost it."""
         known = self._known
         if known is not None and (record is None or record.generation < known.generation):
             if self._store.restore(known, self.host):
@@ -218,7 +226,7 @@ class Follower:
                     " without its file); the deployment is written again"
                 )
             record = self._store.read()
-        if record is not None and record.asked_at:  # else nobody can read it
+        if record is not None and record.asked_at:  # otherwise the record is unreadable
             self._known = record
         return record
 
@@ -238,16 +246,19 @@ class Follower:
             return Plan(generation, deployed_options(record.wanted, self._options), engines)
         except ProoflineError as error:
             return Plan(generation, None, engines, why_not=str(error))
-        except Exception as error:  # a record that no request makes: the host must not vanish
+        except Exception as error:  # an invalid record must not end the host
             return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
 
     def _fails(self, generation: int) -> bool:
-        """True if the plan has failed, and an order newer than it begins again."""
+        """Returns True if the plan has failed and a newer generation restarts it."""
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 
     def _kept(self, record: DeploymentRecord | None) -> Plan | None:
-        """The plan that goes on although it was withdrawn: its engines were loading then."""
+        """Returns the current plan if it was withdrawn while its engines were loading, and goes on.
+
+        Returns None if there is no such plan, or KEPT_S is over.
+        """
         plan, now = self._plan, time.monotonic()
         if (
             record is None
@@ -281,7 +292,7 @@ class Follower:
             self._watch(plan)
             return
         if self._fleet is not None and self._ending is None:
-            # On a thread: the end takes up to 40 s, in which the host goes on reporting.
+            # On a thread, because the host must go on reporting during the up to 40 s of the end.
             self._ending = threading.Thread(target=self._fleet.stop, name="ending", daemon=True)
             self._ending.start()
         self._error, self._serving = plan.why_not, False
@@ -352,22 +363,20 @@ class Follower:
 
 
 def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
-    """A deployment's options for a worker of this host. ProoflineError: no such model here, or
-    an argument that no deployment may bring.
+    """Returns the options of this host's workers for a deployment.
 
-    The API has checked the arguments of a request. This host checks them again, by its own
-    settings: whoever has a worker's password of Redis can write a deployment too, and may run no
-    code here.
+    ProoflineError if the model is not on this host, or an argument is not allowed. The API has
+    checked the arguments already. This host checks them again with its own settings, because any
+    client with a worker's Redis password can write a deployment, and must not run code here.
 
-    What the deployment leaves out comes from `defaults`, but their parallelism, memory and number
-    format belong to their own --model alone. Engines other than vLLM take neither its arguments nor
-    parallelism.
+    `defaults` fill in missing options, except parallelism, memory and number format, which are only
+    for the command's --model. Engines other than vLLM use neither vLLM's arguments nor parallelism.
     """
     of_model = set(ModelOptions.model_fields) if defaults.model else {"model", "served_model_name"}
     said = wanted.model_dump(exclude_unset=True, exclude={"left_out"})
     if defaults.engine != "vllm":
         said = {name: said[name] for name in said.keys() & _OF_ANY_ENGINE}
-    else:  # of two arguments that contradict each other vLLM takes the last
+    else:  # vLLM uses the last of repeated arguments
         before = () if defaults.model else defaults.vllm_args
         trusted = load_settings().trusted
         checked = read_deployment(wanted.model, wanted.dtype, wanted.vllm_args, trusted)
@@ -396,7 +405,7 @@ def _vllm_version() -> str | None:
 def happenings(
     before: Sequence[WorkerPlace], now: Sequence[WorkerPlace]
 ) -> Iterator[tuple[str, str]]:
-    """Each worker that ended, was given up or got ready: its name, and what happened to it."""
+    """Yields the name of each worker that ended, was given up or got ready, and a text about it."""
     earlier = {place.name: place for place in before}
     for place in now:
         was = earlier.get(place.name)

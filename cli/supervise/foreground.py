@@ -1,4 +1,4 @@
-"""Logs of children and end by signals, for commands that supervise others in the foreground."""
+"""Logs and signals of commands that supervise child processes in the foreground."""
 
 import re
 import signal
@@ -14,16 +14,17 @@ from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Warnings and errors of our own and of uvicorn; vLLM's are many at each start and mean little.
+# Warnings and errors of our processes and of uvicorn. vLLM's many warnings at each start mean
+# little.
 TELLING = re.compile(
     r"^\[[^\]]*: (WARNING|ERROR|CRITICAL)(/[^\]]*)?\]|^(WARNING|ERROR|CRITICAL): |^error: "
 )
-COLORS = (36, 33, 32, 35, 34)  # ANSI, one after the other for each process; red stays for errors
+COLORS = (36, 33, 32, 35, 34)  # ANSI colours of the processes, in turn; red is for errors
 
 
 @contextmanager
 def stopped_by_signals(command: str) -> Iterator[None]:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly, successful end of the block."""
+    """Makes the first SIGINT, SIGTERM or SIGHUP end the block in order and successfully."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -39,17 +40,17 @@ def stopped_by_signals(command: str) -> Iterator[None]:
 
 
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
-    """Makes a further signal, while all is stopped, call `kill`."""
+    """Makes another signal call `kill` while everything is stopping."""
     note(f"{what_stops}; a second Ctrl-C does not wait for them")
     for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: kill())
 
 
 class LabelledLog:
-    """Writes the lines of all processes to stderr, each behind its process's name."""
+    """Writes the lines of all processes to stderr, each after its process's name."""
 
     def __init__(self, where: str | None = None) -> None:
-        """`where`: a sentence for the operator on why it comes to this."""
+        """`where`: a sentence for the operator about why logs are on stderr; None without one."""
         self.where = where
         self._lock = threading.Lock()
         self._colors: dict[str, int] = {}
@@ -66,9 +67,7 @@ class LabelledLog:
 
 
 class QuietLog:
-    """Puts the lines of all processes into files, and on stderr those that an operator is to see
-    at once.
-    """
+    """Writes the lines of all processes to files, and warnings and errors also to stderr."""
 
     def __init__(self, folder: LogFolder) -> None:
         self.where = f"the processes' logs are in {folder.path}; --verbose shows them here"
@@ -83,10 +82,10 @@ class QuietLog:
 
 @contextmanager
 def logs_of_children(verbose: bool, parent: Path | None = None) -> Iterator[QuietLog | LabelledLog]:
-    """Yields what takes the children's logs: a QuietLog below `parent` (None: LogFolder's own), or
-    where all is to be shown, or no file can be written, a LabelledLog.
+    """Yields a receiver for the children's logs: a QuietLog below `parent` (None for LogFolder's
+    default), or a LabelledLog if `verbose` is set or no file can be written.
 
-    An error that leaves the block says where the logs are.
+    Errors that leave the block get the path of the logs.
     """
     folder = why = None
     try:

@@ -1,17 +1,17 @@
-"""Runs one command so that neither it nor its descendants outlive the supervisor.
+"""Runs a command so that neither the command nor its descendants outlive the supervisor.
 
-Run as a file, `python -I -S guard.py [options] -- command...`, so it starts in milliseconds and
-imports only the standard library. `cli.supervise.processes` starts one guard per child and keeps
-three pipes to it:
+The guard runs as a file, `python -I -S guard.py [options] -- command...`, and imports only the
+standard library, so it starts in milliseconds. `cli.supervise.processes` starts one guard per
+child, with three pipes:
 
-* stdin  held open by the supervisor, never written; its end means that the supervisor is gone, even
-  by SIGKILL (PR_SET_PDEATHSIG depends on the thread that started the child);
+* stdin  held open by the supervisor, never written. End of file means that the supervisor has
+  ended, even by SIGKILL. (PR_SET_PDEATHSIG depends on the thread that started the child.)
 * stdout  shared with the command, for its log;
-* --report-fd  one line, the command's pid, or "error: ..." when it could not be started.
+* --report-fd  one line: the command's pid, or "error: ..." if the command could not be started.
 
-SIGTERM asks the command to stop and kills what is left after --grace-s; a second SIGTERM kills at
-once. When the command ends, its remaining descendants are killed too: they must not keep a GPU's
-memory from the next start. The exit code is the command's, or 128 + the signal that ended it.
+SIGTERM stops the command, and after --grace-s kills all remaining processes. A second SIGTERM kills
+at once. When the command ends, remaining descendants are killed too, because they would hold GPU
+memory that the next start needs. The exit code is the command's, or 128 + the signal that ended it.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import time
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
-# How long killed descendants get to vanish; one stuck in the kernel must not hold up the rest.
+# Limit for killed descendants to end. A process stuck in the kernel must not block the others.
 KILL_WAIT_S = 5.0
 ON_LINUX = sys.platform == "linux"
 
@@ -37,15 +37,15 @@ def prctl(option: int, argument: int) -> None:
 
 
 def start(command: list[str], report_fd: int) -> int:
-    """Forks and execs `command` in its own process group; its pid. Exits with 127 if it fails."""
+    """Starts `command` in its own process group. Returns its pid, or exits with 127 on failure."""
     guard_pid = os.getpid()
     failed_read, failed_write = os.pipe()  # close-on-exec: end of file means that exec worked
     pid = os.fork()
     if pid == 0:
         try:
             os.setpgid(0, 0)
-            # For when the guard itself is killed. Set after the fork, in the process it is for; a
-            # parent that is gone already would send no signal.
+            # For the case that the guard itself is killed. The setting applies to the calling
+            # process, so it follows the fork. A parent that has ended already sends no signal.
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard_pid:
                 os._exit(1)
@@ -66,17 +66,17 @@ def start(command: list[str], report_fd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """The pids below `root`. Orphans are the guard's own children: it is a subreaper."""
+    """Returns the pids of all descendants of `root`. As a subreaper the guard adopts orphans."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as stat:
-                # The command name in parentheses may itself hold spaces and parentheses.
+                # The command name in parentheses may contain spaces and parentheses.
                 parent = int(stat.read().rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):
-            continue  # ended while we looked
+            continue  # the process has ended meanwhile
         children.setdefault(parent, []).append(int(name))
     found, todo = [], [root]
     while todo:
@@ -87,7 +87,7 @@ def descendants(root: int) -> list[int]:
 
 
 def reap() -> dict[int, int]:
-    """Collects every child that has ended: {pid: exit code as a shell counts it}."""
+    """Collects all ended children. Returns {pid: exit code}, with 128 + N for signal N."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -101,13 +101,16 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(group: int) -> dict[int, int]:
-    """SIGKILLs the command's process group and all descendants; waits, returns what was reaped."""
+    """Kills the command's process group and all descendants, and waits for their end.
+
+    Returns the exit codes like `reap`.
+    """
     ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-        # Again and again: a process may fork between our look and our signal.
+        # Repeated, because a process may fork between the search and the signal.
         alive = descendants(os.getpid()) if ON_LINUX else []
         for pid in alive:
             send(pid, signal.SIGKILL)
@@ -126,7 +129,10 @@ def send(pid: int, number: int) -> None:
 def watch(
     pid: int, grace_s: float, orphan_grace_s: float, wake_fd: int, caught: list[int]
 ) -> tuple[int, bool]:
-    """Waits for an end or a reason to stop; returns exit code, whether the supervisor went away."""
+    """Waits for the command's end, and stops the command after a signal or the supervisor's end.
+
+    Returns the exit code, and True if the supervisor has ended.
+    """
     kill_at: float | None = None
     orphaned = False
     while True:

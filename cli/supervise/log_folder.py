@@ -1,4 +1,4 @@
-"""The folder of the processes' logs: one of this run, one bounded file a process."""
+"""The folder of the processes' logs, with one bounded file per process."""
 
 import contextlib
 import fcntl
@@ -8,21 +8,21 @@ from itertools import count
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-# A file that grows beyond is kept once more as NAME.log.1.
+# A larger file is renamed to NAME.log.1, and a new file begins.
 MOST_BYTES = 10_000_000
 _LOCK = "in-use"
 
 
 class LogFolder:
-    """A folder of logs that no other running command writes to; for several threads.
+    """A folder of logs that only this command uses. Several threads may write.
 
-    What the run before left is kept as NAME.log.1.
+    The previous run's file is kept as NAME.log.1.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        """`parent`: None for `proofline` in the user's own XDG_STATE_HOME, ~/.local/state.
+        """`parent`: None for `proofline` in the user's XDG_STATE_HOME or ~/.local/state.
 
-        OSError: nothing can be written there. RuntimeError: the user has no home.
+        OSError if the folder is not writable. RuntimeError if the user has no home directory.
         """
         parent = parent or _state_home()
         for number in count(1):
@@ -39,8 +39,8 @@ class LogFolder:
         self._lines = threading.Lock()
 
     def write(self, name: str, line: str) -> None:
-        """Adds a line to the process's file. What cannot be written, on a full disk say, is lost:
-        nobody stops for a log.
+        """Adds a line to the process's file. Lines that cannot be written, for example on a full
+        disk, are lost.
         """
         with self._lines, contextlib.suppress(OSError):
             if name not in self._files:
@@ -53,9 +53,9 @@ class LogFolder:
         return bool(self._files)
 
     def fresh(self, name: str) -> Path:
-        """The process's file, empty: what was there goes to NAME.log.1.
+        """Creates the process's empty file, and renames an existing file to NAME.log.1.
 
-        A worker's, host1/gpu0-1 say, is worker-gpu0-1.log.
+        The file of the worker host1/gpu0-1 is worker-gpu0-1.log.
         """
         _, slash, slot = name.rpartition("/")
         path = self.path / f"{'worker-' if slash else ''}{slot}.log"
@@ -65,7 +65,7 @@ class LogFolder:
         return path
 
     def close(self) -> None:
-        """Gives the folder to the next run."""
+        """Closes the files, and releases the folder for the next run."""
         for file in self._files.values():
             file.close()
         os.close(self._lock)
@@ -76,7 +76,7 @@ class _LogFile(RotatingFileHandler):
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
 
     def write(self, line: str) -> None:
-        """Adds a line, unless the file is closed. OSError: the disk is full, say."""
+        """Adds a line, unless the file is closed. OSError for example if the disk is full."""
         if self.stream is None:  # closed
             return
         if self.stream.tell() > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Reports this machine's sensors to the node, on a thread that nothing else waits for."""
+"""Reports this machine's sensors to the node, on a separate thread."""
 
 import contextlib
 import threading
@@ -9,13 +9,14 @@ from redis.exceptions import RedisError
 
 from poc_core.state.deployments import DeploymentStore
 
-# Seconds between two readings: Prometheus asks no more often, and temperatures change slowly.
+# Seconds between two readings. Prometheus does not scrape more often, and temperatures change
+# slowly.
 TELL_S = 10.0
-_LOOK_S = 1.0  # for a driver's events, and whether to stop
+_LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for a stop
 
 
 class MachineTeller:
-    """Reporter of one `up` or `workers`; a driver that hangs holds its thread alone."""
+    """The reporter of an `up` or `workers` command. A hanging driver blocks only its thread."""
 
     def __init__(
         self, store: DeploymentStore, host_id: str, host: str, announce: Callable[[str], None]
@@ -31,7 +32,7 @@ class MachineTeller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait: a late report is shown to nobody, and expires."""
+        """Stops the thread without waiting. A late report expires."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -40,12 +41,12 @@ class MachineTeller:
         try:
             with Sensors(self._host) as sensors:
                 while not self._stop.is_set():
-                    with contextlib.suppress(RedisError):  # the workers say so in their logs
+                    with contextlib.suppress(RedisError):  # the workers log this error
                         self._store.tell_machine(self._host_id, sensors.read())
                     until = time.monotonic() + TELL_S
                     while not self._stop.is_set() and (left_s := until - time.monotonic()) > 0:
                         look_s = min(left_s, _LOOK_S)
                         if not sensors.wait_for_events(look_s):
                             self._stop.wait(look_s)
-        except Exception as error:  # of our own: the workers go on without it
+        except Exception as error:  # a bug must not stop the workers
             self._announce(f"the sensors of this machine are no longer reported: {error!r}")

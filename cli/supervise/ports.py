@@ -1,4 +1,4 @@
-"""The address on which an API will listen, tried before anything is started for it."""
+"""Tries the API's address before anything is started."""
 
 import socket
 from typing import Self
@@ -7,7 +7,7 @@ from cli.terminal import UsageError
 
 
 class AddressError(UsageError):
-    """Nothing can listen at this address; an option names another."""
+    """The address is not available for listening."""
 
     @classmethod
     def of(cls, host: str, port: int, error: OSError) -> Self:
@@ -18,14 +18,16 @@ class AddressError(UsageError):
 
 
 def reserve_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. AddressError: nothing can listen there; says what to change."""
+    """Returns `port`, or a free port for 0. AddressError if the port is not available."""
     with bound(host, port) as probe:
         chosen: int = probe.getsockname()[1]
     return chosen
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket bound there; port 0: a free one. AddressError: as `reserve_port`."""
+    """Returns a socket bound to the address; port 0 for a free port. AddressError: see
+    `reserve_port`.
+    """
     if not 0 <= port <= 65535:
         raise AddressError(f"A port is a number from 0 to 65535, not {port}.")
     try:
@@ -34,7 +36,7 @@ def bound(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         try:
-            # Connections of an earlier run in TIME_WAIT are no obstacle.
+            # Connections of an earlier run in TIME_WAIT must not block the port.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,7 +1,7 @@
-"""Child processes that are restarted when they crash and never outlive the supervisor.
+"""Child processes that are restarted after crashes and never outlive the supervisor.
 
-Each child runs under its own guard (`guard.py` beside this file), so that nothing is left running
-even when the supervisor is killed with SIGKILL.
+Each child runs under a guard (`guard.py`), so that nothing is left running even if the supervisor
+is killed with SIGKILL.
 """
 
 import contextlib
@@ -18,59 +18,60 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
-USAGE_EXIT_CODE = 2  # wrong arguments stay wrong: a child that ends with it is not started again
+USAGE_EXIT_CODE = 2  # wrong arguments: a child with this exit code is not restarted
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
-STEADY_S = 60.0  # after so long a life a crash starts over with the shortest backoff
-TAIL_LINES = 400  # of a child's log, kept for error messages
-MOST_SAID_CHARS = 500  # of the last sentence of a start that failed
-_MOST_REMEMBERED = 1000  # times of restarts
-GUARD_MARGIN_S = 8.0  # the guard's own time to kill and reap, beyond the child's grace period
+STEADY_S = 60.0  # after this time of readiness a crash begins again with the shortest backoff
+TAIL_LINES = 400  # last lines of a child's log that are kept
+MOST_SAID_CHARS = 500  # most characters of a failed start's error text
+_MOST_REMEMBERED = 1000  # restart times that are kept
+GUARD_MARGIN_S = 8.0  # the guard's time to kill and reap, after the child's grace period
 
 LineSink = Callable[[str, str], None]
-"""Takes (child's name, one line of its log without the newline); called from several threads."""
+"""Gets (child's name, a line of the child's log without newline). Several threads call it."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A child's command, its environment and the limits of patience with it."""
+    """A child's command, environment and limits for restarts."""
 
     name: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    grace_s: float = 20.0  # from SIGTERM to SIGKILL when asked to stop
-    orphan_grace_s: float = 3.0  # the same after the supervisor's death, when nobody waits
-    # in a row, each within STEADY_S of its start's end; then it is given up
+    grace_s: float = 20.0  # seconds from SIGTERM to SIGKILL
+    orphan_grace_s: float = 3.0  # the same after the supervisor's death
+    # Crashes in a row, each within STEADY_S after getting ready; the next gives the child up.
     max_fast_crashes: int = 5
-    max_failed_starts: int | None = None  # of one that never got ready; None: max_fast_crashes
-    # the log's line that ends the start; None: it starts at once
+    max_failed_starts: int | None = None  # limit before the first readiness; None: max_fast_crashes
+    # The log line that reports readiness; None if the child is ready at once.
     ready_line: re.Pattern[str] | None = None
-    # lines of the log that say why a start failed
+    # Log lines that explain a failed start.
     telling: re.Pattern[str] | None = None
-    # why the log of a failed start leaves no hope
+    # Returns why a failed start must fail again, according to its log; None if it may succeed.
     hopeless: Callable[[Sequence[str]], str | None] = lambda log: None
     inherited_fds: tuple[int, ...] = ()
-    remove_when_orphaned: Path | None = None  # a temporary directory that nobody else would remove
+    remove_when_orphaned: Path | None = None  # a temporary directory
 
 
 class Child:
-    """One supervised process: started once, restarted with backoff, stopped."""
+    """A supervised process, which is restarted with backoff. Can be started once."""
 
     def __init__(self, spec: ChildSpec, on_line: LineSink, announce: Callable[[str], None]) -> None:
-        """`announce` takes one sentence for the user: crashes, restarts, giving up."""
+        """`announce` gets a sentence for the user about each crash, restart and giving up."""
         self.spec = spec
-        self.gave_up: str | None = None  # why, once the child is not restarted any more
+        self.gave_up: str | None = None  # why the child is no longer restarted
         self.crashes = 0
         self.restarts = 0
-        self.since = time.time()  # when it got ready, or else was started first or was ready last
-        self.last_exit: str | None = None  # in words
+        self.since = time.time()  # when it got ready; if not ready, last readiness or first start
+        self.last_exit: str | None = None  # description of the last exit
         self.last_exit_at: float | None = None
         self._restarted_at: deque[float] = deque(maxlen=_MOST_REMEMBERED)
         self._on_line = on_line
         self._announce = announce
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._said: deque[str] = deque(maxlen=TAIL_LINES)  # in this run
-        # Held from a guard's start to its signal. Reentrant: a signal handler may ask to stop then.
+        self._said: deque[str] = deque(maxlen=TAIL_LINES)  # lines of this run
+        # Held while a guard is started or signalled. Reentrant, because a signal handler may call
+        # `request_stop` at that moment.
         self._lock = threading.RLock()
         self._guard: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
@@ -84,12 +85,12 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The command's own pid while it runs (not its guard's)."""
+        """The pid of the running command (not of its guard); None if it is not running."""
         return self._pid
 
     @property
     def was_ready(self) -> bool:
-        """True if its start has ended once, in any run."""
+        """True if the child has been ready in any run."""
         return self._was_ready
 
     @property
@@ -98,11 +99,11 @@ class Child:
 
     @property
     def tail(self) -> list[str]:
-        """The last lines of the log, over restarts."""
+        """The last lines of the log, including earlier runs."""
         return list(self._tail)
 
     def restarts_within(self, seconds: float) -> int:
-        """How often it was restarted in the last `seconds`, which must be below some hours."""
+        """Returns the number of restarts in the last `seconds`, up to _MOST_REMEMBERED."""
         since = time.time() - seconds
         return sum(at >= since for at in list(self._restarted_at))
 
@@ -110,19 +111,21 @@ class Child:
         self._thread.start()
 
     def request_stop(self) -> None:
-        """SIGTERM now, SIGKILL after the grace period or when called again. Does not wait."""
+        """Sends SIGTERM, and SIGKILL after the grace period or when called again. Does not wait."""
         self._stop.set()
         with self._lock:
             if self._guard is not None:
                 self._guard.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL now. Does not wait."""
-        self.request_stop()  # the first ends it orderly,
-        self.request_stop()  # the second at once
+        """Sends SIGKILL now. Does not wait."""
+        self.request_stop()  # SIGTERM
+        self.request_stop()  # SIGKILL
 
     def wait_stopped(self) -> None:
-        """Waits until nothing of the child is left, little longer than its grace period."""
+        """Waits until all of the child's processes have ended, at most a little longer than the
+        grace period.
+        """
         if self._thread.ident is None:
             return
         if not self._ended.wait(self.spec.grace_s + GUARD_MARGIN_S):
@@ -165,14 +168,14 @@ class Child:
                 self._pause(delay_s)
                 self.restarts += 1
                 self._restarted_at.append(time.time())
-        except Exception as error:  # of our own: nobody would look after the child any more
+        except Exception as error:  # a bug: the child is no longer supervised
             self.gave_up = f"{self.spec.name} is not supervised any more: {error!r}"
             self._announce(self.gave_up)
         finally:
             self._ended.set()
 
     def _last_words(self, code: int) -> str:
-        """The last sentence of a run that ended before it was ready, with a colon before it."""
+        """Returns the last error text of a run that ended before it was ready, after a colon."""
         if self._ready_at is not None:
             return ""
         telling = self.spec.telling
@@ -183,7 +186,7 @@ class Child:
         return f": {found[-1].strip()[:MOST_SAID_CHARS]}" if found else ""
 
     def _pause(self, seconds: float) -> bool:
-        """Waits before a restart; whether the child is to stop instead."""
+        """Waits before a restart. Returns True if the child should stop instead."""
         return self._stop.wait(seconds)
 
     def _note_end(self, code: int) -> None:
@@ -193,7 +196,7 @@ class Child:
             self.since = self.last_exit_at
 
     def _note_ready(self) -> None:
-        """This run is ready; after a restart that takes a while a line says so."""
+        """Records that this run is ready. After a restart, announces how long it took."""
         took_s = time.time() - self.since
         if self.restarts and self.spec.ready_line is not None:
             told = "is ready again" if self._was_ready else "is ready"
@@ -207,7 +210,7 @@ class Child:
         return self.spec.max_fast_crashes if starts is None or self._was_ready else starts
 
     def _run_once(self) -> int | None:
-        """Runs the command to its end; its exit code, or None when stopped before the start."""
+        """Runs the command to its end. Returns its exit code, or None if it was never started."""
         report_read, report_write = os.pipe()
         with self._lock:
             if self._stop.is_set():
@@ -222,10 +225,11 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=dict(self.spec.env),
                     pass_fds=(report_write, *self.spec.inherited_fds),
-                    # The terminal's Ctrl-C is the supervisor's, which stops its children in order.
+                    # Ctrl-C in the terminal must reach only the supervisor, which stops its
+                    # children in order.
                     start_new_session=True,
                 )
-            except OSError as error:  # too little memory, say: another try may have more luck
+            except OSError as error:  # for example too little memory; another try may succeed
                 os.close(report_read)
                 os.close(report_write)
                 self._take_line(f"the guard of {self.spec.name} could not be started: {error}")
@@ -247,7 +251,7 @@ class Child:
         with self._lock:
             self._pid = None
             self._guard = None
-        # the guard itself was killed: nobody has seen to the child's group
+        # The guard itself was killed, so it did not end the child's group.
         if code < 0 and pid is not None:
             kill_group(pid)
         reader.join(timeout=2)
@@ -271,7 +275,7 @@ class Child:
         assert guard.stdout is not None
         with guard.stdout as stream:
             for line in stream:
-                # A progress bar redraws itself by carriage returns: its last state counts.
+                # A progress bar redraws itself with carriage returns; only its last state is kept.
                 text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
                 if text:
                     self._take_line(text)
@@ -286,7 +290,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words; above 128, and below 0, it stands for a signal."""
+    """Describes an exit code. Codes above 128 or below 0 mean a signal."""
     number = -code if code < 0 else code - 128
     if number > 0:
         try:
@@ -302,8 +306,8 @@ def kill_group(pid: int) -> None:
 
 
 def command_of_proofline(*arguments: str) -> list[str]:
-    """`proofline ARGUMENTS...` run by this very interpreter, wherever the command is installed."""
-    # -P: a folder `api` or `workers` in the working directory must not be imported for ours.
+    """Returns the command that runs `proofline ARGUMENTS...` with this process's interpreter."""
+    # -P: a folder `api` or `workers` in the working directory must not shadow our packages.
     return [
         sys.executable,
         "-P",
@@ -316,13 +320,16 @@ def command_of_proofline(*arguments: str) -> list[str]:
 def environment_of_proofline(
     overrides: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, str]:
-    """This process's environment with `overrides`, `without` some, our packages importable."""
+    """Returns this process's environment with `overrides`, and without the variables in `without`.
+
+    PYTHONPATH is extended so that our packages can be imported.
+    """
     root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     paths = [path for path in inherited.split(os.pathsep) if path]
-    # A checkout is found through PYTHONPATH; an installed package is on the path anyway.
+    # A checkout must be on PYTHONPATH; an installed package is on the path in any case.
     if Path(root).name not in ("site-packages", "dist-packages") and root not in paths:
         paths.insert(0, root)
-    # Python buffers a pipe by blocks: a log would lag behind by kilobytes.
+    # Python buffers pipes in blocks, which would delay logs by kilobytes.
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **overrides}

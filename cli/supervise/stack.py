@@ -1,7 +1,7 @@
-"""The whole of Proofline on one machine: Redis, API and workers as children of this process.
+"""The complete Proofline on one machine: Redis, API, courier and workers as child processes.
 
-The deployment says which model the workers serve (`follower.py`), at first the options' model.
-`proofline up`, `proofline demo`, tests and benchmarks run on it:
+The deployment determines the workers' model (`follower.py`); the first deployment is the options'
+model. `proofline up`, `proofline demo`, tests and benchmarks use the stack:
 
     with Stack(EngineOptions(model="tiny-qwen3", engine="synthetic"), workers=2) as stack:
         stack.wait_ready(60)
@@ -45,48 +45,50 @@ from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
 
-API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them after 10 s
-COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answer
+API_GRACE_S = 15.0  # for unfinished answers; uvicorn itself cancels them after 10 s
+COURIER_GRACE_S = 15.0  # for payloads in progress; a receiver has 10 s to answer
 REDIS_GRACE_S = 15.0  # to write its append-only file
 READY_POLL_S = 0.1
-FAILED_STARTS = 1  # for a model deployed by request: whoever waits is told of the second
+FAILED_STARTS = 1  # of a model deployed by request; the second failure is reported
 HTTP_TIMEOUT_S = 5.0
-# Secrets of others, which API and courier have no use for.
+# Secrets that API and courier do not need.
 NOT_FOR_SERVICES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "FLOWER_BASIC_AUTH", "POC_API_KEY")
 
 
 class StackError(ProoflineError):
-    """The stack cannot be started, or does not work."""
+    """The stack cannot be started, or has failed."""
 
 
 @dataclass
 class Stack:
-    """Proofline's processes on one machine; startable once, leaves nothing running and no files."""
+    """Proofline's processes on one machine. Can be started once; `stop` leaves no processes or
+    temporary files.
+    """
 
-    # Of every worker; `model` may be a shipped name, or empty for a deployment's model.
+    # Options of all workers; `model` may be a shipped name, or empty for a deployment's model.
     options: EngineOptions
-    workers: int = 1  # of the options' model, and of any on a machine without a GPU
-    # at most, of another model on GPUs; None: as many as the GPUs allow
+    workers: int = 1  # workers of the options' model, or of any model on a machine without GPUs
+    # Most workers of another model on GPUs; None for as many as the GPUs allow.
     deployed_workers: int | None = None
     host: str = "127.0.0.1"
-    port: int = 0  # 0: one that is free
-    more_ports: Sequence[int] = ()  # on which the same API listens
-    redis_url: str | None = None  # None: a Redis of our own
-    data_dir: Path | None = None  # of our own Redis; None: a temporary directory
-    # for API and workers, beside this process's own
+    port: int = 0  # 0 for a free port
+    more_ports: Sequence[int] = ()  # further ports on which the API listens
+    redis_url: str | None = None  # None: the stack starts a Redis
+    data_dir: Path | None = None  # directory of that Redis; None for a temporary directory
+    # Variables for API and workers, in addition to this process's environment.
     env: Mapping[str, str] = field(default_factory=dict)
-    max_fast_crashes: int = 5  # of one process in a row, then it is given up
-    on_line: LineSink = lambda name, line: None  # gets every line of every log
+    max_fast_crashes: int = 5  # crashes of a process in a row before it is given up
+    on_line: LineSink = lambda name, line: None  # gets each line of all logs
     announce: Callable[[str], None] = lambda message: None  # gets a sentence per crash and restart
 
     def __post_init__(self) -> None:
         self._api: Child | None = None
-        self._began_api: float | None = None  # until it has answered
+        self._began_api: float | None = None  # the API's start; None after its first answer
         self._courier: Child | None = None
         self._redis: Child | None = None
         self._own_redis: OwnRedis | None = None
         self._temporary_dir: Path | None = None
-        # Of this run: an API that asks for keys must answer us too.
+        # A key for this run, because the stack must be able to call an API that requires keys.
         self._api_key = (
             self.env.get("POC_API_KEY")
             or os.environ.get("POC_API_KEY")
@@ -125,7 +127,7 @@ class Stack:
 
     @property
     def serves(self) -> str:
-        """The model, and what serves it."""
+        """A text with the model and its workers."""
         fleet = self._follower and self._follower.fleet
         return f"{self.model_name}: {fleet.means}" if fleet else self.model_name
 
@@ -136,9 +138,9 @@ class Stack:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
-        """Starts everything; returns once Redis answers, while engines still load.
+        """Starts all processes. Returns once Redis answers, while engines are still loading.
 
-        StackError, AddressError or RedisServerError: nothing is left running.
+        After StackError, AddressError or RedisServerError nothing is left running.
         """
         self.port = reserve_port(self.host, self.port)
         self.more_ports = [reserve_port(self.host, port) for port in self.more_ports]
@@ -162,7 +164,7 @@ class Stack:
                 self.options,
                 self._start_fleet,
                 self.announce,
-                says_ready=False,  # whoever waits for the stack says it
+                says_ready=False,  # the caller of `wait_ready` announces it
             )
             self._follower.begin()
         except BaseException:
@@ -170,7 +172,9 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stops API, workers, courier and Redis, in this order, and waits for them; repeatable."""
+        """Stops API, workers, courier and Redis, in this order, and waits for their end. Repeating
+        is safe.
+        """
         if self._api is not None:
             self._api.stop()
         if self._follower is not None:
@@ -189,14 +193,16 @@ class Stack:
             self._temporary_dir = None
 
     def kill(self) -> None:
-        """SIGKILL for all that a `stop` under way still waits for. For signal handlers; no wait."""
+        """Sends SIGKILL to all processes for which a running `stop` waits. For signal handlers;
+        does not wait.
+        """
         for child in self._children():
             child.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the API is ready and all our workers have loaded the model, if there is one.
+        """Waits until the API is ready and all workers have loaded the model, if there is one.
 
-        StackError, with the log's end: a process was given up, or `timeout_s` is over.
+        StackError, with the end of the log, if a process was given up or after `timeout_s`.
         """
 
         deadline = time.monotonic() + timeout_s
@@ -239,13 +245,16 @@ class Stack:
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
     def _tell_of_api(self) -> None:
-        """Says, once, how long the API took until it answered."""
+        """Announces once how long the API took until its first answer."""
         if self._began_api is not None:
             self.announce(f"API: {time.monotonic() - self._began_api:.1f} s")
             self._began_api = None
 
     def failure(self) -> str | None:
-        """Why the stack cannot work: Redis, API, courier or all its workers given up; else None."""
+        """Returns why the stack has failed: Redis, API, courier or all workers were given up.
+
+        Returns None if the stack works.
+        """
         essential = [
             child for child in (self._redis, self._api, self._courier) if child is not None
         ]
@@ -255,7 +264,7 @@ class Stack:
         return None if self._follower is None else self._follower.failure()
 
     def worker_pids(self) -> list[int]:
-        """The pids of the worker processes that run now."""
+        """Returns the pids of the running workers."""
         return [child.pid for child in self._workers if child.pid is not None]
 
     @property
@@ -264,11 +273,11 @@ class Stack:
 
     @property
     def redis_pid(self) -> int | None:
-        """The pid of our own Redis; None where Redis is not ours."""
+        """The pid of the stack's Redis; None if the stack uses another Redis."""
         return self._redis.pid if self._redis else None
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        """The last lines that "api", "redis" or "courier" wrote."""
+        """Returns the last log lines of "api", "redis" or "courier"."""
         return [
             line
             for child in self._children()
@@ -277,7 +286,7 @@ class Stack:
         ]
 
     def worker_log(self, index: int = 0, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        """The last lines that one of our workers wrote."""
+        """Returns the last log lines of a worker."""
         return self._workers[index].tail[-lines:]
 
     def api_command(self) -> list[str]:
@@ -304,7 +313,7 @@ class Stack:
         return self._follower is not None and self._follower.runs_own
 
     def _settings(self) -> Settings:
-        """The settings that our children have."""
+        """Returns the settings of the child processes."""
         own = {
             name.removeprefix("POC_").lower(): value
             for name, value in self.env.items()
@@ -350,7 +359,7 @@ class Stack:
                 "redis",
                 redis.command,
                 grace_s=REDIS_GRACE_S,
-                # Its clients end first, or they would complain about the missing Redis.
+                # Redis' clients end first; otherwise they would log errors about the missing Redis.
                 orphan_grace_s=5.0,
                 inherited_fds=(redis.lock_fd,),
                 remove_when_orphaned=self._temporary_dir,
@@ -365,7 +374,8 @@ class Stack:
     def _start_child(
         self, name: str, command: list[str], grace_s: float, own: Mapping[str, str] = {}
     ) -> Child:
-        # The url holds a password: the environment is private, a command line is not.
+        # In the environment, because the url contains a password, and command lines are not
+        # private.
         settings = receiver_settings(self.host, self._ports, {**os.environ, **self.env})
         env = environment_of_proofline(
             {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own}, NOT_FOR_SERVICES

@@ -1,4 +1,4 @@
-"""Prints the stages of a start and their times, one line each for any number of workers."""
+"""Announces the stages of a start with their times, one line per stage for all workers."""
 
 import threading
 import time
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from workers.engines import stages
 
 FIRST = "starting Python"
-# After so many seconds a stage that lasts is told of, then after twice as many, and so on.
+# Seconds after which a long stage is announced. The interval doubles each time.
 FIRST_WAIT_S = 60.0
 
 
 class StartStages:
-    """Follows one start of `n` workers by their logs; for several threads.
+    """Follows a start of `n` workers by their logs. Several threads may call it.
 
-    A stage counts as passed when all workers have begun a later one. A worker that begins anew
-    takes nothing back, but the time of the stage at hand.
+    A stage is complete when all workers have begun a later stage. A restarted worker does not reset
+    completed stages; it only restarts the time of the current stage.
     """
 
     def __init__(
@@ -28,31 +28,31 @@ class StartStages:
         self._stage = FIRST
         self._since = clock()
         self._next_word_s = FIRST_WAIT_S
-        self._order = [FIRST]  # as the fastest worker meets them
+        self._order = [FIRST]  # stages in the order of the fastest worker
         self._reached: dict[str, int] = {}  # worker -> index in the order
         self._speeds: dict[str, tuple[float, int]] = {}  # worker -> nonces/s, tokens of a nonce
         self.is_over = False
 
     def hear(self, worker: str, line: str) -> None:
-        """Takes a line of a worker's log."""
+        """Processes a line of a worker's log."""
         if found := stages.BEGINS.search(line):
             with self._lock:
                 if found[1] not in self._order:
                     self._order.append(found[1])
                 if found[1] == self._stage and worker in self._reached:
-                    self._since = self._clock()  # begun anew after a crash
+                    self._since = self._clock()  # restarted after a crash
                 self._reach(worker, self._order.index(found[1]))
         elif found := stages.SPEED.search(line):
             with self._lock:
                 self._speeds[worker] = (float(found[1]), int(found[2]))
 
     def ready(self, worker: str) -> None:
-        """The worker takes work."""
+        """Records that the worker takes work."""
         with self._lock:
             self._reach(worker, len(self._order))
 
     def wait(self) -> None:
-        """Says now and then what has been waited for long. Call it every second or so."""
+        """Announces long stages at growing intervals. Call it about every second."""
         with self._lock:
             waited_s = self._clock() - self._since
             if not self.is_over and waited_s >= self._next_word_s:
@@ -61,7 +61,7 @@ class StartStages:
 
     @property
     def speed(self) -> str:
-        """The nonces/s that the workers' self-tests saw, in all, in words; empty: they saw none."""
+        """A text with the total nonces/s of the workers' self-tests; empty without results."""
         with self._lock:
             found = list(self._speeds.values())
         if not found:
