@@ -154,7 +154,7 @@ class Follower:
         self._machine.start()
 
     def stop(self) -> None:
-        """Lets all workers finish their running work, and waits for their end. Repeating is safe."""
+        """Lets all workers finish their running work, and waits for their end. Repeatable."""
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
         self._machine.stop()
