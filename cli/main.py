@@ -68,14 +68,14 @@ COMMANDS = {
     "key": Command(
         "cli.run.key:app",
         RUNNING,
-        "Keys of the API. Their hashes are in the file POC_API_KEYS_FILE, which a running API reads"
-        " again when it changes.",
+        "Make, list and revoke keys of the API. Their hashes are in the file POC_API_KEYS_FILE, which"
+        " a running API reads again when it changes.",
     ),
     "hosts": Command(
         "cli.run.hosts:app",
         RUNNING,
-        "Further hosts of the node: each joins with one token (`proofline workers --join`) and has"
-        " a user of Redis of its own. POC_REDIS_URL must name the operator's user.",
+        "Invite, list and revoke hosts, which join with one token (`proofline workers --join`). Each"
+        " host gets its own Redis user. POC_REDIS_URL must name the operator's user.",
     ),
     "receive": Command("cli.run.receive:receive", RUNNING),
     "doctor": Command("cli.examine.doctor:doctor", EXAMINING),
@@ -89,7 +89,7 @@ COMMANDS = {
     "round": Command(
         "cli.ask.round:app",
         ASKING,
-        "Rounds: every worker of a model computes nonces, one after the other, until the round is"
+        "Start, watch and stop a round, in which all workers of a model compute nonces until it is"
         " stopped.",
     ),
     "compute": Command("lab.judge.compute:compute", ALONE),

@@ -41,13 +41,13 @@ def settings() -> str:
 
 
 def commands() -> str:
-    """The first paragraph of each command's help."""
+    """The first sentence of each command's help."""
 
     def rows() -> Iterator[str]:
         for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
             if not command.hidden:
-                first = " ".join((command.help or "").split("\n\n")[0].split())
-                yield f"| `proofline {name}` | {first} |"
+                first = " ".join((command.help or "").split("\n\n")[0].split()).split(". ")[0]
+                yield f"| `proofline {name}` | {first.rstrip('.')} |"
 
     return table("Command | What it does", rows())
 

@@ -112,7 +112,7 @@ def is_on_node(client: Client, model: str) -> bool:
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
-    """End the round and all workers, loading ones too; hosts then wait for `proofline deploy`."""
+    """End the round and all workers, also those that load a model. Hosts then wait for a deployment."""
 
     with connect(url) as client:
         client.undeploy()

@@ -80,7 +80,7 @@ def doctor(
         typer.Option("--json", help="As JSON: {ok, findings: [{about, level, says, remedy}]}."),
     ] = False,
 ) -> None:
-    """Check Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and print what to repair.
+    """Check Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and print what to fix.
 
     Changes nothing and needs no running node. torch and vLLM are imported in a process of their
     own, which takes seconds. Redis is checked where --redis-url or POC_REDIS_URL names one.

@@ -37,7 +37,7 @@ def api(
     redis_url: options.RedisUrl = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:
-    """Run the API alone, for compose and for several hosts; `proofline up` runs a whole machine.
+    """Run only the API, for Compose and for several hosts. `proofline up` runs the complete stack.
 
     Beyond loopback the API answers only to keys (`proofline key`) and to POC_TRUSTED_NETWORKS,
     unless POC_REQUIRE_KEYS says otherwise. Further settings: environment variables that begin with

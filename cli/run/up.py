@@ -69,8 +69,7 @@ def up(
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the whole stack on this machine, in the foreground: Redis, the API, the courier and
-    workers.
+    """Run the complete stack on this machine in the foreground: Redis, API, courier and workers.
 
     Prints the stages of the start and when it is ready. Restarts what crashes. Ctrl-C or SIGTERM
     stops API, workers, courier and Redis, in this order, and leaves nothing running; a second

@@ -80,7 +80,7 @@ def workers(
     redis_url: options.RedisUrl = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the workers of this machine in the foreground: one per tensor- x pipeline-parallel GPUs.
+    """Run the workers of this machine in the foreground, one for each group of GPUs.
 
     Each sees just its GPUs. A worker that dies is started again, after 1 s, then 2, 4, ... 30 s;
     after nine ends in a row the worker is given up, and with the last one this command ends.

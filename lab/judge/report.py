@@ -92,7 +92,7 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Compare machines' proofs: pictures, a rule to judge by, and how often the rule errs.
+    """Compare machines' proofs: pictures, a recommended rule, and how often the rule errs.
 
     Draws how far honest and tampered nonces lie off, how false alarms and misses depend on the
     rule, and how far the machines lie apart, as PNG files and one HTML page. Recommends

@@ -2,8 +2,8 @@
 
 A scheme has two halves. `contract.py`, without torch, defines its requests, options, payloads,
 answers and verdicts; its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes its
-values for the engines; its `SCHEME` is a subclass of `base.Scheme`. docs/architecture.md has a
-complete example, `peaks`.
+values for the engines; its `SCHEME` is a subclass of `base.Scheme`. README.md has a complete
+example, `peaks`.
 """
 
 import importlib

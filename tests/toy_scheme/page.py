@@ -1,4 +1,4 @@
-"""The scheme that docs/architecture.md shows, written out as a folder."""
+"""The scheme that poc_core/schemes/README.md shows, written out as a folder."""
 
 from collections.abc import Iterable
 from pathlib import Path

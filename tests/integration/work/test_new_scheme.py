@@ -42,7 +42,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__")
         )
     shutil.copytree(TOY / "toy", tree / "poc_core/schemes/toy")
-    install(examples("docs/architecture.md", "A new scheme"), tree / "poc_core/schemes")
+    install(examples("poc_core/schemes/README.md", "A new scheme"), tree / "poc_core/schemes")
     (tree / "models").symlink_to(ROOT / "models")
     return tree
 

@@ -1,4 +1,4 @@
-"""The scheme of docs/architecture.md, installed beside the others."""
+"""The scheme of poc_core/schemes/README.md, installed beside the others."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from poc_core.schemes import contract_of, recognised, scheme_names
 from poc_core.schemes.base import load_scheme
 from tests.toy_scheme.page import examples, install
 
-PAGE = examples("docs/architecture.md", "A new scheme")
+PAGE = examples("poc_core/schemes/README.md", "A new scheme")
 SPEC = ProofSpec(scheme="peaks", block_hash="b", public_key="k", seq_len=8, options={"n_peaks": 2})
 
 
