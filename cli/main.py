@@ -68,14 +68,14 @@ COMMANDS = {
     "key": Command(
         "cli.run.key:app",
         RUNNING,
-        "Make, list and revoke keys of the API. Their hashes are in the file POC_API_KEYS_FILE, which"
-        " a running API reads again when it changes.",
+        "Make, list and revoke keys of the API. Their hashes are in the file POC_API_KEYS_FILE,"
+        " which a running API reads again when it changes.",
     ),
     "hosts": Command(
         "cli.run.hosts:app",
         RUNNING,
-        "Invite, list and revoke hosts, which join with one token (`proofline workers --join`). Each"
-        " host gets its own Redis user. POC_REDIS_URL must name the operator's user.",
+        "Invite, list and revoke hosts, which join with one token (`proofline workers --join`)."
+        " Each host gets its own Redis user. POC_REDIS_URL must name the operator's user.",
     ),
     "receive": Command("cli.run.receive:receive", RUNNING),
     "doctor": Command("cli.examine.doctor:doctor", EXAMINING),

@@ -112,7 +112,7 @@ def is_on_node(client: Client, model: str) -> bool:
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
-    """End the round and all workers, also those that load a model. Hosts then wait for a deployment."""
+    """End the round and all workers. Hosts then wait for `proofline deploy`."""
 
     with connect(url) as client:
         client.undeploy()
