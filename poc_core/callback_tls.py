@@ -31,7 +31,7 @@ class PlainUrlError(ForbiddenReceiverError):
 
 
 class HandshakeError(ProoflineError):
-    """The receiver or this node rejects the other's certificate; the text says whose."""
+    """The receiver rejects this node's certificate, or this node the receiver's certificate."""
 
 
 class CertificateError(ProoflineError):
@@ -101,7 +101,7 @@ class CallbackTls:
         return self._context
 
     def problem(self) -> CertificateError | None:
-        """Returns why the current files cannot be used, and logs it once; None if they can be."""
+        """Returns why the current files are unusable, and logs it once; None if they are usable."""
         files = [*self._names.client, *([self._names.trusted] if self._names.trusted else [])]
         with self._lock:
             state = [_state(file) for file in files]

@@ -130,7 +130,7 @@ def is_of_this_machine(address: Address) -> bool:
 
 @dataclass(frozen=True)
 class CallbackPolicy:
-    """Which addresses callbacks may go to (POC_CALLBACK_ALLOW); never the node's own ports."""
+    """The allowed receivers of callbacks (POC_CALLBACK_ALLOW), never the node's own ports."""
 
     kinds: frozenset[str]
     hosts: frozenset[str]
@@ -157,7 +157,7 @@ class CallbackPolicy:
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, own_ports: Own) -> None:
-        """Raises ForbiddenReceiverError if the url is forbidden without resolving its name."""
+        """Raises ForbiddenReceiverError if the url alone, before DNS resolution, is forbidden."""
         parts = urlsplit(url)
         try:
             host = canonical_host(parts.hostname or "")

@@ -6,7 +6,7 @@ class ProoflineError(Exception):
 
 
 class SpecError(ProoflineError):
-    """A proof spec that the model or the scheme cannot follow."""
+    """A proof spec that is invalid for the model or the scheme."""
 
 
 class VectorError(ProoflineError):

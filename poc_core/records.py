@@ -162,7 +162,7 @@ class RoundState(StrEnum):
 
     @property
     def activity(self) -> "RoundState":
-        """Returns the node's activity in this state; for the network a stopped node is idle."""
+        """Returns the node's activity in this state. A node with a stopped round is IDLE."""
         return RoundState.IDLE if self is RoundState.STOPPED else self
 
 
@@ -212,9 +212,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """Nonces of a job or round that are assigned to one worker, until it completes or releases
-    them.
-    """
+    """Nonces of a job or round that are assigned to one worker until they are done or released."""
 
     owner_id: str  # id of the job or round
     place: int  # of a job: the batch's index; of a round: the first nonce's place in the sequence

@@ -219,12 +219,12 @@ class Settings(WorkSettings):
 
     @property
     def max_jobs(self) -> int:
-        """Limit of unfinished jobs. One job's overhead is about that of five nonces."""
+        """The limit of unfinished jobs. The overhead of a job is about that of five nonces."""
         return max(1, self.max_queued_nonces // 5)
 
     @property
     def max_callbacks(self) -> int:
-        """Limit of jobs whose callbacks are unfinished; a quarter of it per client and receiver."""
+        """The limit of jobs with unfinished callbacks. A client or receiver may have a quarter."""
         return max(64, self.outbox_max_bytes // (512 * 1024))
 
     @property

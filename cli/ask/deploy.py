@@ -47,10 +47,9 @@ def deploy(
 ) -> None:
     """Deploy another model on all hosts, and wait until it serves.
 
-    The present model and its round end first. What the round computed is still delivered,
-    jobs are cancelled, chat under way has 20 s to end. For a name that the hub does not know
-    nothing ends, nor for one that is not here while the hub is out of reach. Ctrl-C ends the
-    waiting, not the deployment.
+    The current model and its round end first. Computed artifacts are still delivered, jobs are
+    cancelled, and running chat has 20 s to end. Nothing ends if the hub does not know the name, or
+    if the model is missing and the hub is unreachable. Ctrl-C ends only the waiting.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """

@@ -219,9 +219,7 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """Returns a file's artifacts, its "request" from `generate`, and the encoding's k_dim or
-    None.
-    """
+    """Returns a file's artifacts, its "request" from `generate`, and its k_dim or None."""
     try:
         text = (
             typer.get_text_stream("stdin").read()

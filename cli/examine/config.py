@@ -27,9 +27,9 @@ def config(
 ) -> None:
     """Show every setting in effect for a process started here, and its source.
 
-    Values come from defaults and the environment. Compose alone reads the .env of this folder: its
-    settings are shown as not in effect here. Passwords and keys are hidden. A name with POC_ that
-    is no setting is reported, with the setting that may be meant.
+    Values come from defaults and the environment. Only Compose reads the .env file of this folder;
+    its settings are shown as not in effect. Passwords and keys are hidden. Unknown names with POC_
+    are reported, with a similar setting.
 
     **Exit code:** 0, or 2 for a value that cannot be used.
     """

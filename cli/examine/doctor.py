@@ -82,11 +82,11 @@ def doctor(
 ) -> None:
     """Check Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and print what to fix.
 
-    Changes nothing and needs no running node. torch and vLLM are imported in a process of their
-    own, which takes seconds. Redis is checked where --redis-url or POC_REDIS_URL names one.
+    Changes nothing and needs no running node. torch and vLLM are imported in a separate process,
+    which takes seconds. Redis is checked if --redis-url or POC_REDIS_URL names one.
 
-    On a host that joins another's node (`proofline workers --join`), or has joined it, the API, its
-    certificate, the token and the way to Redis are looked at; the token stays unused.
+    On a host that joins or has joined a node (`proofline workers --join`), the API, its
+    certificate, the token and the connection to Redis are checked; the token is not spent.
 
     **Exit code:** 0 when nothing is wrong (a line may still be worth a look), 1 when something is.
 
@@ -121,9 +121,7 @@ def doctor(
 
 
 def _settings() -> tuple[Settings, Iterable[Finding]]:
-    """Returns the settings, or the defaults if the settings are invalid, and findings about
-    them.
-    """
+    """Returns the settings (the defaults if invalid) and findings about the settings."""
 
     found: list[Finding] = []
     try:
@@ -178,9 +176,7 @@ def _of_workers(
 def _of_the_model(
     settings: Settings, name: str, dtype: Dtype, gpus: Sequence[Gpu], size: int
 ) -> Iterator[Finding]:
-    """Yields findings about the model. `gpus`: one worker's GPUs; `size`: the number that it
-    needs.
-    """
+    """Yields findings about the model. `gpus`: a worker's GPUs. `size`: GPUs a worker needs."""
 
     found, findings = model.find(name)
     yield from findings

@@ -72,9 +72,7 @@ def _joined(api: Api, kept: Access) -> Iterator[Finding]:
 
 
 def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding | None]:
-    """Yields findings about the API, its clock and the token. Returns the token's state, or
-    None.
-    """
+    """Yields findings about API, clock and token. Returns the token's state, or None."""
     try:
         skew_s = api.skew_s()
         trust = "its very certificate" if api.pin else "a trusted certificate" if api.is_tls else ""

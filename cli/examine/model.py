@@ -54,9 +54,7 @@ class Model:
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
-    """Returns the model of --model, or None if there is no such model, and findings about its
-    files.
-    """
+    """Returns the model of --model (None if there is none) and findings about its files."""
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:

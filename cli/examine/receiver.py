@@ -103,9 +103,7 @@ def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
 
 
 def _own_ports(settings: Settings) -> Own:
-    """Returns the node's own ports. While Redis is unavailable, the ports stored there are
-    missing.
-    """
+    """Returns the node's own ports, without those stored in Redis if Redis is unavailable."""
     redis = connect(settings, patient=False, timeout_s=_REDIS_S)
     own = OwnPorts.of(settings, WorkerRegistry(redis, settings))
     with suppress(RedisError):

@@ -70,9 +70,7 @@ class HostUsers:
             self._redis.execute_command("ACL", "SETUSER", host.user, *words)
 
     def remove(self, user: str) -> None:
-        """Removes a user and closes the user's connections. Afterwards no command of the user
-        runs.
-        """
+        """Removes a user and closes the user's connections, so that no further command runs."""
         with _told():
             self._redis.acl_deluser(user)
 

@@ -62,9 +62,7 @@ def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
 
 
 def memory_bytes(gpus: Sequence[str]) -> int | None:
-    """Returns the memory of the smallest of these GPUs, in bytes; None if NVML does not report
-    it.
-    """
+    """Returns the bytes of memory of the smallest GPU; None if NVML does not report them."""
     with nvml() as library:
         if library is None:
             return None
@@ -120,9 +118,7 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
 
 
 def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
-    """Divides all GPUs into groups of `group_size` neighbours. GpuError if some would be left
-    over.
-    """
+    """Divides all GPUs into groups of `group_size` neighbours. GpuError if GPUs are left over."""
     if len(gpus) < group_size or len(gpus) % group_size:
         usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
         instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"

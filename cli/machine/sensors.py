@@ -87,9 +87,7 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Counts the driver's errors (XID) for `seconds`. Returns False, at once, if events are not
-        available.
-        """
+        """Counts the driver's errors (XID) for `seconds`. Returns False at once without events."""
         if self._events is None:
             return False
         nv = self._library

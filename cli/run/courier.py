@@ -7,7 +7,7 @@ from workers.courier.main import run_courier
 def courier(redis_url: options.RedisUrl = None) -> None:
     """Deliver the callbacks of rounds and jobs until SIGTERM.
 
-    Needs no GPU. Several couriers may run. What cannot be delivered is kept and retried for
+    Needs no GPU. Several couriers may run. Undelivered callbacks are kept and retried for
     POC_CALLBACK_RETENTION_SEC, over restarts of any process.
     """
 

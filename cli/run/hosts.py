@@ -52,8 +52,8 @@ def invite(
 ) -> None:
     """Make a host's user of Redis and its token, and show the token, this once.
 
-    On the host: `proofline workers --join URL --token-file FILE`. A token is good for one host and
-    one use. Settings of this shell that all processes share, such as POC_WORKER_TTL_S, go with it.
+    On the host: `proofline workers --join URL --token-file FILE`. A token is valid for one host and
+    one use. The host gets this shell's settings that all processes share, such as POC_WORKER_TTL_S.
 
     **Example:** proofline hosts invite gpu2 --hosts-redis-url rediss://10.0.0.1:6379
     """
@@ -95,8 +95,8 @@ def list_hosts(redis_url: options.RedisUrl = None) -> None:
 def revoke(name: HostName, redis_url: options.RedisUrl = None) -> None:
     """End a host's access at once: its user of Redis is removed and its connections are closed.
 
-    When the command returns, after 6 to 12 s, no chat goes to the host, whatever it left in Redis.
-    Its work goes to other hosts, as when a host is lost.
+    When the command returns, after 6 to 12 s, no chat is sent to the host. Other hosts get its
+    work, as after the loss of a host.
     """
     with _as_operator() as inviting:
         n_workers = inviting.revoke(name)

@@ -18,8 +18,8 @@ from poc_core.state.registry import WorkerRegistry
 def ready(redis_url: options.RedisUrl = None) -> None:
     """Print how many workers of this host are ready; exit code 1 if none is. For health checks.
 
-    A host with a part of another one's engine is ready with that engine. The API has /readyz for
-    all hosts.
+    A host with a part of another host's engine is ready when that engine is ready. The API has
+    /readyz for all hosts.
     """
 
     use_kept(os.environ)

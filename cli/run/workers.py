@@ -90,14 +90,15 @@ def workers(
     The workers' logs go to files in ~/.local/state/proofline; the start prints the folder. Use
     --verbose in a container.
 
-    Without --model the workers serve what is deployed (`proofline deploy`, POST
+    Without --model the workers serve the deployed model (`proofline deploy`, POST
     /api/v1/inference/up), or wait for a deployment, which wins over --model.
 
     With --hosts 2 the same command runs on two hosts, --rank 0 and --rank 1, for one engine over
     both: the parallelism is that of the complete engine. Either host waits for the other.
 
-    With --join and a token of `proofline hosts invite` a new host gets all it needs from the API,
-    and keeps it: later starts need neither. Give the token by --token-file or the variable.
+    With --join and a token of `proofline hosts invite` a new host gets its settings from the API,
+    and stores them: later starts need neither option. Give the token by --token-file or the
+    variable.
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """

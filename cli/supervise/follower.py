@@ -255,9 +255,8 @@ class Follower:
         return self._error is not None and is_newer
 
     def _kept(self, record: DeploymentRecord | None) -> Plan | None:
-        """Returns the current plan if it was withdrawn while its engines were loading, and goes on.
-
-        Returns None if there is no such plan, or KEPT_S is over.
+        """Returns the withdrawn plan if its engines were loading and KEPT_S is not over; otherwise
+        None.
         """
         plan, now = self._plan, time.monotonic()
         if (

@@ -172,9 +172,7 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stops API, workers, courier and Redis, in this order, and waits for their end. Repeating
-        is safe.
-        """
+        """Stops API, workers, courier and Redis, in this order, and waits. Repeating is safe."""
         if self._api is not None:
             self._api.stop()
         if self._follower is not None:

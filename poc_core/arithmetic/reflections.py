@@ -24,7 +24,7 @@ def layer_vectors(
 
 
 def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
-    """Reflects tensors (..., hidden) by one vector (hidden,), in place if a kernel supports it."""
+    """Reflects tensors (..., hidden) by v (hidden,), in place if a kernel supports the tensors."""
     if not fused.is_on(v.device):
         return [reflect(x, v) for x in terms]
     from poc_core.fused.reflect import (  # here: only torch's CUDA builds include Triton

@@ -25,9 +25,8 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Sets the budget to `cost`, which other work has just taken, if that is above the minimum.
-
-        Without this, waiting work would get an ever smaller share of a busy loop.
+        """Sets the budget per iteration to `cost`, the cost of other work that has just run, or to
+        the minimum if the minimum is higher. This keeps the share of waiting work in a busy loop.
         """
         self._budget = max(self._least, cost)
 

@@ -51,9 +51,12 @@ def _parts_kernel(
 def scored(
     logits: Tensor, tokens: Tensor, temperature: float, n_best: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns, for logits (n x vocabulary) before division by the temperature: the ids (n x 1 +
-    n_best) of the n known `tokens` and the best entries, their logprobs, and the known tokens'
-    ranks (n). The plain expression is in workers/vllm/chat/rows.py. n_best is at most MOST_BEST."""
+    """Computes logprobs from logits (n x vocabulary) that are not yet divided by the temperature.
+
+    Returns the ids (n x 1 + n_best) of the known `tokens` (n) and the best entries, the logprobs of
+    these ids, and the known tokens' ranks (n). n_best is at most MOST_BEST. The plain expression is
+    in workers/vllm/chat/rows.py.
+    """
     n, vocabulary = logits.shape
     tokens = tokens.clone()  # aligned: an unaligned tensor would need another compilation
     n_parts = triton.cdiv(vocabulary, _BLOCK)

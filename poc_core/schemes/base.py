@@ -132,8 +132,7 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        """Computes the tensors of the nonces' values from normed last states (n, hidden), any
-        dtype.
+        """Computes the tensors of the nonces' values from normed last states (n, hidden).
 
         Stays on the device and waits for nothing. NaN marks a nonce whose state is not finite.
         """
@@ -206,9 +205,7 @@ class Batch(ABC):
 
     @abstractmethod
     def numbers(self) -> Tensor:
-        """Computes the tensors of the nonces' values from normed last states (n, hidden), any
-        dtype.
-        """
+        """Returns the tensors of the nonces' values, computed from the states of all passes."""
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:

@@ -1,7 +1,7 @@
 """The half of a scheme that needs no torch: its requests, answers, payloads and verdicts.
 
 The API, the stores, the courier, the synthetic engine and the commands call a scheme's contract
-where schemes differ. They contain no scheme's name.
+where schemes differ, so none of them contains a scheme's name.
 """
 
 import json
@@ -178,7 +178,7 @@ class Contract(ABC):
         values: Sequence[JsonValue],
         claims: Sequence[JsonValue],
     ) -> dict[str, Any]:
-        """Returns the fields of a validation's answer. A value is None if it is excluded."""
+        """Returns the fields of a validation's answer. `values`: None for excluded nonces."""
 
     # For engines without a model, and for the display of values.
 
@@ -203,7 +203,7 @@ class Contract(ABC):
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Returns which nonces are reported; empty if all are. `status`: the answer of /status."""
+        """Describes which nonces are reported; empty if all are. `status`: /status' answer."""
         return ""
 
 

@@ -27,9 +27,9 @@ class Client:
     or if repeating the call is safe. `on_wait` gets the error and the seconds to wait. A node that
     has never answered is not waited for: see `wait_ready`.
 
-    `url`: http://host:port or host:port; None: PROOFLINE_URL from the environment, or port 8000 of
-    this machine. UrlError if the url is invalid. `api_key`: None: POC_API_KEY from the environment.
-    `transport`: replaces the network in tests. All methods raise ApiError.
+    `url`: http://host:port or host:port; by default PROOFLINE_URL from the environment, or port
+    8000 of this machine. UrlError if the url is invalid. `api_key`: by default POC_API_KEY from the
+    environment. `transport`: replaces the network in tests. All methods raise ApiError.
     """
 
     def __init__(
@@ -131,9 +131,7 @@ class Client:
         return self.run(calls.validation(body, artifacts, stat_test), ValidationResult, on_progress)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancels a job. Returns False if the job had already ended. ApiError 404 if it is
-        unknown.
-        """
+        """Cancels a job. Returns False if the job had ended before. ApiError 404: unknown job."""
         answer = self.call(calls.cancel(request_id))
         return answer.cancelled
 
@@ -152,8 +150,8 @@ class Client:
     def stop(self) -> int:
         """Stops the round within a micro-batch, and cancels queued jobs.
 
-        Returns the number of cancelled jobs. Computed values are still delivered. Without a round
-        this is no error.
+        Returns the number of cancelled jobs. Computed values are still delivered. A missing round
+        is no error.
         """
         answer = self.call(calls.stop())
         return answer.cancelled_jobs
@@ -161,8 +159,7 @@ class Client:
     def wait_ready(self, timeout_s: float) -> list[str]:
         """Waits for a node, which need not be running yet. Returns the served models.
 
-        ApiError after `timeout_s` seconds, or at once if waiting cannot help, such as without a
-        key.
+        ApiError after `timeout_s` seconds, or at once if waiting cannot help (missing key).
         """
         ends_at = time.monotonic() + timeout_s
         while True:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Courier:
-    """Delivers payloads on an event loop: a hanging receiver costs a connection, not a thread."""
+    """Delivers payloads on an event loop, so that a hanging receiver blocks no thread."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class DecoderLayers:
 
 
 def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
-    """Returns the model's decoder layers. LookupError if there are none or it is unclear."""
+    """Returns the model's decoder layers. LookupError if none or several candidates are found."""
     path = _path(model, n_layers)
     modules = _at(model, path)
     assert modules is not None

@@ -64,7 +64,7 @@ class Validation(BaseModel):
 
 
 class GenerateBody(JobBody):
-    """A request to compute artifacts of given nonces or, with `validation`, to check claimed ones.
+    """A request to compute artifacts of nonces or, with `validation`, to check claimed artifacts.
     Unknown fields are ignored, except in `params`.
     """
 

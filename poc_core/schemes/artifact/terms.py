@@ -33,7 +33,7 @@ class ArtifactTerms(StatTest):
 
 
 class ReceivedStatTest(StatTest):
-    """When a validation calls the artifacts a fraud (protocol.md, section 2, Validation)."""
+    """The criteria of a validation in a request (protocol.md, section 2, Validation)."""
 
     p_value_threshold: Probability | None = Field(
         default=None,

@@ -36,7 +36,7 @@ class ChainLimits(BaseModel, frozen=True):
 
     @classmethod
     def common(cls, infos: Sequence[ModelInfo]) -> Self:
-        """Returns the limits that hold for all these models. Different codebooks exclude chains."""
+        """Returns the limits that hold for all models; without chains if their codebooks differ."""
         each = [cls.of(info) for info in infos]
         codebooks = sorted({one.codebook for one in each if one.codebook})
         why_not = next((one.no_chains for one in each if one.no_chains), "")

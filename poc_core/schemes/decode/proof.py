@@ -243,7 +243,7 @@ class DecodeBatch(Batch):
 
 
 class _OfEachNonce:
-    """Reflects the rows of each nonce by the nonce's own vectors."""
+    """A transformation that reflects each nonce's rows by the nonce's own vectors."""
 
     def __init__(self, batch: DecodeBatch, members: slice) -> None:
         self.hidden_size = batch.scheme.hidden_size

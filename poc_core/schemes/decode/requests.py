@@ -56,7 +56,7 @@ class DecodeValidation(BaseModel):
 
 
 class DecodeBody(JobBody):
-    """A request to compute chains of given nonces or, with `validation`, to check claimed ones."""
+    """A request to compute chains of nonces or, with `validation`, to check claimed chains."""
 
     params: DecodeParams
     batch_size: Count | None = Field(

@@ -17,8 +17,7 @@ _NAME = len("/01234567-89ab-cdef-0123-456789abcdef") + 1
 
 
 class Sockets:
-    """A folder for vLLM's sockets, which exists until `remove`. Also removes dead processes'
-    folders.
+    """A folder for vLLM's sockets until `remove`. Creating it removes dead processes' folders.
 
     A lock on the folder shows that its process lives; pids would not do, because containers may
     share the temporary folder. An operator's VLLM_RPC_BASE_PATH is not changed.
