@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness.chat_client import CHAT, prompts
 from tests.harness.marks import needs_vllm
@@ -66,6 +67,32 @@ def test_an_answer_of_the_engine_itself_is_confirmed(
     free = server.ask(asked)
     with server.scoring_by(way):
         answers_alike(free, server.ask(known(asked, ids_of(free))))
+
+
+def steps_of(server: Server) -> float:
+    """The steps with an answer's tokens that vLLM has counted itself."""
+    (steps,) = [
+        sample.value
+        for family in text_string_to_metric_families(server.http.get("/metrics").text)
+        for sample in family.samples
+        if sample.name == "vllm:iteration_tokens_total_count"
+    ]
+    return float(steps)
+
+
+def test_a_pass_is_one_forward_and_no_step_for_each_token(server: Server) -> None:
+    asked = chat(temperature=0, max_tokens=48, ignore_eos=True)
+    ids = ids_of(server.ask(asked))
+    took = dict[str, float]()
+    ways: tuple[Way, ...] = ("pass", "steps")
+    for way in ways:
+        before = steps_of(server)
+        with server.scoring_by(way):
+            server.ask(known(asked, ids))
+        server.ask(chat(max_tokens=1))  # whose counting follows that of the one before
+        took[way] = steps_of(server) - before
+    assert took["steps"] >= 48
+    assert took["pass"] <= 4
 
 
 @pytest.mark.parametrize("way", ["pass", "steps"])

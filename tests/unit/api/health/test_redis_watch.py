@@ -1,7 +1,9 @@
 """A Redis that is away is told in the API's log and in all that tells health."""
 
 import logging
+from collections.abc import Callable
 from typing import cast
+from unittest.mock import Mock
 
 import fakeredis
 import pytest
@@ -13,6 +15,7 @@ from api.health.redis_watch import RedisWatch
 from api.proofs.dispatch import Dispatcher
 from api.services import Services
 from poc_core.settings import Settings
+from poc_core.state import scripts
 from tests.harness.samples import Clock, RecordingDispatcher
 
 
@@ -48,6 +51,34 @@ def test_its_absence_and_its_return_are_a_line_each(
     watch.look()
     assert caplog.messages[1:] == ["Redis answers again, after 12 s"]
     assert watch.away_since is None
+
+
+@pytest.mark.promise(
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "can use scripts again after Redis forgot them",
+)
+def test_forgotten_scripts_are_there_again_within_two_seconds(
+    watch: RedisWatch, server: fakeredis.FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the seconds between two looks; a look loads what Redis has forgotten."""
+    periods: list[float] = []
+    looks: list[Callable[[], None]] = []
+
+    def begin(_name: str, period_s: float, look: Callable[[], None]) -> Mock:
+        periods.append(period_s)
+        looks.append(look)
+        return Mock()
+
+    monkeypatch.setattr("api.health.redis_watch.Periodic", begin)
+    watch.start()
+    redis = fakeredis.FakeRedis(server=server)
+    known = scripts.load(redis, "count_jobs")
+    redis.script_flush()
+    assert redis.script_exists(known.sha) == [False]
+    for look in looks:
+        look()
+    assert redis.script_exists(known.sha) == [True]
+    assert periods[0] <= 2.0
 
 
 def test_only_a_silence_is_mute(watch: RedisWatch) -> None:

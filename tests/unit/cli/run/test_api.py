@@ -23,8 +23,8 @@ def switch_interval() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bound(_host: str, port: int) -> Any:
-        return SimpleNamespace(getsockname=lambda: ("127.0.0.1", port))
+    def bound(host: str, port: int) -> Any:
+        return SimpleNamespace(getsockname=lambda: (host, port))
 
     monkeypatch.setattr("cli.run.api.bound", bound)
 
@@ -59,6 +59,22 @@ def test_the_setting_of_the_port_is_where_it_listens_unless_an_option_says_anoth
     env["POC_API_PORT"] = "8080 5000"
     assert CliRunner().invoke(app, ["api"], env=env).exit_code == 0
     assert ports == [[8123], [8124], [8080, 5000], [8080, 5000]]
+
+
+def test_each_port_listens_on_the_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening: list[tuple[str, int]] = []
+
+    def run(_server: uvicorn.Server, sockets: list[Any]) -> None:
+        listening.extend(one.getsockname() for one in sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    env = {"POC_REQUIRE_KEYS": "never"}
+    two = ["api", "--port", "8080", "--port", "5000"]
+    for host in ([], ["--host", "10.0.0.1"], ["--host", "::1"]):
+        assert CliRunner().invoke(app, [*two, *host], env=env).exit_code == 0
+    assert listening == [
+        (host, port) for host in ("127.0.0.1", "10.0.0.1", "::1") for port in (8080, 5000)
+    ]
 
 
 def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garbage(

@@ -1,5 +1,7 @@
 """Why kombu's channel and connection are overridden, on a Redis in this process."""
 
+import itertools
+import re
 from collections.abc import Iterator
 from queue import Empty
 from typing import Any
@@ -264,6 +266,22 @@ def test_a_message_that_is_none_is_dropped_and_the_next_one_is_taken(
             read_one(channel, redis_broker.redis)
         assert [message.payload for message in taken] == [{"n": 1}]
         assert redis_broker.unacknowledged() == 1
+
+
+def test_dropped_messages_are_counted_in_the_workers_log_which_does_not_grow_with_each(
+    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker, "_dropped", itertools.count(1))
+    with redis_broker.connect() as connection:
+        channel: Any = connection.default_channel
+        queue = broker.queue("jobs")(channel)
+        queue.declare()
+        queue.consume("consumer", lambda _message: None)
+        for _ in range(9):
+            redis_broker.redis.lpush("jobs", b"no JSON")
+            read_one(channel, redis_broker.redis)
+    said = "\n".join(caplog.messages)
+    assert re.findall(r"dropped a message of .*, the (\d+)\. so far", said) == ["1", "2", "4", "8"]
 
 
 def test_a_message_that_celery_cannot_take_does_not_come_again(redis_broker: Broker) -> None:
