@@ -34,7 +34,6 @@ FirstModel = Annotated[
             "What is served first: a model's directory, a name on the Hugging Face hub, or a"
             f" shipped model: {_SHIPPED}. Default: what is deployed, or will be."
         ),
-        show_default=False,
     ),
 ]
 NOT_FOR_PROOFS = ("served_model_name", "synthetic_step_ms")
@@ -55,7 +54,6 @@ def from_command_line(
                 "The name clients use for the model. Default: the directory's last part, or the"
                 " name given."
             ),
-            show_default=False,
         ),
     ] = None,
     engine: Annotated[
@@ -85,7 +83,6 @@ def from_command_line(
         typer.Option(
             min=1,
             help="Tokens of one forward pass, which bounds its memory. Default: the engine's own.",
-            show_default=False,
         ),
     ] = None,
     decode_memory_gb: Annotated[
@@ -97,7 +94,6 @@ def from_command_line(
                 " half of what is "
                 "free when the engine has started. vllm only."
             ),
-            show_default=False,
         ),
     ] = None,
     synthetic_step_ms: Annotated[
@@ -108,7 +104,6 @@ def from_command_line(
         typer.Argument(
             metavar="-- VLLM_ARGS",
             help="After --: further arguments of `vllm serve`.",
-            show_default=False,
         ),
     ] = None,
 ) -> EngineOptions:

@@ -52,18 +52,13 @@ Verbose = Annotated[
     ),
 ]
 Nonces = Annotated[str, typer.Option("--nonces", help=NONCES_HELP)]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP, show_default=False)
-]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help=MAX_TOKENS_HELP, show_default=False)
-]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP)]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help=MAX_TOKENS_HELP)]
 ServedModel = Annotated[
     str | None,
     typer.Option(
         "--model",
         help="The model by the name it is served under. Default: the only one served.",
-        show_default=False,
     ),
 ]
 BatchSize = Annotated[
@@ -72,7 +67,6 @@ BatchSize = Annotated[
         "--batch-size",
         min=1,
         help="Nonces per task. Default: the API's POC_BATCH_SIZE_DEFAULT.",
-        show_default=False,
     ),
 ]
 
@@ -103,6 +97,5 @@ RedisUrl = Annotated[
             "The Redis of all processes, redis://HOST:PORT/0 or redis+sentinel://H:P,H:P/MASTER/0."
             f" Default: {DEFAULT_REDIS_URL}."
         ),
-        show_default=False,
     ),
 ]

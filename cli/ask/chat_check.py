@@ -44,7 +44,6 @@ Model = Annotated[
             "Start an engine with this model in this process instead: a directory, a name on the"
             " Hugging Face hub, or a shipped model."
         ),
-        show_default=False,
     ),
 ]
 
@@ -75,16 +74,13 @@ def chat_check(
                 'A JSON file {"request": {...}, "answer": {...}}: the body of a chat, and its'
                 " answer or the list of its stream's chunks; - for stdin."
             ),
-            show_default=False,
         ),
     ],
     engine_options: EngineOptions,
     against: Annotated[
         str | None,
         typer.Option(
-            "--against",
             help=f"The node that validates. Default: PROOFLINE_URL, or {options.DEFAULT_URL}.",
-            show_default=False,
         ),
     ] = None,
     threshold: Annotated[
@@ -93,7 +89,6 @@ def chat_check(
             min=0,
             max=1,
             help="What the similarity must be above. Default: the network's, by the model's name.",
-            show_default=False,
         ),
     ] = None,
     verbose: options.Verbose = False,

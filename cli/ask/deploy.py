@@ -28,14 +28,11 @@ def deploy(
         str | None,
         typer.Argument(
             help="A name on the Hugging Face hub, a shipped model's, or a directory on every host.",
-            show_default=False,
         ),
     ] = None,
     vllm_args: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="-- VLLM_ARGS", help="After --: arguments of `vllm serve`.", show_default=False
-        ),
+        typer.Argument(metavar="-- VLLM_ARGS", help="After --: arguments of `vllm serve`."),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Number format of the weights: auto, float32, bfloat16 or float16.")

@@ -20,19 +20,15 @@ def generate(
     *,
     block_hash: Annotated[
         str | None,
-        typer.Option(
-            "--block-hash", help=f"{options.BLOCK_HASH_HELP} {FOR_A_NEW_JOB}", show_default=False
-        ),
+        typer.Option(help=f"{options.BLOCK_HASH_HELP} {FOR_A_NEW_JOB}", show_default=False),
     ] = None,
     public_key: Annotated[
         str | None,
-        typer.Option(
-            "--public-key", help=f"{options.PUBLIC_KEY_HELP} {FOR_A_NEW_JOB}", show_default=False
-        ),
+        typer.Option(help=f"{options.PUBLIC_KEY_HELP} {FOR_A_NEW_JOB}", show_default=False),
     ] = None,
     nonces: Annotated[
         str | None,
-        typer.Option("--nonces", help=f"{options.NONCES_HELP} {FOR_A_NEW_JOB}", show_default=False),
+        typer.Option(help=f"{options.NONCES_HELP} {FOR_A_NEW_JOB}"),
     ] = None,
     block_height: Annotated[
         int, typer.Option(min=0, help="Height of the block; only sent with callbacks.")
@@ -46,9 +42,7 @@ def generate(
     request_id: Annotated[
         str | None,
         typer.Option(
-            "--request-id",
             help="Wait for this job, submitted earlier, instead.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -32,21 +32,13 @@ class NoRoundError(ProoflineError):
 class Share(NamedTuple):
     """Options that determine this node's nonces."""
 
-    node_id: Annotated[
-        int, typer.Option("--node-id", min=0, help="This node, from 0 to NODE_COUNT - 1.")
-    ] = 0
-    node_count: Annotated[
-        int, typer.Option("--node-count", min=1, help="Nodes that share the nonces.")
-    ] = 1
+    node_id: Annotated[int, typer.Option(min=0, help="This node, from 0 to NODE_COUNT - 1.")] = 0
+    node_count: Annotated[int, typer.Option(min=1, help="Nodes that share the nonces.")] = 1
     group_id: Annotated[
         int,
-        typer.Option(
-            "--group-id", min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1."
-        ),
+        typer.Option(min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1."),
     ] = 0
-    n_groups: Annotated[
-        int, typer.Option("--n-groups", min=1, help="Groups that share the node's nonces.")
-    ] = 1
+    n_groups: Annotated[int, typer.Option(min=1, help="Groups that share the node's nonces.")] = 1
 
 
 class Vectors(NamedTuple):
@@ -55,10 +47,8 @@ class Vectors(NamedTuple):
     k_dim: Annotated[
         int | None,
         typer.Option(
-            "--k-dim",
             min=1,
             help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}.",
-            show_default=False,
         ),
     ] = None
     stronger_rng: Annotated[
@@ -73,25 +63,21 @@ class Distances(NamedTuple):
     r_target: Annotated[
         float | None,
         typer.Option(
-            "--r-target",
             help=(
                 "Distances instead of artifacts: nonces below this one, up to 2, are valid."
                 " `proofline calibrate` "
                 "finds one."
             ),
-            show_default=False,
         ),
     ] = None
     fraud_threshold: Annotated[
         float | None,
         typer.Option(
-            "--fraud-threshold",
             min=0,
             max=1,
             help=(
                 "Of distances: below this probability of honesty a batch is a fraud. Default: 0.01."
             ),
-            show_default=False,
         ),
     ] = None
     layer_hooks: Annotated[
@@ -106,41 +92,35 @@ class Distances(NamedTuple):
 @grouped
 def start(
     *,
-    block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
-    public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
+    block_hash: Annotated[str, typer.Option(help=options.BLOCK_HASH_HELP)],
+    public_key: Annotated[str, typer.Option(help=options.PUBLIC_KEY_HELP)],
     block_height: Annotated[
         int,
-        typer.Option(
-            "--block-height", min=0, help="Height of the block; only sent to the receiver."
-        ),
+        typer.Option(min=0, help="Height of the block; only sent to the receiver."),
     ] = 0,
     callback_url: Annotated[
         str | None,
         typer.Option(
-            "--callback-url",
             help=(
                 "The artifacts are POSTed to CALLBACK_URL/generated. Without it they are only"
                 " counted."
             ),
-            show_default=False,
         ),
     ] = None,
     share: Share,
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size",
             min=1,
             help=(
                 "Nonces a worker computes at a time, at most. Default: as many as fit, up to the"
                 " API's "
                 "POC_BATCH_SIZE_DEFAULT."
             ),
-            show_default=False,
         ),
     ] = None,
     seq_len: Annotated[
-        int, typer.Option("--seq-len", min=1, help=options.SEQ_LEN_HELP)
+        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
     ] = options.DEFAULT_SEQ_LEN,
     vectors: Vectors,
     distances: Distances,

@@ -24,18 +24,14 @@ class OfScheme(NamedTuple):
     scheme: Annotated[
         str | None,
         typer.Option(
-            "--scheme",
             help="The scheme of proofs, by its name. Default: as the other options say.",
-            show_default=False,
         ),
     ] = None
     param: Annotated[
         list[str] | None,
         typer.Option(
-            "--param",
             metavar="KEY=VALUE",
             help="A parameter of --scheme; may be given again.",
-            show_default=False,
         ),
     ] = None
 

@@ -25,27 +25,23 @@ class OfFile(NamedTuple):
 
     block_hash: Annotated[
         str | None,
-        typer.Option(
-            "--block-hash", help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False
-        ),
+        typer.Option(help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False),
     ] = None
     public_key: Annotated[
         str | None,
-        typer.Option(
-            "--public-key", help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False
-        ),
+        typer.Option(help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False),
     ] = None
     block_height: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Height of the block. {FROM_FILE}", show_default=False),
+        typer.Option(min=0, help=f"Height of the block. {FROM_FILE}"),
     ] = None
     seq_len: Annotated[
         int | None,
-        typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}", show_default=False),
+        typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}"),
     ] = None
     k_dim: Annotated[
         int | None,
-        typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}", show_default=False),
+        typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}"),
     ] = None
     stronger_rng: Annotated[
         bool,
@@ -59,10 +55,8 @@ class OfFile(NamedTuple):
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens",
             min=1,
             help=f"Of decode proofs: their steps after the prefill. {FROM_FILE}",
-            show_default=False,
         ),
     ] = None
 
@@ -78,7 +72,6 @@ class Judged(NamedTuple):
                 "Largest L2 distance at which two vectors still agree, or margin of a claimed"
                 f" point. {OF_NETWORK}"
             ),
-            show_default=False,
         ),
     ] = None
     p_mismatch: Annotated[
@@ -87,7 +80,6 @@ class Judged(NamedTuple):
             min=0,
             max=1,
             help=f"How likely an honest artifact lies further than that. {OF_NETWORK}",
-            show_default=False,
         ),
     ] = None
     fraud_threshold: Annotated[
@@ -96,7 +88,6 @@ class Judged(NamedTuple):
             min=0,
             max=1,
             help=f"p-value below which the artifacts are a fraud. {OF_NETWORK}",
-            show_default=False,
         ),
     ] = None
 
@@ -108,29 +99,24 @@ def validate(
         Path | None,
         typer.Argument(
             help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin.",
-            show_default=False,
         ),
     ] = None,
-    artifacts: Annotated[Path | None, typer.Option("--artifacts", hidden=True)] = None,
+    artifacts: Annotated[Path | None, typer.Option(hidden=True)] = None,
     of_file: OfFile,
     nonces: Annotated[
         str | None,
         typer.Option(
-            "--nonces",
             help="Check only these of the file's nonces. Default: all.",
-            show_default=False,
         ),
     ] = None,
     judged: Judged,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
             help=(
                 "The model by the name it is served under. Default: what the file says, or the only"
                 " one served."
             ),
-            show_default=False,
         ),
     ] = None,
     explain: Annotated[

@@ -42,9 +42,7 @@ def doctor(
     join: Join,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Look at this model too: its files, its room, its family.", show_default=False
-        ),
+        typer.Option(help="Look at this model too: its files, its room, its family."),
     ] = None,
     dtype: Annotated[
         Dtype, typer.Option(help="Number format of its weights, as for a worker.")
@@ -53,19 +51,15 @@ def doctor(
     pipeline_parallel: Annotated[int, typer.Option(min=1, help="As for a worker.")] = 1,
     redis_url: options.RedisUrl = None,
     host: Annotated[str, typer.Option(help="Where the API is to listen.")] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option(help="The API's port. Default: POC_API_PORT.", show_default=False)
-    ] = None,
+    port: Annotated[int | None, typer.Option(help="The API's port. Default: POC_API_PORT.")] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="As for `proofline up`: where its Redis writes.", show_default=False),
+        typer.Option(help="As for `proofline up`: where its Redis writes."),
     ] = None,
     callback_url: Annotated[
         str | None,
         typer.Option(
-            "--callback-url",
             help="A receiver of callbacks: is it allowed, does it answer?",
-            show_default=False,
         ),
     ] = None,
     without_workers: Annotated[

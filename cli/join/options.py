@@ -18,7 +18,6 @@ class Join(NamedTuple):
         typer.Option(
             help="Join the node whose API is at https://HOST:PORT, with a token of `proofline hosts"
             " invite`. #sha256=FINGERPRINT at the end trusts that certificate alone.",
-            show_default=False,
         ),
     ] = None
     token: Annotated[
@@ -26,19 +25,14 @@ class Join(NamedTuple):
         typer.Option(
             envvar=TOKEN_VARIABLE,
             help="The token. A list of processes shows it: better --token-file, or the variable.",
-            show_default=False,
         ),
     ] = None
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the token.", show_default=False)
-    ] = None
+    token_file: Annotated[Path | None, typer.Option(help="File with the token.")] = None
     ca: Annotated[
         Path | None,
         typer.Option(
-            "--ca",
             help="File (PEM) with the certificates that the API is trusted by. Default: the"
             " system's.",
-            show_default=False,
         ),
     ] = None
     allow_http: Annotated[

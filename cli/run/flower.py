@@ -30,14 +30,12 @@ def flower(
     password_file: Annotated[
         Path | None,
         typer.Option(
-            "--password-file",
             envvar="PROOFLINE_FLOWER_PASSWORD_FILE",
             help=(
                 f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH"
                 " (USER:PASSWORD), else one "
                 "that is generated and printed."
             ),
-            show_default=False,
         ),
     ] = None,
     control: Annotated[

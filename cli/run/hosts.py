@@ -20,9 +20,7 @@ from poc_core.state.client import connect
 
 app = typer.Typer(no_args_is_help=True)
 
-HostName = Annotated[
-    str, typer.Argument(help="Name of the host, such as `gpu2`.", show_default=False)
-]
+HostName = Annotated[str, typer.Argument(help="Name of the host, such as `gpu2`.")]
 
 
 @app.command()
@@ -31,10 +29,8 @@ def invite(
     hosts_redis_url: Annotated[
         str | None,
         typer.Option(
-            "--hosts-redis-url",
             help="Redis' address as the host reaches it, without user and password:"
             " rediss://HOST:PORT. Default: that of POC_REDIS_URL.",
-            show_default=False,
         ),
     ] = None,
     redis_ca: Annotated[
@@ -42,7 +38,6 @@ def invite(
         typer.Option(
             help="File (PEM) with the certificates that the host is to trust for rediss://."
             " Default: its system's.",
-            show_default=False,
         ),
     ] = None,
     valid_hours: Annotated[

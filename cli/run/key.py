@@ -15,9 +15,7 @@ app = typer.Typer(no_args_is_help=True)
 _NODE = "node"
 RoleChoice = StrEnum("RoleChoice", [*(role.value for role in Role), _NODE])  # type: ignore[misc]
 
-KeyName = Annotated[
-    str, typer.Argument(help="Whose key it is, such as `aggregator`.", show_default=False)
-]
+KeyName = Annotated[str, typer.Argument(help="Whose key it is, such as `aggregator`.")]
 
 
 @app.command()

@@ -40,7 +40,6 @@ def up(
                 " --model; "
                 "of what is deployed, as many as there are GPUs for, or 1."
             ),
-            show_default=False,
         ),
     ] = None,
     host: Annotated[
@@ -50,21 +49,17 @@ def up(
     redis_url: Annotated[
         str | None,
         typer.Option(
-            "--redis-url",
             envvar="POC_REDIS_URL",
             help="Use this Redis. Default: start one on loopback, with an append-only file.",
-            show_default=False,
         ),
     ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir",
             help=(
                 "Where our own Redis keeps its data, over restarts. Default: a temporary one,"
                 " removed at the end."
             ),
-            show_default=False,
         ),
     ] = None,
     verbose: options.Verbose = False,

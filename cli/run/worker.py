@@ -18,9 +18,7 @@ def worker(
     worker_id: Annotated[
         str | None,
         typer.Option(
-            "--worker-id",
             help="Must be new for every start. Default: generated.",
-            show_default=False,
         ),
     ] = None,
     redis_url: options.RedisUrl = None,

@@ -59,7 +59,6 @@ def workers(
             "--workers",
             min=1,
             help="Workers where there is no GPU, each on its share of the cores. Default: 1.",
-            show_default=False,
         ),
     ] = None,
     hosts: Annotated[
@@ -74,7 +73,6 @@ def workers(
         typer.Option(
             help="With --hosts: HOST:PORT where the head listens for the others, in a private"
             " network.",
-            show_default=False,
         ),
     ] = None,
     redis_url: options.RedisUrl = None,

@@ -47,45 +47,35 @@ def calibrate(
     block_hashes: Annotated[
         int | None,
         typer.Option(
-            "--block-hashes",
             min=1,
             max=MAX_BLOCK_HASHES,
             help="How many block hashes to make up, the same ones every time. Default: 8.",
-            show_default=False,
         ),
     ] = None,
     block_hash: Annotated[
         list[str] | None,
         typer.Option(
-            "--block-hash",
             help="A block hash to take instead; may be given again.",
-            show_default=False,
         ),
     ] = None,
     public_key: Annotated[
         str,
-        typer.Option(
-            "--public-key", help=f"{options.PUBLIC_KEY_HELP} Distances are spread alike for any."
-        ),
+        typer.Option(help=f"{options.PUBLIC_KEY_HELP} Distances are spread alike for any."),
     ] = "calibrate",
     valid_rate: Annotated[
         list[float] | None,
         typer.Option(
-            "--valid-rate",
             help=(
                 "Share of the nonces, above 0 and below 1, that is to be valid; may be given"
                 " again. "
                 "Default: 0.1, or none with --r-target."
             ),
-            show_default=False,
         ),
     ] = None,
     r_target: Annotated[
         list[float] | None,
         typer.Option(
-            "--r-target",
             help="A distance, above 0 up to 2, to find the valid rate of; may be given again.",
-            show_default=False,
         ),
     ] = None,
     randomization: Annotated[
@@ -100,7 +90,6 @@ def calibrate(
         Path | None,
         typer.Option(
             help="Draw the distances to this .png or .svg file. Needs matplotlib.",
-            show_default=False,
         ),
     ] = None,
     json_only: Annotated[

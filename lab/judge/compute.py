@@ -39,10 +39,8 @@ class OfScheme(NamedTuple):
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens",
             min=1,
             help="Steps after the prefill. decode only, which needs it.",
-            show_default=False,
         ),
     ] = None
     randomization: Annotated[
@@ -55,7 +53,6 @@ class OfScheme(NamedTuple):
             "--option",
             metavar="NAME=VALUE",
             help="An option of a scheme that has no flag here; may be given again.",
-            show_default=False,
         ),
     ] = None
 
@@ -64,8 +61,8 @@ class OfScheme(NamedTuple):
 @grouped
 def compute(
     *,
-    block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
-    public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
+    block_hash: Annotated[str, typer.Option(help=options.BLOCK_HASH_HELP)],
+    public_key: Annotated[str, typer.Option(help=options.PUBLIC_KEY_HELP)],
     nonces: options.Nonces,
     engine_options: "EngineOptions",
     seq_len: Annotated[

@@ -41,7 +41,6 @@ def report(
                 "run, for the same block hash, key and nonces. Of decode: chains, which are told"
                 " how often they part, or answers to validations of honest chains."
             ),
-            show_default=False,
         ),
     ],
     tampered: Annotated[
@@ -52,7 +51,6 @@ def report(
                 " given again. "
                 "Default: generated vectors or chains."
             ),
-            show_default=False,
         ),
     ] = None,
     tampered_share: Annotated[
@@ -76,7 +74,6 @@ def report(
             min=1,
             max=10_000,
             help="Nonces that a validation checks. Default: as few as will do.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[

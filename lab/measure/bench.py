@@ -37,7 +37,6 @@ def bench(
         typer.Option(
             min=1,
             help=f"{options.SEQ_LEN_HELP} May be given again. Default: {ROUND_SEQ_LEN}.",
-            show_default=False,
         ),
     ] = None,
     engine_options: EngineOptions,
@@ -50,7 +49,6 @@ def bench(
                 " --max-batch-tokens allow, a half, a "
                 "quarter, and so on."
             ),
-            show_default=False,
         ),
     ] = None,
     max_step_ms: Annotated[
@@ -58,7 +56,6 @@ def bench(
         typer.Option(
             min=1,
             help="A POC_MAX_STEP_MS to try; may be given again. Default: 25, 50 and 100.",
-            show_default=False,
         ),
     ] = None,
     seconds: Annotated[
@@ -68,7 +65,6 @@ def bench(
         list[Path] | None,
         typer.Option(
             help="The JSON of an earlier run with the model divided otherwise; may be given again.",
-            show_default=False,
         ),
     ] = None,
     try_moe_backend: Annotated[
@@ -80,14 +76,12 @@ def bench(
                 " vLLM's --moe-backend such as deep_gemm, and say whether it is faster and how far"
                 " its artifacts lie from the default's; may be given again."
             ),
-            show_default=False,
         ),
     ] = None,
     picture: Annotated[
         Path | None,
         typer.Option(
             help="Draw the time by part to this .png or .svg file. Needs matplotlib.",
-            show_default=False,
         ),
     ] = None,
     json_only: Annotated[

@@ -182,7 +182,6 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
                     "Instead of a model dummy weights of the dimensions of one:"
                     f" {', '.join(NAMES)}."
                 ),
-                show_default=False,
             ),
         ],
     )
@@ -193,7 +192,6 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(
                 min=1,
                 help="Of --dimensions only the first so many layers: what fits on this machine.",
-                show_default=False,
             ),
         ],
     )
