@@ -98,7 +98,6 @@ def _end_of_log() -> str:
     """Returns the part of the engine's log that explains a failed load; empty if the log was
     visible.
     """
-
     if not _log_files:
         return ""
     lines = telling_lines(_log_files[-1].read_text(errors="replace").splitlines())
@@ -110,7 +109,6 @@ def local_engine(options: EngineOptions) -> Iterator[Engine]:
     """The loaded engine, closed afterwards; people are told the stages of its start. Use within
     `stdout_kept_clean`: engines are noisy. ProoflineError: as `load_engine`, with the log's end.
     """
-
     check_is_there(options)
     if options.engine == "vllm":
         os.environ.update(kv_cache_environment(options.model, options.n_devices))
@@ -133,7 +131,6 @@ def local_engine(options: EngineOptions) -> Iterator[Engine]:
 
 def compute_in_steps(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> Iterator[list[Any]]:
     """Yields the nonces' values, in order, in lists small enough to show progress between them."""
-
     step = min(
         MAX_STEP_NONCES,
         STEP_BATCHES * contract_of(spec.scheme).max_batch(spec, engine.info),

@@ -115,7 +115,6 @@ def _here(name: str, revision: str | None) -> str | None:
     Any file will do: what lacks is fetched later. Without a revision any will do, too, where the
     hub may be asked; else vLLM takes `main` alone.
     """
-
     cache, repo = ModelCache(), name.partition(":")[0]
     if revision is None and huggingface_hub.constants.HF_HUB_OFFLINE:
         revision = "main"
@@ -129,7 +128,6 @@ def _here(name: str, revision: str | None) -> str | None:
 
 
 def _ask_hub(name: str, revision: str | None, here: str) -> None:
-
     what = repr(name) + (f" at the revision {revision!r}" if revision else "")
     try:
         huggingface_hub.HfApi().model_info(

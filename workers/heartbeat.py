@@ -32,7 +32,7 @@ class Heartbeat:
         self, record: WorkerRecord, registry: WorkerRegistry, hand: Hand, interval_s: float
     ) -> None:
         """`record`: of the worker as it starts."""
-        self._record = record
+        self.record = record
         self._registry = registry
         self._hand = hand
         self._interval_s = interval_s
@@ -89,7 +89,7 @@ class Heartbeat:
         self._pulse.stop(self._interval_s)
         self._beats.stop(self._interval_s)
         try:
-            self._registry.remove(self._record.id)
+            self._registry.remove(self.record.id)
         except RedisError as error:
             logger.warning(
                 "could not leave the registry (%s); this worker's entry expires by itself", error
@@ -102,7 +102,7 @@ class Heartbeat:
     def _live_on(self) -> None:
         """A sign of life beside the beats, which read sensors that may hang: it waits for none."""
         newly_draining = self._draining.is_set() and not self._told_draining
-        if not self._registry.pulse(self._record.id) or newly_draining:
+        if not self._registry.pulse(self.record.id) or newly_draining:
             self._beats.soon()
 
     def _beat(self) -> None:
@@ -118,5 +118,5 @@ class Heartbeat:
                 now["stats"]["chat_mute_since"] = self._mute_since
         if self._hung.is_set() or self._draining.is_set():
             now["state"] = "hung" if self._hung.is_set() else "draining"
-        self._registry.heartbeat(dataclasses.replace(self._record, **now), self._hand.told())
+        self._registry.heartbeat(dataclasses.replace(self.record, **now), self._hand.told())
         self._told_draining = now.get("state") == "draining"

@@ -9,12 +9,9 @@ import time
 from collections.abc import Callable
 
 from poc_core.periodic import Periodic
-from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state.client import is_transient
-from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
-from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.engines.ticks import EngineLostError
 from workers.heartbeat import Heartbeat
@@ -41,22 +38,22 @@ class Housekeeper:
 
     def __init__(
         self,
-        record: WorkerRecord,
-        registry: WorkerRegistry,
+        heartbeat: Heartbeat,
         jobs: JobStore,
         rounds: RoundStore,
-        hand: Hand,
+        proofs: Proofs,
+        turns: Turns,
         settings: Settings,
+        chat_port: int | None,
     ) -> None:
-        self._worker_id = record.id
-        self._model = record.model
-        self._heartbeat = Heartbeat(record, registry, hand, settings.heartbeat_s)
+        self._heartbeat = heartbeat
+        self._worker_id = heartbeat.record.id
+        self._model = heartbeat.record.model
         self._jobs = jobs
         self._rounds = rounds
-        self._proofs: Proofs | None = None
-        self._turns: Turns | None = None
-        self._chat_host = settings.chat_host
-        self._chat_at: tuple[str, int] | None = None
+        self._proofs = proofs
+        self._turns = turns
+        self._chat_at = None if chat_port is None else (settings.chat_host, chat_port)
         self._interval_s = settings.heartbeat_s
         self._work = Periodic("housekeeping", settings.heartbeat_s, self._keep_house)
         self._hung_after_s = settings.engine_hung_s
@@ -67,32 +64,12 @@ class Housekeeper:
         self._logged: dict[str, None] = {}  # job ids, oldest first
 
     def start(self) -> None:
-        self._heartbeat.start()
         self._work.start()
 
-    def ready(self, proofs: Proofs, turns: Turns, chat_port: int | None) -> None:
-        """Offers the loaded engine to clients, and looks for work."""
-        self._turns = turns
-        self._proofs = proofs
-        self._chat_at = None if chat_port is None else (self._chat_host, chat_port)
-        self._heartbeat.ready(proofs, chat_port)
-
-    def beat(self) -> None:
-        """Sends a heartbeat at once."""
-        self._heartbeat.beat()
-
-    def drain(self) -> None:
-        """Turns new work away from the next heartbeat on. For signal handlers; does not wait."""
-        self._heartbeat.drain()
-
     def stop(self) -> None:
-        """Leaves the registry at once, so that nobody waits for this worker."""
         self._work.stop(self._interval_s)
-        self._heartbeat.stop()
 
     def _keep_house(self) -> None:
-        if self._proofs is None or self._turns is None:
-            return
         self._check_engine(self._proofs)
         if self._chat_at is not None:
             self._heartbeat.chat_answers(_answers(*self._chat_at))

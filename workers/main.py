@@ -29,6 +29,7 @@ from workers import tasks
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.heartbeat import Heartbeat
 from workers.housekeeping import Housekeeper
 from workers.load import load_engine
 from workers.proofs import Proofs
@@ -53,13 +54,11 @@ _GARBAGE_THRESHOLDS = (10_000, 10, 50)
 def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT; batches in hand are finished first.
+    """Runs until SIGTERM or SIGINT; batches in progress are finished first.
 
     `worker_id`: None for host, slot and a random part; must be new for every process.
     `redis_url`: None for POC_REDIS_URL. Everything else comes from the settings (POC_...).
     ProoflineError: the engine cannot be loaded.
-
-    Never two in one process: Celery's signal handlers and the engine belong to the whole process.
     """
     log_to_stderr()
     raise_file_limit()  # the engine's processes too, which inherit it
@@ -67,16 +66,108 @@ def run_worker(
     for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
-    name, worker_id = _names(worker_id, settings.host)
-    model = options.name
     refuse_wrong(settings)
-    redis = connect(settings)
-    jobs = JobStore(redis, settings)
-    app = create_app(redis_url, "worker")
-    rounds = RoundStore(redis, settings)
-    record = WorkerRecord(
+    WorkerProcess(options, settings, worker_id, redis_url).run()
+
+
+class WorkerProcess:
+    """A worker: its registration, its engine, and Celery, which brings it messages.
+
+    Never two in one process: Celery's signal handlers and the engine belong to the whole process.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        settings: Settings,
+        worker_id: str | None,
+        redis_url: str | None,
+    ) -> None:
+        self._options = options
+        self._settings = settings
+        self._name, worker_id = _names(worker_id, settings.host)
+        self._record = _record(options, settings, worker_id)
+        redis = connect(settings)
+        self._jobs, self._rounds = JobStore(redis, settings), RoundStore(redis, settings)
+        self._hand = Hand(partial(self._jobs.name_lease, worker_id))
+        self._app = create_app(redis_url, "worker")
+        self._wake = Wake(self._app, redis, options.name, worker_id)
+        registry = WorkerRegistry(redis, settings)
+        self._heartbeat = Heartbeat(self._record, registry, self._hand, settings.heartbeat_s)
+        self._began_to_leave: float | None = None
+
+    def run(self) -> None:
+        """Loads the engine and works until a signal ends it. ProoflineError: as `run_worker`."""
+        self._heartbeat.start()
+        try:
+            engine = load_engine(self._options, self._settings.rpc_timeout_ms / 1000)
+            try:
+                self._work(engine)
+            finally:
+                engine.close()
+        finally:
+            self._heartbeat.stop()
+
+    def _work(self, engine: Engine) -> None:
+        gate, chat_port = _serve_chat(engine, self._settings, self._record.chat_secret)
+        proofs = Proofs(engine, gate, self._settings.max_step_ms)
+        stores = (self._jobs, self._rounds, self._hand)
+        urgent = Work(proofs, self._record.id, *stores, urgent=True)
+        work = Work(proofs, self._record.id, *stores, pass_on=self._wake.another)
+        turns = Turns(self._record.model, work, urgent, self._wake)
+        tasks.install(turns)
+
+        def leave(**_: object) -> None:
+            # Else SIGTERM waits for a round's task or chat, too long for some supervisors.
+            turns.leave()
+            self._heartbeat.drain()
+            self._began_to_leave = time.monotonic()
+
+        worker_shutting_down.connect(leave, weak=False)
+        housekeeper = Housekeeper(
+            self._heartbeat, self._jobs, self._rounds, proofs, turns, self._settings, chat_port
+        )
+        self._heartbeat.ready(proofs, chat_port)
+        housekeeper.start()
+        validations = Periodic("validations", _VALIDATIONS_LOOK_S, urgent.run)
+        validations.start()
+        try:
+            engine.begin_work()
+            _let_garbage_wait()
+            logger.info("worker %s serves %s: %s", self._record.id, self._record.model, engine.info)
+            self._take_messages()
+            validations.stop()
+            turns.end()
+            proofs.stop()
+            if gate is not None and self._began_to_leave is not None:
+                self._heartbeat.beat()
+                # Until no API remembers this worker as one that takes chat.
+                time.sleep(CHAT_MEMORY_S)
+                _let_chat_end(gate, self._began_to_leave + CHAT_GRACE_S)
+        finally:
+            housekeeper.stop()
+
+    def _take_messages(self) -> None:
+        """Returns when a signal has ended Celery's worker."""
+        queues = [model_queue(self._record.model), worker_queue(self._record.id)]
+        self._app.conf.task_queues = [broker.queue(queues[0]), broker.queue_of_one(queues[1])]
+        # Threads: prefork's daemonic children may not start children, as vLLM does.
+        self._app.Worker(
+            pool="threads",
+            concurrency=1,
+            hostname=f"{self._name}@{self._settings.host}",
+            queues=queues,
+            loglevel="INFO",
+            without_gossip=True,
+            without_mingle=True,
+        ).start()
+
+
+def _record(options: EngineOptions, settings: Settings, worker_id: str) -> WorkerRecord:
+    """The worker as it starts."""
+    return WorkerRecord(
         id=worker_id,
-        model=model,
+        model=options.name,
         engine=options.engine,
         host=settings.host,
         machine=socket.gethostname(),
@@ -89,61 +180,6 @@ def run_worker(
         or (socket.gethostname() if settings.chat_host == "0.0.0.0" else settings.chat_host),
         chat_secret=secrets.token_urlsafe(32),
     )
-    hand = Hand(partial(jobs.name_lease, worker_id))
-    housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, rounds, hand, settings)
-    housekeeper.start()
-    try:
-        engine = load_engine(options, settings.rpc_timeout_ms / 1000)
-        try:
-            gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
-            proofs = Proofs(engine, gate, settings.max_step_ms)
-            wake = Wake(app, redis, model, worker_id)
-            stores = (jobs, rounds, hand)
-            urgent = Work(proofs, worker_id, *stores, urgent=True)
-            work = Work(proofs, worker_id, *stores, pass_on=wake.another)
-            turns = Turns(model, work, urgent, wake)
-            tasks.install(turns)
-            began_to_leave: list[float] = []
-
-            def leave(**_: object) -> None:
-                # Else SIGTERM waits for a round's task or chat, too long for some supervisors.
-                turns.leave()
-                housekeeper.drain()
-                began_to_leave.append(time.monotonic())
-
-            worker_shutting_down.connect(leave, weak=False)
-            housekeeper.ready(proofs, turns, chat_port)
-            validations = Periodic("validations", _VALIDATIONS_LOOK_S, urgent.run)
-            validations.start()
-            engine.begin_work()
-            _let_garbage_wait()
-            logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
-            app.conf.task_queues = [
-                broker.queue(model_queue(model)),
-                broker.queue_of_one(worker_queue(worker_id)),
-            ]
-            # Threads: prefork's daemonic children may not start children, as vLLM does.
-            app.Worker(
-                pool="threads",
-                concurrency=1,
-                hostname=f"{name}@{settings.host}",
-                queues=[model_queue(model), worker_queue(worker_id)],
-                loglevel="INFO",
-                without_gossip=True,
-                without_mingle=True,
-            ).start()
-            validations.stop()
-            turns.end()
-            proofs.stop()
-            if gate is not None and began_to_leave:
-                housekeeper.beat()
-                # Until no API remembers this worker as one that takes chat.
-                time.sleep(CHAT_MEMORY_S)
-                _let_chat_end(gate, began_to_leave[0] + CHAT_GRACE_S)
-        finally:
-            engine.close()
-    finally:
-        housekeeper.stop()
 
 
 def _let_garbage_wait() -> None:

@@ -103,7 +103,6 @@ def chat_check(
 
     **Example:** proofline chat-check answer.json --against http://other-node:8000
     """
-
     if against is not None and engine_options.model:
         raise UsageError("Give --against, the node that validates, or --model; not both.")
     chat = read_file(executor_answer)
@@ -120,7 +119,6 @@ def check(
     chat: ExecutedChat, rules: Rules, engine_options: EngineOptions, against: str | None
 ) -> Checked:
     """Validates the chat like the network. NoVerdictError if there is no verdict."""
-
     n_best = int(chat.request.get("top_logprobs") or BEST)
     if fault := chat_distance.malformed(chat.answer.positions, n_best):
         why = (
@@ -148,7 +146,6 @@ def validator(
     engine_options: EngineOptions, against: str | None
 ) -> Iterator[tuple[str, str | None]]:
     """Yields the validator's url, and the model's name there; None for the request's model."""
-
     if not engine_options.model:
         try:
             yield base_url(against), None
@@ -170,7 +167,6 @@ def ask(url: str, model: str | None, chat: ExecutedChat) -> Answer:
 
     TokensRefusedError, NoVerdictError.
     """
-
     body = validators_request(chat) | ({"model": model} if model else {})
     note(f"Having {url} validate {len(chat.answer.content)} tokens.")
     try:
@@ -218,7 +214,6 @@ def judge(chat: ExecutedChat, answer: Answer, rules: Rules) -> Verdict:
 
 
 def show(chat: ExecutedChat, checked: Checked, rules: Rules, stdout: IO[str]) -> None:
-
     verdict = checked.verdict
     similarity, today = (
         "none" if one is None else f"{one:.6f}"
@@ -235,7 +230,6 @@ def show(chat: ExecutedChat, checked: Checked, rules: Rules, stdout: IO[str]) ->
 
 
 def worst_positions(chat: ExecutedChat, checked: Checked) -> Table:
-
     distances = checked.verdict.distances
     table = result_table(
         f"The worst of {len(distances)} positions",

@@ -50,7 +50,6 @@ def deploy(
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
-
     if status is (model is not None):
         raise UsageError("Name a model to deploy, or give --status to see what is deployed.")
     if vllm_args and not vllm_args[0].startswith("-"):
@@ -82,7 +81,6 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
     """Raises ProoflineError if the model is unknown or cannot be fetched. The current model
     goes on.
     """
-
     try:
         check_can_be_found(model, vllm_args)
     except ProoflineError as error:
@@ -96,7 +94,6 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
 
 def is_on_node(client: Client, model: str) -> bool:
     """Returns True if the model is served now, or is in the cache of the API's machine."""
-
     found = client.deployment()
     if found.is_running and found.model == model:
         return True
@@ -109,7 +106,6 @@ def is_on_node(client: Client, model: str) -> bool:
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
     """End the round and all workers. Hosts then wait for `proofline deploy`."""
-
     with connect(url) as client:
         client.undeploy()
     note("Nothing is deployed.")

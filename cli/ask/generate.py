@@ -56,7 +56,6 @@ def generate(
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o
     proof.json
     """
-
     check_output(output)
     by_name = of_scheme.refuse_flags(
         flags_of_artifacts(proof.k_dim, proof.stronger_rng, proof.max_tokens)

@@ -139,7 +139,6 @@ def start(
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
-
     by_name = of_scheme.refuse_flags(
         flags_of_artifacts(vectors.k_dim, vectors.stronger_rng, vectors.max_tokens)
         | {
@@ -236,7 +235,6 @@ def status(
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
     """Show the running or last round: rates, workers, and what is delivered."""
-
     with connect(url) as client:
         answer = client.call(calls.status(Document))
     if as_json:
@@ -253,7 +251,6 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
     Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC. Callbacks
     of jobs that their receivers did not take in five tries in a row are given up.
     """
-
     with connect(url) as client:
         before = client.status()
         cancelled = client.stop()
@@ -274,7 +271,6 @@ def watch(
     On a terminal the picture is redrawn; in a log each look is one line. Ctrl-C ends the watching
     only.
     """
-
     console = Console()
     with connect(url) as client:
         state = client.status().state
@@ -304,7 +300,6 @@ def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
 
     Raises the ApiError if the API is unavailable for POLL_PATIENCE_S.
     """
-
     answered = time.monotonic()
     while True:
         try:
@@ -323,7 +318,6 @@ def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
 
 def show(looks: Iterator[Document | ApiError], console: Console) -> dict[str, Any]:
     """Prints each status, on a terminal over the previous one. Returns the last status."""
-
     last: dict[str, Any] = {}
     if not console.is_terminal or console.is_dumb_terminal:
         for look in looks:

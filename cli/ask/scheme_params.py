@@ -79,7 +79,6 @@ def round_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict
 
 
 def _contract(of_scheme: OfScheme) -> Contract:
-
     assert of_scheme.scheme is not None
     return contract_of(of_scheme.scheme)
 
@@ -127,7 +126,6 @@ def _inner(model: "type[BaseModel]") -> set[str]:
 
 def _own(model: "type[BaseModel]", inner: set[str]) -> set[str]:
     """Returns the scheme-specific parameters that an option can set."""
-
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (JobBody, RoundBody, SequenceRoundBody, Params):
         shared |= set(base.model_fields)
@@ -148,7 +146,6 @@ def _pair(text: str) -> tuple[str, Any]:
 
 def _say_scheme(contract: Contract, body: dict[str, Any]) -> None:
     """Names the scheme in the body, unless the API recognises it by other fields."""
-
     if recognised(body, contracts()) is contract:
         return
     if "params" in body:
@@ -156,7 +153,6 @@ def _say_scheme(contract: Contract, body: dict[str, Any]) -> None:
 
 
 def _check(contract: Contract, model: "type[BaseModel]", body: dict[str, Any]) -> None:
-
     try:
         model.model_validate(body)
     except ValidationError as error:

@@ -35,7 +35,6 @@ def status(
 
     **Exit code:** 0 a worker is ready, 1 none is, or the node does not answer.
     """
-
     with connect(url) as client:
         node = client.call(calls.status(Document))
         deployment = client.deployment().model_dump(mode="json")
@@ -50,7 +49,6 @@ def status(
 
 def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
     """Prints the API's two answers as a table. `now`: seconds since the epoch."""
-
     table = grid()
     at_work = {worker["id"] for worker in node["workers"]}
     away = [seat for seat in node.get("seats", ()) if seat["worker_id"] not in at_work]
@@ -68,7 +66,6 @@ def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
 
 
 def _health(node: Mapping[str, Any]) -> Rows:
-
     health = node.get("health")
     if not health:
         n_ready = sum(worker["state"] == "ready" for worker in node["workers"])
@@ -80,7 +77,6 @@ def _health(node: Mapping[str, Any]) -> Rows:
 
 
 def _deployment(found: Mapping[str, Any]) -> Rows:
-
     served = ", ".join(found["models"])
     model = found["model"] or served or "none"
     if served not in ("", model):
@@ -96,7 +92,6 @@ def _deployment(found: Mapping[str, Any]) -> Rows:
 
 def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: float) -> Rows:
     """Yields the rows about workers. `away`: seats of workers without a heartbeat in Redis."""
-
     n_ready = sum(worker["state"] == "ready" for worker in workers)
     n_all = len(workers) + len(away)
     yield "workers", Text(f"{n_ready} of {n_all} ready", style="" if n_ready else _BAD)
@@ -115,7 +110,6 @@ def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: flo
 
 
 def _work(node: Mapping[str, Any]) -> Rows:
-
     stats = node["stats"]
     done = f"{stats['total_processed']:,} nonces, {stats['nonces_per_second']:.1f}/s now"
     has_round = node.get("config") is not None
@@ -129,7 +123,6 @@ def _work(node: Mapping[str, Any]) -> Rows:
 
 
 def _deliveries(node: Mapping[str, Any], now: float) -> Rows:
-
     waiting = node["stats"].get("artifacts_waiting") or 0
     yield (
         "deliveries",

@@ -141,7 +141,6 @@ def validate(
 
     **Example:** proofline validate proof.json
     """
-
     check_output(output)
     claimed, noted, noted_k_dim = read_artifacts(the_one(file, artifacts))
     if nonces is not None:

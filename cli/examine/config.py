@@ -33,7 +33,6 @@ def config(
 
     **Exit code:** 0, or 2 for a value that cannot be used.
     """
-
     found = settings_in_effect(load_settings(), os.environ, Path(".env")) + others_in_effect(
         os.environ
     )

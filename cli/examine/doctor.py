@@ -86,7 +86,6 @@ def doctor(
 
     **Example:** proofline doctor --model Qwen/Qwen3-8B --callback-url http://aggregator:9100
     """
-
     of_joining = joined.checks(join)
     settings, wrong = _settings()
     checks: list[Check] = [("settings", lambda: wrong)]
@@ -116,7 +115,6 @@ def doctor(
 
 def _settings() -> tuple[Settings, Iterable[Finding]]:
     """Returns the settings (the defaults if invalid) and findings about the settings."""
-
     found: list[Finding] = []
     try:
         settings = load_settings()
@@ -143,7 +141,6 @@ def _of_workers(
     tensor_parallel: int,
     pipeline_parallel: int,
 ) -> list[Check]:
-
     gpus = read(settings.host)
     checks: list[Check] = [
         ("python", packages.python),
@@ -171,7 +168,6 @@ def _of_the_model(
     settings: Settings, name: str, dtype: Dtype, gpus: Sequence[Gpu], size: int
 ) -> Iterator[Finding]:
     """Yields findings about the model. `gpus`: a worker's GPUs. `size`: GPUs a worker needs."""
-
     found, findings = model.find(name)
     yield from findings
     if found is None:

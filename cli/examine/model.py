@@ -127,7 +127,6 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
 
 
 def _snapshot(name: str, cache: ModelCache) -> Path | None:
-
     found = try_to_load_from_cache(name, "config.json", cache_dir=cache.path)
     return Path(found).parent if isinstance(found, str) else None
 

@@ -174,6 +174,5 @@ def machine_sensors() -> dict[str, float]:
 
 
 def _model_cache() -> Path:
-
     path = ModelCache().path
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())

@@ -10,5 +10,4 @@ def courier(redis_url: options.RedisUrl = None) -> None:
     Needs no GPU. Several couriers may run. Undelivered callbacks are kept and retried for
     POC_CALLBACK_RETENTION_SEC, over restarts of any process.
     """
-
     run_courier(redis_url)

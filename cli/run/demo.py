@@ -54,7 +54,6 @@ def demo(
 
     Takes about 40 s on 2 idle cores. Needs no GPU, no network and no running Redis.
     """
-
     if engine != "synthetic":
         check_installed(engine)
     began = time.monotonic()
@@ -88,7 +87,6 @@ def prove(stack: Stack, figures: Figures) -> None:
 
     DemoError for an unexpected verdict.
     """
-
     with connect(stack.base_url) as client:
         body = body_of_job(stack.model_name)
         began = time.monotonic()
@@ -117,7 +115,6 @@ def prove(stack: Stack, figures: Figures) -> None:
 
 
 def body_of_job(model: str) -> dict[str, Any]:
-
     return job_body(
         model=model,
         nonces=list(range(N_NONCES)),
@@ -130,7 +127,6 @@ def body_of_job(model: str) -> dict[str, Any]:
 
 
 def run_job(client: Client, body: dict[str, Any], title: str) -> Any:
-
     request_id = client.submit(body)
     return await_job(
         client, request_id, title, len(body["nonces"]), "the stack of the demo ends with it"
@@ -162,7 +158,6 @@ def check_verdict(verdict: dict[str, Any], *, n_mismatch: int, figures: Figures,
 
 
 def show(figures: Figures) -> None:
-
     table = Table(title="Proofline demo", show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -182,7 +177,6 @@ def check_installed(package: str) -> None:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-
     with stderr_console().status(text):
         yield
 

@@ -49,7 +49,6 @@ def flower(
 
     Switches task events on in all workers: half a millisecond of CPU time a task.
     """
-
     reserve_port(host, port)
     # In the environment, because all users of the machine can read command lines.
     os.environ[AUTH] = credentials(password_file)
@@ -76,7 +75,6 @@ def flower(
 
 def _wait_for_scripts() -> None:
     """Waits until a starting API has loaded the scripts that Flower needs."""
-
     with contextlib.suppress(RedisError):
         scripts.wait_until_loaded(connect(load_settings()), SCRIPTS_WAIT_S)
 

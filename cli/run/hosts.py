@@ -52,7 +52,6 @@ def invite(
 
     **Example:** proofline hosts invite gpu2 --hosts-redis-url rediss://10.0.0.1:6379
     """
-
     own = redacted(load_settings().redis_url) or ""
     address = address_for_hosts(hosts_redis_url or own.replace("***@", "").partition("?")[0])
     try:
@@ -114,7 +113,6 @@ def restore(redis_url: options.RedisUrl = None) -> None:
 @contextmanager
 def _as_operator() -> Iterator[Inviting]:
     """Yields the operator's actions on hosts. Redis' errors become ProoflineError."""
-
     settings = load_settings()
     try:
         with connect(settings) as redis:

@@ -69,5 +69,4 @@ def revoke(name: KeyName) -> None:
 
 
 def _file() -> KeyFile:
-
     return KeyFile(load_settings().api_keys_file)

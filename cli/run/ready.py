@@ -21,7 +21,6 @@ def ready(redis_url: options.RedisUrl = None) -> None:
     A host with a part of another host's engine is ready when that engine is ready. The API has
     /readyz for all hosts.
     """
-
     use_kept(os.environ)
     settings = load_settings()
     redis = connect(settings)

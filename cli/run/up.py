@@ -81,7 +81,6 @@ def up(
 
     **Example:** proofline up --model tiny-qwen3
     """
-
     if (ignored := ignored_variables(os.environ)) is not None:
         note(f"up: {ignored}")
     first_port, *more_ports = ports or [options.DEFAULT_PORT]
@@ -112,7 +111,6 @@ def up(
 
 def ignored_variables(names: Iterable[str]) -> str | None:
     """Returns a sentence that names misspelt variables and variables for MLNode, or None."""
-
     ours = {f"POC_{field.upper()}" for field in Settings.model_fields} | {"GONKA_METRICS"}
     found = sorted(
         name
@@ -140,7 +138,6 @@ def words_of_ready(stack: Stack) -> str:
 
 def watch(stack: Stack) -> None:
     """Watches the stack, and raises StackError when it fails. Never returns."""
-
     while True:
         failure = stack.failure()
         if failure is not None:

@@ -100,7 +100,6 @@ def workers(
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
-
     access = access_of(join, os.environ)
     if access is not None:
         set_up(access, join.join_file, os.environ)
@@ -182,7 +181,6 @@ def with_span(
 
     UsageError or OptionsError if the options contradict each other.
     """
-
     if hosts == 1:
         if rank or head is not None:
             raise UsageError("--rank and --head are for an engine over several hosts: say --hosts.")
@@ -202,7 +200,6 @@ def places_of(
     `found`: ids of the GPUs to use. UsageError if `n_workers` is given, but GPUs or --hosts
     determine the number.
     """
-
     if found and n_workers is not None:
         raise UsageError(
             "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"
@@ -224,7 +221,6 @@ def watch_workers(follower: Follower, admission: Admission | None) -> None:
     """Watches the workers. Raises WorkersError when all workers of the command's --model have
     failed, and ShutOutError when this host is revoked. Never returns.
     """
-
     while (why := follower.failure()) is None:
         if admission is not None:
             admission.check()

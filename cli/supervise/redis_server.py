@@ -192,7 +192,6 @@ def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
 
     RedisServerError after `timeout_s`, or for a bad url or password.
     """
-
     deadline = time.monotonic() + timeout_s
     try:
         at = RedisUrl.of(url)

@@ -202,7 +202,6 @@ class Stack:
 
         StackError, with the end of the log, if a process was given up or after `timeout_s`.
         """
-
         deadline = time.monotonic() + timeout_s
         missing = "the API does not answer"
         key = {"Authorization": f"Bearer {self._api_key}"}

@@ -107,7 +107,6 @@ def calibrate(
 
     **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1
     """
-
     check_picture(histogram, "--histogram")
     wanted = parse_nonces(nonces)
     if not public_key:
@@ -168,7 +167,6 @@ def chosen_block_hashes(count: int | None, given: Sequence[str] | None) -> list[
 
 
 def check_targets(rates: Sequence[float], r_targets: Sequence[float], n_nonces: int) -> None:
-
     for rate in rates:
         if not 0 < rate < 1:  # refuses NaN too
             raise UsageError(
@@ -187,7 +185,6 @@ def measure(
     engine: Engine, specs: Mapping[str, Sequence[ProofSpec]], nonces: Sequence[int]
 ) -> dict[str, list[np.ndarray]]:
     """Distances, float64 (n,) for each spec; a note tells of nonces without a finite state."""
-
     distances: dict[str, list[np.ndarray]] = {}
     with progress_bar("nonces") as bar:
         task = bar.add_task(

@@ -38,7 +38,6 @@ def distribution_table(calibrations: Mapping[str, Calibration]) -> Table:
 
 def target_table(calibrations: Mapping[str, Calibration]) -> Table:
     """Table with a column per randomization and r_target."""
-
     targets = [(name, target) for name, found in calibrations.items() for target in found.targets]
     table = result_table("Targets", "", *(name for name, _ in targets))
     rows: list[tuple[str, Callable[[Target], str]]] = [

@@ -95,7 +95,6 @@ def compute(
 
     **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9
     """
-
     check_output(output)
     wanted = parse_nonces(nonces)
     if not block_hash or not public_key:
@@ -123,7 +122,6 @@ def compute(
 
 def named_values(texts: Sequence[str]) -> dict[str, Any]:
     """NAME -> value of each "NAME=VALUE"; a VALUE that is no JSON is a text."""
-
     values: dict[str, Any] = {}
     for text in texts:
         name, is_there, value = text.partition("=")
@@ -174,7 +172,6 @@ def write_result(
     output: Path | None,
 ) -> None:
     """Writes JSON to a file or stdout, or prints a table for people."""
-
     contract = contract_of(spec.scheme)
     document = contract.values(pairs) | contract.about(spec, {}) | {"request": request_of(spec)}
     if output is not None:

@@ -49,7 +49,6 @@ def draw(
 def _draw_panel(
     panel: "Axes", edges: np.ndarray, blocks: Sequence[np.ndarray], calibration: Calibration
 ) -> None:
-
     n_blocks = len(blocks)
     # percent in each bin
     shares = [100 * np.histogram(block, edges)[0] / len(block) for block in blocks]

@@ -97,7 +97,6 @@ def report(
 
     **Example:** proofline report h200.json a100.json cpu.json --tampered int4.json
     """
-
     check_matplotlib("report")
     machines = read_machines([*files, *(tampered or [])])
     if len(files) > 1 and all(machine.chains is not None for machine in machines) and not tampered:
@@ -115,7 +114,6 @@ def report(
 
 def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
     """Prints how often chains part: there is no rule to find, as they do not say how far."""
-
     if json_only:
         document = {"unit": "chains", "pairs": [pair.document for pair in pairs]}
         sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
@@ -133,7 +131,6 @@ def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
 
 def write_files(folder: Path, findings: Findings) -> None:
     """Writes JSON, pictures and page. UsageError: the folder cannot be written."""
-
     unit = findings.comparisons.unit
     drawn = [
         (
@@ -170,7 +167,6 @@ def write_files(folder: Path, findings: Findings) -> None:
 
 
 def print_findings(findings: Findings) -> None:
-
     console = result_console(sys.stdout)
     threshold = findings.recommended.rule.dist_threshold
     rules = result_table("Rules and their risks", *RULE_COLUMNS)

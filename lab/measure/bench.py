@@ -104,7 +104,6 @@ def bench(
 
     **Example:** proofline bench --model Qwen/Qwen3-30B-A3B-FP8 --try-moe-backend deep_gemm
     """
-
     check_picture(picture, speed_picture.OPTION)
     backends = list(dict.fromkeys(try_moe_backend or ()))
     moe_backends.check_backends(engine_options, backends)
@@ -173,7 +172,6 @@ def measure_all(
     seconds: float,
 ) -> list[SeqLenSpeeds]:
     """Measures every seq_len, with a progress bar. SpecError: the model takes no such seq_len."""
-
     specs = [spec_of(seq_len) for seq_len in seq_lens]
     for spec in specs:
         engine.check_spec(spec)
@@ -200,7 +198,6 @@ def measure_all(
 
 def earlier(path: Path, model: str) -> Division:
     """An earlier result of this command for the model. UsageError: the file is none."""
-
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         division = division_from(document)

@@ -112,7 +112,7 @@ class VllmEngine(Engine):
                 raise ProoflineError(
                     f"vLLM cannot start with the model {options.model}: {said}"
                 ) from error
-            ranks = self._run("describe", options.codebook)
+            ranks = self._run("configure", options.codebook)
             scheduler = config.scheduler_config
             info = ModelInfo(
                 name=options.name,

@@ -31,6 +31,7 @@ from tests.planted.forgetful import forgetting
 from workers import housekeeping
 from workers.engines.base import Pulse
 from workers.engines.ticks import EngineLostError
+from workers.heartbeat import Heartbeat
 from workers.housekeeping import Housekeeper
 from workers.watchdog import Watchdog
 
@@ -88,20 +89,42 @@ def worker_ttl_s() -> float:
 
 
 @pytest.fixture
-def housekeeper(
+def heartbeat(
+    jobs: JobStore, workers: WorkerRegistry, hand: Hand, of_worker: Settings
+) -> Iterator[Heartbeat]:
+    beats = Heartbeat(worker_record("w1", state="starting"), workers, hand, of_worker.heartbeat_s)
+    beats.start()
+    yield beats
+    beats.stop()
+
+
+@pytest.fixture
+def of_worker(worker_ttl_s: float) -> Settings:
+    return Settings(engine_hung_s=30).model_copy(update={"worker_ttl_s": worker_ttl_s})
+
+
+@pytest.fixture
+def keep(
+    heartbeat: Heartbeat,
     jobs: JobStore,
-    workers: WorkerRegistry,
     rounds: RoundStore,
-    hand: Hand,
-    worker_ttl_s: float,
-) -> Iterator[Housekeeper]:
-    settings = Settings(engine_hung_s=30).model_copy(update={"worker_ttl_s": worker_ttl_s})
-    keeper = Housekeeper(
-        worker_record("w1", state="starting"), workers, jobs, rounds, hand, settings
-    )
-    keeper.start()
-    yield keeper
-    keeper.stop()
+    worker: IdleWorker,
+    of_worker: Settings,
+    keep_house: Callable[[], None],
+) -> Callable[..., None]:
+    """One look of a worker that is ready at what there is to do, and the beat after it."""
+    begun: list[Housekeeper] = []
+
+    def keep(chat_port: int | None = None) -> None:
+        idle = cast(Any, worker)
+        heartbeat.ready(idle, chat_port)
+        if not begun:
+            begun.append(Housekeeper(heartbeat, jobs, rounds, idle, idle, of_worker, chat_port))
+            begun[0].start()
+        keep_house()
+        heartbeat.beat()
+
+    return keep
 
 
 @pytest.fixture(autouse=True)
@@ -113,130 +136,110 @@ def every_look_is_this_workers(
     monkeypatch.setattr(housekeeping, "Watchdog", partial(Watchdog, clock=clock))
 
 
-@pytest.fixture
-def look(
-    housekeeper: Housekeeper, worker: IdleWorker, keep_house: Callable[[], None]
-) -> Callable[[], None]:
-    """One look of a worker that is ready at what there is to do, and the beat after it."""
-
-    def look() -> None:
-        housekeeper.ready(cast(Any, worker), cast(Any, worker), None)
-        keep_house()
-        housekeeper.beat()
-
-    return look
-
-
 def test_a_dead_workers_batch_joins_the_line_again(
-    jobs: JobStore, look: Callable[[], None], workers: WorkerRegistry
+    jobs: JobStore, keep: Callable[..., None], workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1, 2, 3]))
     lease_batch(jobs, job_id, 1, "w2")
-    look()
+    keep()
     assert pending(jobs, job_id) == [0]
     workers.remove("w2")
-    look()
+    keep()
     assert pending(jobs, job_id) == [0, 1]
 
 
 def test_a_round_that_another_followed_is_forgotten(
-    rounds: RoundStore, look: Callable[[], None]
+    rounds: RoundStore, keep: Callable[..., None]
 ) -> None:
     first = rounds.store(round_config(), RoundState.IDLE)
     second = rounds.store(round_config(), RoundState.IDLE)
-    look()
+    keep()
     assert rounds.read(first) is None
     assert rounds.read(second) is not None
 
 
 def test_a_job_whose_last_worker_died_before_the_finish_is_finished(
-    jobs: JobStore, workers: WorkerRegistry, look: Callable[[], None]
+    jobs: JobStore, workers: WorkerRegistry, keep: Callable[..., None]
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w2")
     assert jobs.complete(job_id, 0, ["v1"])
-    look()
+    keep()
     record = jobs.read(job_id)
     assert record is not None
     assert record.status is JobStatus.COMPLETED
 
 
 def test_nonces_of_an_expired_job_are_forgotten(
-    jobs: JobStore, redis: Redis, look: Callable[[], None]
+    jobs: JobStore, redis: Redis, keep: Callable[..., None]
 ) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     redis.delete(f"poc:job:{job_id}")
     assert jobs.queued_nonces() == 3
-    look()
+    keep()
     assert jobs.queued_nonces() == 0
 
 
 def test_jobs_of_other_models_are_left_to_their_workers(
-    jobs: JobStore, redis: Redis, look: Callable[[], None]
+    jobs: JobStore, redis: Redis, keep: Callable[..., None]
 ) -> None:
     jobs.create(new_job([1], model="other"))
     redis.delete("poc:jobs:line:other")
-    look()
+    keep()
     assert jobs.next_in_line("other") is None
 
 
-def test_a_worker_that_loads_or_drains_looks_for_no_jobs(
-    housekeeper: Housekeeper,
-    jobs: JobStore,
-    redis: Redis,
-    look: Callable[[], None],
-    keep_house: Callable[[], None],
+def test_a_worker_that_drains_looks_for_no_jobs(
+    heartbeat: Heartbeat, jobs: JobStore, redis: Redis, keep: Callable[..., None]
 ) -> None:
     jobs.create(new_job([1]))
     redis.delete(f"poc:jobs:line:{MODEL}")
-    keep_house()  # it loads
-    assert jobs.next_in_line(MODEL) is None
-    housekeeper.drain()
-    look()
+    heartbeat.drain()
+    keep()
     assert jobs.next_in_line(MODEL) is None
 
 
 def test_an_idle_worker_whose_engine_died_ends(
-    worker: IdleWorker, look: Callable[[], None]
+    worker: IdleWorker, keep: Callable[..., None]
 ) -> None:
-    look()
+    keep()
     assert worker.ended_by == []
     worker.dead = True
-    look()
+    keep()
     assert worker.ended_by == ["the engine died"]
 
 
 def test_a_worker_whose_engine_hangs_says_so_and_ends(
-    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, look: Callable[[], None]
+    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, keep: Callable[..., None]
 ) -> None:
-    look()
+    keep()
     worker.waits = True
     for _ in range(3):
         assert worker.ended_by == []
         clock.now += 10
-        look()
+        keep()
     assert "has not gone on for 30 s (POC_ENGINE_HUNG_S)" in worker.ended_by[0]
     assert [record.state for record in workers.live()] == ["hung"]
 
 
 def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
-    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, look: Callable[[], None]
+    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, keep: Callable[..., None]
 ) -> None:
     def since() -> object:
         (record,) = workers.live()
         return record.stats.get("engine_still_since")
 
-    look()
+    keep()
     worker.waits = True
     began = time.time() - 1
     clock.now += 10
-    look()
+    keep()
     assert isinstance(told := since(), float)
     assert began - 10 < told < time.time() - 9
     worker.waits = False
-    look()
+    keep()
     assert since() is None
 
 
@@ -245,75 +248,66 @@ def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
     "is disconnected after a second and cannot block the API; a silent chat port is reported",
 )
 def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
-    worker: IdleWorker,
-    workers: WorkerRegistry,
-    housekeeper: Housekeeper,
-    keep_house: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
+    workers: WorkerRegistry, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def since() -> object:
         (record,) = workers.live()
         return record.stats.get("chat_mute_since")
 
-    def look() -> None:
-        keep_house()
-        housekeeper.beat()
-
     with socket.create_server(("127.0.0.1", 0)) as full:  # takes connections and serves none
         port = full.getsockname()[1]
-        housekeeper.ready(cast(Any, worker), cast(Any, worker), port)
         with monkeypatch.context() as patched:
             patched.setattr(housekeeping, "_ANSWER_S", 0.2)
-            look()
+            keep(port)
         assert isinstance(since(), float)
     with ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as answers:
         monkeypatch.setattr(housekeeping, "_ANSWER_S", 60.0)
         thread = threading.Thread(target=answers.serve_forever)
         thread.start()
-        look()
+        keep()
         assert since() is None
         answers.shutdown()
         thread.join()
 
 
 def test_a_worker_whose_engine_is_busy_goes_on(
-    worker: IdleWorker, clock: Clock, look: Callable[[], None]
+    worker: IdleWorker, clock: Clock, keep: Callable[..., None]
 ) -> None:
     worker.waits, worker.beats_a_look = True, 1
     for _ in range(9):  # three times as long as one that hangs may
-        look()
+        keep()
         clock.now += 10
     assert worker.ended_by == []
 
 
 def test_heartbeats_say_what_the_worker_is_and_counts(
-    housekeeper: Housekeeper, workers: WorkerRegistry, look: Callable[[], None], worker: IdleWorker
+    heartbeat: Heartbeat, workers: WorkerRegistry, keep: Callable[..., None], worker: IdleWorker
 ) -> None:
     assert [record.state for record in workers.live()] == ["starting"]
-    look()
+    keep()
     assert workers.live()[0].stats == {"chat_active": 3}
     (record,) = workers.live()
     assert (record.state, record.info) == ("ready", worker.info)
-    housekeeper.stop()
+    heartbeat.stop()
     assert workers.live() == []
 
 
 @pytest.mark.parametrize("worker_ttl_s", [0.05])
 def test_the_heart_beats_on_by_itself(
-    housekeeper: Housekeeper, workers: WorkerRegistry, redis: Redis
+    heartbeat: Heartbeat, workers: WorkerRegistry, redis: Redis
 ) -> None:
     redis.delete("poc:worker:w1")
     wait_until(lambda: workers.is_alive("w1"))
 
 
 def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
-    housekeeper: Housekeeper,
+    heartbeat: Heartbeat,
     workers: WorkerRegistry,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(workers, "remove", _is_away)
-    housekeeper.stop()
+    heartbeat.stop()
     assert (
         "could not leave the registry (away); this worker's entry expires by itself" in caplog.text
     )
@@ -326,7 +320,7 @@ def _is_away(*_: object) -> None:
 def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     jobs: JobStore,
     redis: Redis,
-    look: Callable[[], None],
+    keep: Callable[..., None],
     workers: WorkerRegistry,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -339,23 +333,23 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     redis.delete(f"poc:job:{bad_spec}:todo")
     lease_batch(jobs, left, 0, "w2")
     workers.remove("w2")
-    look()
+    keep()
     assert pending(jobs, left) == [0]
     assert redis.hget(f"poc:job:{bad_lease}", "status") == b"failed"
     assert redis.hget(f"poc:job:{bad_spec}", "status") == b"failed"
-    look()
+    keep()
     assert caplog.text.count(f"job {no_hash} cannot be looked after") == 1
 
 
 def test_a_job_that_cannot_be_finished_fails_and_says_why(
-    jobs: JobStore, redis: Redis, workers: WorkerRegistry, look: Callable[[], None]
+    jobs: JobStore, redis: Redis, workers: WorkerRegistry, keep: Callable[..., None]
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w2")
     jobs.complete(job_id, 0, ["v1"])
     redis.delete(f"poc:job:{job_id}:values")
-    look()
+    keep()
     record = jobs.read(job_id)
     assert record is not None
     assert record.status is JobStatus.FAILED
@@ -364,7 +358,7 @@ def test_a_job_that_cannot_be_finished_fails_and_says_why(
 
 @pytest.mark.parametrize("worker_ttl_s", [0.05])
 def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
-    jobs: JobStore, redis: Redis, look: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looking, go_on = threading.Event(), threading.Event()
 
@@ -375,7 +369,7 @@ def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
 
     monkeypatch.setattr(jobs.survey, "stuck", slices)
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(look)
+        done = pool.submit(keep)
         assert looking.wait(60)
         for _ in range(3):
             redis.delete("poc:worker:w1")
@@ -385,7 +379,7 @@ def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
 
 
 def test_housekeeping_outlives_a_mistake_of_its_own(
-    jobs: JobStore, redis: Redis, look: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = jobs.create(new_job([1]))
     redis.delete(f"poc:jobs:line:{MODEL}")
@@ -398,8 +392,8 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
         return slices(model)
 
     monkeypatch.setattr(jobs.survey, "stuck", fails_once)
-    look()
-    look()
+    keep()
+    keep()
     assert jobs.next_in_line(MODEL) == job_id
 
 
@@ -407,17 +401,17 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
 
 
 def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once(
-    jobs: JobStore, redis: Redis, look: Callable[[], None], hand: Hand
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: Hand
 ) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     lease = hand.take()
     assert isinstance(lease_batch(jobs, job_id, 1, "w1", lease), Lease)
-    look()
+    keep()
     assert pending(jobs, job_id) == [0]  # it is in hand
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         jobs.complete(job_id, 1, ["v3"])
         hand.drop(lease)
-    look()
+    keep()
     assert pending(jobs, job_id) == [0, 1]
     assert isinstance(lease_batch(jobs, job_id, 1, "w1", hand.take()), Lease)
     record = jobs.read(job_id)
@@ -427,7 +421,7 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once
 
 
 def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
-    jobs: JobStore, workers: WorkerRegistry, look: Callable[[], None]
+    jobs: JobStore, workers: WorkerRegistry, keep: Callable[..., None]
 ) -> None:
     other = hand_of("w2", jobs)
     workers.heartbeat(worker_record("w2"), other.told())
@@ -435,29 +429,29 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
     forgotten, held = other.take(), other.take()
     lease_batch(jobs, job_id, 0, "w2", forgotten)
     lease_batch(jobs, job_id, 1, "w2", held)
-    look()
+    keep()
     workers.heartbeat(worker_record("w2"), other.told())
-    look()
+    keep()
     assert pending(jobs, job_id) == []
     other.drop(forgotten)
-    look()
+    keep()
     assert pending(jobs, job_id) == []  # it has not said so yet
     workers.heartbeat(worker_record("w2"), other.told())
-    look()
+    keep()
     assert pending(jobs, job_id) == [0]
-    look()
+    keep()
     assert pending(jobs, job_id) == [0]
 
 
 def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
-    jobs: JobStore, redis: Redis, look: Callable[[], None], hand: Hand
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: Hand
 ) -> None:
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1", hand.take())
     jobs.complete(job_id, 0, ["v1"])
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         assert jobs.finish(job_id)
-    look()
+    keep()
     record = jobs.read(job_id)
     assert record is not None
     assert record.status is JobStatus.COMPLETED

@@ -86,8 +86,9 @@ class ProofRunner:
         self._spent = Spent()
         self._watch: Watch | None = None
 
-    def describe(self, codebook: str) -> dict[str, Any]:
-        """Describes this rank to the engine: sizes in elements, its layers, sliceable or not.
+    def configure(self, codebook: str) -> dict[str, Any]:
+        """Sets this process's codebook, once, and describes this rank to the engine: sizes in
+        elements, its layers, sliceable or not.
 
         `codebook`: see EngineOptions.
         """
