@@ -40,7 +40,7 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     grace_s: float = 20.0  # seconds from SIGTERM to SIGKILL
     orphan_grace_s: float = 3.0  # the same after the supervisor's death
-    # Crashes in a row, each within STEADY_S after getting ready; the next gives the child up.
+    # Crashes in a row, before or within STEADY_S after readiness; the next gives the child up.
     max_fast_crashes: int = 5
     max_failed_starts: int | None = None  # limit before the first readiness; None: max_fast_crashes
     # The log line that reports readiness; None if the child is ready at once.

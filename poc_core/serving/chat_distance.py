@@ -36,13 +36,13 @@ _LEAST_POSITIONS = 100
 # Claimed input or output tokens may exceed the validator's count by this number.
 _SPARE_TOKENS = 3
 
-# A position with a distance above FAR is far. Allowed are _FAR_SHARE of all positions, and
-# _FAR_ANYWAY positions in any answer with processed logprobs.
+# A position with a distance above FAR is far. Allowed are a share of all positions, and with
+# processed logprobs at least _FAR_ANYWAY positions.
 FAR = 0.30
 _FAR_SHARE = 0.02
 _FAR_ANYWAY = 3
 # Allowed tokens that the validator's sampler cannot produce: a share of all positions (a larger
-# share with a narrow sampler), and a number in any answer.
+# share with a narrow sampler), and at least _NEVER_ANYWAY.
 _NEVER_SHARE = 0.03
 _NEVER_SHARE_NARROW = 0.50
 _NEVER_ANYWAY = 1
