@@ -48,7 +48,7 @@ class Settings(WorkSettings):
         description=(
             "When each client (key, else address) has its own prefix cache for chat, so that"
             " response times do not reveal others' prompts: auto (if keys are required), always,"
-            " never. Clients then do not share a system prompt's cache."
+            " never."
         ),
     )
     api_keys_file: Path = Field(
@@ -70,8 +70,8 @@ class Settings(WorkSettings):
         "",
         description=(
             "Addresses and networks (CIDR, separated by commas) whose clients need no key, such"
-            " as the network node's. private: loopback and private networks, except gateways; a"
-            " request with X-Forwarded-For only if all its addresses are trusted."
+            " as the network node's. private: loopback and private networks, except gateways"
+            " (SECURITY.md)."
         ),
     )
     allowed_hosts: str = Field(
@@ -100,7 +100,7 @@ class Settings(WorkSettings):
     max_waiting_requests: int = Field(
         256,
         ge=1,
-        description=("Requests with wait=true that may wait at a time; more get 429."),
+        description="Largest number of waiting requests with wait=true; more get 429.",
     )
 
     @model_validator(mode="before")

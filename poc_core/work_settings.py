@@ -29,7 +29,7 @@ class WorkSettings(BaseSettings):
         ge=1,
         le=10_000_000,
         description=(
-            "Nonces of all unfinished jobs; a fifth as many jobs. More are refused with 429."
+            "Largest number of nonces in unfinished jobs, and a fifth as many jobs. More get 429."
         ),
     )
     max_result_bytes: int = Field(
@@ -37,9 +37,8 @@ class WorkSettings(BaseSettings):
         ge=1024 * 1024,
         le=2 * 1024 * 1024 * 1024,
         description=(
-            "Bytes of a job's answer, by its nonces and k_dim; larger ones are refused with 413"
-            " before anything is computed. The default holds 1,600,000 artifacts of k_dim 12, or"
-            " 12,000 of k_dim 4096."
+            "Largest answer of a job in bytes; larger ones get 413 before anything is computed. The"
+            " default holds 1,600,000 artifacts of k_dim 12."
         ),
     )
     generate_chunk_timeout_sec: float = Field(
@@ -47,8 +46,7 @@ class WorkSettings(BaseSettings):
         gt=0,
         description=(
             "Seconds that a client with wait=true waits for the next batch before it gets 503."
-            " Also the seconds of constant chat after which rounds and plain jobs get 5 % of the"
-            " time; validations get half of it at once."
+            " Also the seconds of constant chat after which rounds and jobs get 5 % of the time."
         ),
     )
     generate_result_ttl_sec: int = Field(
@@ -66,28 +64,27 @@ class WorkSettings(BaseSettings):
     callback_max_artifacts: int = Field(
         1_000_000,
         ge=1,
-        description=("Artifacts in one callback payload, which bounds the receiver's memory."),
+        description="Largest number of artifacts in one callback payload.",
     )
     callback_max_retries: int | None = Field(
         None,
         ge=1,
-        description=("Tries per callback payload. Unset: until the retention ends."),
+        description="Tries per callback payload. Unset: until the retention ends.",
     )
     rpc_timeout_ms: int = Field(
         60_000,
         ge=1,
         description=(
             "Milliseconds that one call into the engine may take before the engine counts as"
-            " lost. Calls are planned to take a sixth of it. After three times as long, or 180 s,"
-            " another worker gets the batch."
+            " lost. After three times as long, or 180 s, another worker gets the batch."
         ),
     )
 
     honour_p_value_threshold: bool = Field(
         False,
         description=(
-            "true: a validation's stat_test.p_value_threshold decides, as the chain defines it."
-            " false: it is ignored, as the network's other nodes do."
+            "true: a validation uses stat_test.p_value_threshold, as the chain defines it. false:"
+            " it is ignored, as by the network's other nodes."
         ),
     )
     callback_retention_sec: int = Field(
@@ -102,18 +99,17 @@ class WorkSettings(BaseSettings):
         512 * 1024 * 1024,
         ge=1024,
         description=(
-            "Bytes of Redis memory for a round's undelivered artifacts (some 80 each of k_dim"
-            " 12); at the limit the round pauses and nothing is dropped. The same for all jobs'"
-            " callbacks together, and one job with a url for each 512 KiB of it, at least 64; more"
-            " are refused with 429."
+            "Bytes of Redis memory for a round's undelivered artifacts (some 80 for each of k_dim"
+            " 12); at the limit the round pauses. The same for the callbacks of all jobs, of which"
+            " one for each 512 KiB may have a url, at least 64; more get 429."
         ),
     )
     callback_max_bytes: int = Field(
         8 * 1024 * 1024,
         ge=1024,
         description=(
-            "Bytes of one callback payload of a round, about. A receiver that answers 413 gets"
-            " smaller ones."
+            "Approximate bytes of one callback payload of a round. A receiver that answers 413"
+            " gets smaller payloads."
         ),
     )
     callback_allow: str = Field(
@@ -157,40 +153,40 @@ class WorkSettings(BaseSettings):
         "8000",
         coerce_numbers_to_str=True,
         description=(
-            "The API's port, or several separated by spaces, if `up` and `api` have no --port. No"
-            " callback goes to them on their own machine."
+            "The API's port, or several separated by spaces, without --port. No callback goes to"
+            " these ports of the node's machines."
         ),
     )
 
     chat_policy: str = Field(
         "yield",
         description=(
-            "Who gets the engine when chat and proofs both want it: yield (chat first), share:F"
-            " (proofs get at least the fraction F of the time, such as share:0.3), exclusive (chat"
-            " gets 503 during a round), off (no chat)."
+            "Who gets the engine if chat and proofs both need it: yield (chat first), share:0.3"
+            " (proofs get at least this fraction of the time), exclusive (chat gets 503 during a"
+            " round), off (no chat)."
         ),
     )
     max_step_ms: float = Field(
         50,
         ge=1,
         description=(
-            "Milliseconds that a chat request waits at most for proofs that the GPU has begun."
+            "Largest number of milliseconds that a chat request waits for proofs on the GPU."
         ),
     )
     experts: Literal["exact", "fast"] = Field(
         "exact",
         description=(
-            "How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: by vLLM's"
-            " kernel. fast: in bfloat16, the same numbers summed in another order; needs several"
-            " GB of GPU memory (docs/rates.md)."
+            "How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's"
+            " kernel. fast: in bfloat16, with another order of sums and several GB more GPU memory"
+            " (docs/rates.md)."
         ),
     )
     decode_codebook: str = Field(
         "",
         description=(
             "The network's file of the 16 points of decode proofs (16 x 256 little-endian"
-            " float32) on each worker's machine. Empty: the rebuild that ships. With another file"
-            " no worker starts."
+            " float32) on each worker's machine. Empty: Proofline's rebuild. Workers refuse other"
+            " files."
         ),
     )
     logprob_tokens: Literal["ids", "text"] = Field(
@@ -203,9 +199,8 @@ class WorkSettings(BaseSettings):
     validation: Literal["auto", "pass", "steps"] = Field(
         "auto",
         description=(
-            "How chats with known tokens are scored. pass: in one forward. steps: token by token."
-            " auto: in one forward if a start-up trial finds it as near to decoding as other batch"
-            " sizes are."
+            "How chat validations are computed. pass: in one forward pass. steps: token by token."
+            " auto: by a test at each start (docs/chat.md)."
         ),
     )
     chat_host: str = Field(
@@ -226,9 +221,8 @@ class WorkSettings(BaseSettings):
     trusted_models: str = Field(
         "",
         description=(
-            "Models whose code engines may run in addition to the chain's own, each at one"
-            " commit: ORG/NAME@COMMIT, separated by commas. For others --trust-remote-code is left"
-            " out."
+            "Models whose code engines may run, in addition to the network's: ORG/NAME@COMMIT,"
+            " separated by commas. For other models --trust-remote-code is left out."
         ),
     )
 
@@ -253,23 +247,23 @@ class WorkSettings(BaseSettings):
     max_body_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1024,
-        description=("Bytes of one request body; a validation of 100,000 nonces takes 11 MB."),
+        description="Largest request body in bytes; a validation of 100,000 nonces takes 11 MB.",
     )
     worker_ttl_s: int = Field(
         10,
         ge=2,
         description=(
             "A worker without a heartbeat for this many seconds counts as dead, and its leases"
-            " are free. Heartbeats are sent five times as often. Leftovers are looked for after"
-            " half as long again; a dead courier's callbacks continue after twice as long."
+            " are free. Heartbeats are sent five times as often. A dead courier's callbacks"
+            " continue after twice as long."
         ),
     )
     engine_hung_s: float = Field(
         100,
         gt=0,
         description=(
-            "An engine without a step for this many seconds, while requests wait, hangs: its"
-            " worker exits with 70 and is restarted, before the network node restarts the node"
-            " after 120 s."
+            "An engine without a step for this many seconds while requests wait counts as hanging:"
+            " its worker exits with 70 and is restarted. The network node restarts a node after"
+            " 120 s."
         ),
     )
