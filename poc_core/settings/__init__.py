@@ -1,0 +1,68 @@
+"""Proofline's settings, read from environment variables that start with POC_; a module a theme."""
+
+from pydantic import ValidationError
+
+from poc_core.errors import SettingsError
+from poc_core.redis_at.url import RedisUrl
+from poc_core.settings.api import PRIVATE, ApiSettings, parse_networks, parse_ports
+from poc_core.settings.callbacks import CallbackSettings
+from poc_core.settings.chat import ChatPolicy, ChatSettings, parse_chat_policy
+from poc_core.settings.proofs import ProofSettings
+from poc_core.settings.redis import REDIS_TIMEOUT_S, RedisSettings
+from poc_core.settings.theme import listed
+
+__all__ = [
+    "PRIVATE",
+    "REDIS_TIMEOUT_S",
+    "ChatPolicy",
+    "Settings",
+    "listed",
+    "load_settings",
+    "parse_chat_policy",
+    "parse_networks",
+    "parse_ports",
+]
+
+
+class Settings(RedisSettings, CallbackSettings, ChatSettings, ProofSettings, ApiSettings):
+    """The settings of all processes.
+
+    Names that end with _sec or _s are in seconds, with _ms in milliseconds; others are counts.
+    """
+
+    @property
+    def own_ports(self) -> frozenset[int]:
+        """The node's ports according to the settings: those of the API and of Redis."""
+        return RedisUrl.of(self.redis_url).ports | set(parse_ports(self.api_port))
+
+    @property
+    def visibility_timeout_s(self) -> int:
+        """Seconds until the broker redelivers an unacknowledged task; no batch takes as long."""
+        return max(180, 3 * self.rpc_timeout_ms // 1000)
+
+    @property
+    def delivery_lock_s(self) -> float:
+        """Seconds that a delivery locks its outbox; the largest payload takes less."""
+        return 2 * self.worker_ttl_s
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Reads the settings. `overrides` that are not None replace the environment's values.
+
+    SettingsError names the invalid variables.
+    """
+    try:
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        # Without the values: POC_REDIS_URL may contain a password.
+        problems = [
+            ": ".join(
+                [
+                    *(f"POC_{str(part).upper()}" for part in problem["loc"]),
+                    problem["msg"].removeprefix("Value error, "),
+                ]
+            )
+            for problem in error.errors(include_input=False, include_url=False)
+        ]
+        raise SettingsError("; ".join(problems) + ".") from None

@@ -1,0 +1,132 @@
+"""Settings of callbacks: what is delivered, where to, and for how long it is kept."""
+
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from poc_core.callback_tls import TlsNames
+from poc_core.callbacks import CallbackPolicy
+from poc_core.settings.theme import Theme
+
+
+class CallbackSettings(Theme):
+    """Callbacks."""
+
+    callback_interval_sec: float = Field(
+        5,
+        gt=0,
+        description="Seconds between two callbacks of a round.",
+    )
+    callback_max_artifacts: int = Field(
+        1_000_000,
+        ge=1,
+        description="Largest number of artifacts in one callback payload.",
+    )
+    callback_max_bytes: int = Field(
+        8 * 1024 * 1024,
+        ge=1024,
+        description=(
+            "Approximate bytes of one callback payload of a round. A receiver that answers 413"
+            " gets smaller payloads."
+        ),
+    )
+    callback_max_retries: int | None = Field(
+        None,
+        ge=1,
+        description="Tries per callback payload. Unset: until the retention ends.",
+    )
+    callback_retention_sec: int = Field(
+        24 * 3600,
+        ge=60,
+        description=(
+            "Seconds that undelivered callbacks are kept after a round or job ended, and that a"
+            " job without progress is kept."
+        ),
+    )
+    outbox_max_bytes: int = Field(
+        512 * 1024 * 1024,
+        ge=1024,
+        description=(
+            "Bytes of Redis memory for a round's undelivered artifacts (some 80 for each of k_dim"
+            " 12); at the limit the round pauses. The same for the callbacks of all jobs, of which"
+            " one for each 512 KiB may have a url, at least 64; more get 429."
+        ),
+    )
+    callback_allow: str = Field(
+        "public,private,loopback",
+        description=(
+            "Where callbacks may go: public, private, loopback, names, addresses and networks"
+            " (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses must be"
+            " listed; the node's own ports are never allowed. `up` with a --host beyond loopback"
+            " excludes loopback unless you set this."
+        ),
+    )
+    callback_proxy: SecretStr | None = Field(
+        None,
+        description=(
+            "HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which"
+            " are still resolved and checked here. Unset: no proxy; HTTP_PROXY is ignored."
+        ),
+    )
+    callback_tls_hosts: str = Field(
+        "",
+        description=(
+            "Receivers' names and addresses, separated by commas, that get callbacks by https"
+            " only, with the certificates of the next two settings."
+        ),
+    )
+    callback_client_cert: str = Field(
+        "",
+        description=(
+            "PEM file with the courier's certificate and key for those receivers, or two files"
+            " separated by a comma. Read again when it changes."
+        ),
+    )
+    callback_trusted_certs: Path | None = Field(
+        None,
+        description=(
+            "PEM file of the only trusted certificates of those receivers or their authorities;"
+            " unset: the system's. Read again when it changes."
+        ),
+    )
+
+    @field_validator("callback_allow")
+    @classmethod
+    def _known_receivers(cls, text: str) -> str:
+        CallbackPolicy.of(text)
+        return text
+
+    @field_validator("callback_proxy")
+    @classmethod
+    def _real_proxy(cls, proxy: SecretStr | None) -> SecretStr | None:
+        parts = urlsplit(proxy.get_secret_value() if proxy else "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must look like http://host:port")
+        return proxy
+
+    @model_validator(mode="after")
+    def _certificates_fit(self) -> Self:
+        TlsNames.of(self.callback_tls_hosts, self.callback_client_cert, self.callback_trusted_certs)
+        return self
+
+    @property
+    def callbacks(self) -> CallbackPolicy:
+        return CallbackPolicy.of(self.callback_allow)
+
+    @property
+    def callback_tls(self) -> TlsNames:
+        return TlsNames.of(
+            self.callback_tls_hosts, self.callback_client_cert, self.callback_trusted_certs
+        )
+
+    @property
+    def max_callbacks(self) -> int:
+        """The limit of jobs with unfinished callbacks. A client or receiver may have a quarter."""
+        return max(64, self.outbox_max_bytes // (512 * 1024))
+
+    @property
+    def job_ttl_sec(self) -> int:
+        """Seconds that jobs without progress and records of served models are kept."""
+        return self.callback_retention_sec
