@@ -46,6 +46,7 @@ class ChatPipeline:
         for value in values:
             for _ in self._limits.check(value):
                 await asyncio.sleep(0)
+            self.fair.refuse(value)
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any

@@ -15,7 +15,7 @@ from poc_core.fair.turns import BUDGET, Turns
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
-from workers.vllm.fair.grammars import Grammars, text_of
+from workers.vllm.fair.grammars import Grammars, schemas_in_tags, text_of
 from workers.vllm.fair.parts import Parts
 from workers.vllm.fair.whole_answers import WholeAnswers
 from workers.vllm.fair.wide_answers import MOST, USUAL, WideAnswers
@@ -44,6 +44,8 @@ class FairChat:
         self._grammars = Grammars(lambda: answers.vocabulary(llm))
         self._wide = WideAnswers(self._others_go_on)
         self._compiles = answers.compiles_by_xgrammar(llm)
+        if self._compiles:
+            answers.leave_schemas_to_trials()
         self._n_late = 0  # tokens of late steps, since others have had the loop
 
     def format_in_turns(self, app: Any) -> None:
@@ -52,6 +54,16 @@ class FairChat:
         for handler in handlers.values():
             if hasattr(handler, "_create_chat_logprobs"):
                 WholeAnswers(handler, self._turn_of)
+
+    def refuse(self, body: Any) -> None:
+        """BadRequest: a schema in a structural tag that xgrammar would not hold the answer to. vLLM
+        checks no others than plain ones."""
+        for schema in schemas_in_tags(body) if self._compiles else ():
+            if what := answers.unsupported(schema):
+                raise BadRequest(
+                    f"A schema in a structural tag has what xgrammar does not support. {what}",
+                    _GRAMMAR,
+                )
 
     async def _turn_of(self, width: int) -> int:
         n = max(1, BUDGET // width)

@@ -1,7 +1,7 @@
 """The process that tries grammars, see grammars.py.
 
 Its first line is the vocabulary. Each further one is a grammar, compiled by a child that has both
-already, or `null`, which ends that child. One line answers each grammar: what is too much of it, or
+already, or `null`, which ends that child. One line answers each grammar: what is wrong with it, or
 "". The process ends when its input does.
 """
 
@@ -18,7 +18,11 @@ from typing import Any
 
 # Bytes of memory that a grammar may take.
 _MEMORY = 1 << 30
-_TOO_MUCH_MEMORY = 3  # a child's exit status
+_TOO_MUCH = "takes too much memory to compile; ask for a simpler one"
+_DEAD_END = (
+    "allows no token where an answer by it begins; a schema that refers to itself without an end"
+    " allows none"
+)
 _INPUT, _OUTPUT = 0, 1
 
 
@@ -34,59 +38,107 @@ def main() -> None:
     os.write(_OUTPUT, b"ready\n")
     for line in lines:
         if (asked := json.loads(line)) is not None:
-            child, ended = _begin(compiler, *asked)
+            child, told = _begin(compiler, *asked)
             # What comes before it has ended can only be `null`, or the end.
-            if _INPUT in select.select([_INPUT, ended], [], [])[0]:
+            if _INPUT in select.select([_INPUT, told], [], [])[0]:
                 os.kill(child, signal.SIGKILL)
-            os.close(ended)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            wrong = "takes too much memory to compile" if status else ""
+            with open(told) as answer:
+                wrong = answer.read()
+            if os.waitpid(child, 0)[1]:
+                wrong = _TOO_MUCH
             os.write(_OUTPUT, json.dumps(wrong).encode() + b"\n")
 
 
 def _begin(compiler: Any, kind: str, text: str) -> tuple[int, int]:
-    """The child, and what can be read from when it has ended."""
-    ended, open_while_it_lives = os.pipe()
+    """The child, and what it writes its answer to before it ends."""
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        os._exit(_try(compiler, kind, text))
-    os.close(open_while_it_lives)
-    return child, ended
+        os.write(tell, _try(compiler, kind, text).encode())
+        os._exit(0)
+    os.close(tell)
+    return child, told
 
 
-def _try(compiler: Any, kind: str, text: str) -> int:
+def _try(compiler: Any, kind: str, text: str) -> str:
+    """What is wrong with a grammar, or ""."""
     with open("/proc/self/statm") as found:
         own = int(found.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own + _MEMORY, own + _MEMORY))
     try:
         compile_grammar(compiler, kind, text)
     except MemoryError:
-        return _TOO_MUCH_MEMORY
-    except Exception as error:  # what vLLM will say too, or answer by another compiler
-        return _TOO_MUCH_MEMORY if "bad_alloc" in str(error) else 0
-    return 0
+        return _TOO_MUCH
+    except Exception as error:
+        if "bad_alloc" in str(error):
+            return _TOO_MUCH
+        # vLLM writes choices and some grammars otherwise, and reports their errors itself.
+        is_final = kind in ("json", "regex", "structural_tag")
+        return "is wrong: " + " ".join(str(error).split())[:500] if is_final else ""
+    return _DEAD_END if any(_is_dead_end(*part) for part in parts(kind, text)) else ""
 
 
-def compile_grammar(compiler: Any, kind: str, text: str) -> None:
+def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
+    """The schema itself, or the schemas, expressions and grammars that a structural tag holds."""
+    level = [json.loads(text)] if kind == "structural_tag" else []
+    if kind == "json":
+        yield kind, text
+    while level:
+        one = level.pop()
+        if isinstance(one, list):
+            level += one
+        elif isinstance(one, dict):
+            for name, value in one.items():
+                if name in ("json_schema", "schema"):
+                    yield "json", json.dumps(value)
+                elif name in ("regex", "grammar") and isinstance(value, str):
+                    yield name, value
+                else:
+                    level.append(value)
+
+
+def _is_dead_end(kind: str, text: str) -> bool:
+    """True if nothing may begin by a grammar, whatever the model's tokens are."""
+    import xgrammar
+
+    signs = xgrammar.TokenizerInfo([bytes([n]) for n in range(256)], stop_token_ids=[0])
+    compiler = xgrammar.GrammarCompiler(signs, max_threads=1, cache_enabled=False)
+    try:
+        matcher = xgrammar.GrammarMatcher(compile_grammar(compiler, kind, text))
+    except RuntimeError:  # by itself; what holds it was compiled
+        return False
+    allowed = xgrammar.allocate_token_bitmask(1, signs.vocab_size)
+    matcher.fill_next_token_bitmask(allowed)
+    return not allowed.any()
+
+
+def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
     """Compiles a grammar like vLLM."""
     if kind == "json":
-        compiler.compile_json_schema(text)
-    elif kind == "regex":
-        compiler.compile_regex(text)
-    elif kind == "choice":
+        return compiler.compile_json_schema(text)
+    if kind == "regex":
+        return compiler.compile_regex(text)
+    if kind == "choice":
         choices = " | ".join(json.dumps(str(one)) for one in json.loads(text))
-        compiler.compile_grammar(f"root ::= {choices}")
-    elif kind == "structural_tag":
-        tag = json.loads(text)
-        if "structures" in tag:
-            for one in tag["structures"]:
-                compiler.compile_json_schema(json.dumps(one["schema"]))
-        else:
-            compiler.compile_structural_tag(text)
-    elif "::=" not in text and hasattr(compiler, "compile_lark"):
-        compiler.compile_lark(text)
-    else:
-        compiler.compile_grammar(text)
+        return compiler.compile_grammar(f"root ::= {choices}")
+    if kind == "structural_tag":
+        return _compile_tag(compiler, text)
+    if "::=" not in text and hasattr(compiler, "compile_lark"):
+        return compiler.compile_lark(text)
+    return compiler.compile_grammar(text)
+
+
+def _compile_tag(compiler: Any, text: str) -> Any:
+    from xgrammar import StructuralTagItem
+
+    tag = json.loads(text)
+    if "structures" not in tag:
+        return compiler.compile_structural_tag(text)
+    items = [
+        StructuralTagItem(begin=one["begin"], schema=json.dumps(one["schema"]), end=one["end"])
+        for one in tag["structures"]
+    ]
+    return compiler.compile_structural_tag(items, tag["triggers"])
 
 
 def _lines() -> Iterator[bytes]:

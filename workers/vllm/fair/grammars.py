@@ -7,19 +7,20 @@ sixty bytes ({"maxLength": 1000}) were seen to take half a minute, while all oth
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from poc_core.fair.waiting import Tags
 from workers.vllm.chat.errors import BadRequest, Unavailable
+from workers.vllm.fair.grammar_process import parts
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +74,10 @@ class Grammars:
         self._came = asyncio.Event()
 
     async def check(self, kind: str, text: str, client: str) -> None:
-        """Returns once the grammar was compiled. BadRequest: it takes too long, or too much memory.
-        Unavailable: the process that tries it is still beginning.
+        """Returns once the grammar was compiled. BadRequest: it is wrong, or takes too long or too
+        much memory. Unavailable: the process that tries it is still beginning.
 
-        What is wrong in itself passes: vLLM says what. A client that leaves ends its trial.
+        A client that leaves ends its trial.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
@@ -91,7 +92,7 @@ class Grammars:
         await self._wait_for_process(trial)
         wrong = await trial.answer
         if wrong:
-            raise BadRequest(f"The grammar {wrong}; ask for a simpler one.", "structured_outputs")
+            raise BadRequest(f"The grammar {wrong}.", "structured_outputs")
         self._good[digest] = None
         if len(self._good) > _REMEMBERED:
             self._good.popitem(last=False)
@@ -158,7 +159,8 @@ class Grammars:
         if not was_ended:
             _tell(trial, wrong)
         elif took_s > self._longest_s:
-            _tell(trial, f"takes longer to compile than {self._longest_s:g} s")
+            longest = f"takes longer to compile than {self._longest_s:g} s"
+            _tell(trial, f"{longest}; ask for a simpler one")
         elif not trial.answer.done():
             self._waiting.append(trial)  # begins again when it is its turn
 
@@ -226,7 +228,7 @@ class _Process:
         return wrong
 
     async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.communicate()
 
@@ -240,6 +242,19 @@ class _Process:
 def _tell(trial: _Trial, wrong: str) -> None:
     if not trial.answer.done():
         trial.answer.set_result(wrong)
+
+
+def schemas_in_tags(body: Any) -> Iterator[Any]:
+    """The schemas within the structural tags that a client's request gives, not those of tools."""
+    tags = [getattr(getattr(body, "structured_outputs", None), "structural_tag", None)]
+    form: Any = getattr(body, "response_format", None)
+    if getattr(form, "type", None) == "structural_tag":
+        tags.append(form.model_dump_json(by_alias=True))
+    for tag in tags:
+        with suppress(ValueError):  # of JSON, which the trial reports
+            for kind, text in parts("structural_tag", tag) if isinstance(tag, str) else ():
+                if kind == "json":
+                    yield json.loads(text)
 
 
 def text_of(params: Any) -> tuple[str, str] | None:

@@ -210,16 +210,46 @@ def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
         error = error.__cause__
     said = " ".join(str(error).split())
     if kind == "json" and "not supported" in said:
-        from vllm.v1.structured_output.backend_xgrammar import (
-            has_xgrammar_unsupported_json_features as lacks,
-        )
-
         with suppress(ValueError):
-            path, names = _unsupported(json.loads(text), lacks)
-            said += f" At {path}: {', '.join(names)}."
+            said += f" {unsupported(json.loads(text))}"
     elif error.__cause__ is not None:
         said += " " + " ".join(str(error.__cause__).split())
     return said
+
+
+def leave_schemas_to_trials() -> None:
+    """vLLM's server converts no schema, expression or structural tag from now on: it would do so on
+    its event loop, for seconds, and each has been compiled by its trial or will be."""
+    from vllm.v1.structured_output import backend_xgrammar
+
+    names = ("from_json_schema", "from_regex", "from_structural_tag")
+    own = import_module("xgrammar")
+    instead = _Instead(own.Grammar, dict.fromkeys(names, lambda *_, **__: None))
+    backend_xgrammar.xgr = _Instead(own, {"Grammar": instead})
+
+
+class _Instead:
+    """A module or a class, with some attributes of ours."""
+
+    def __init__(self, own: Any, instead: dict[str, Any]) -> None:
+        self._own = own
+        vars(self).update(instead)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def unsupported(schema: Any) -> str:
+    """What xgrammar cannot hold an answer to in a schema: "At #/properties/a: multipleOf."; or
+    nothing."""
+    from vllm.v1.structured_output.backend_xgrammar import (
+        has_xgrammar_unsupported_json_features as lacks,
+    )
+
+    if not lacks(schema):
+        return ""
+    path, names = _unsupported(schema, lacks)
+    return f"At {path}: {', '.join(names)}."
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:

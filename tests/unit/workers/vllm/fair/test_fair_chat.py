@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import time
 import weakref
 from collections.abc import Callable
@@ -442,6 +443,40 @@ async def test_what_xgrammar_does_not_take_of_a_schema_is_named(
     with pytest.raises(Exception, match="not supported by xgrammar") as found:
         validate_xgrammar_grammar(asked)
     assert what in await refused(schema, found.value)
+
+
+def test_nor_of_one_in_a_structural_tag(tokenizer: Any) -> None:
+    chat = installed(Refusing(tokenizer, None)).fair
+
+    def asked(schema: Any) -> Any:
+        one = {"begin": "<f>", "schema": schema, "end": "</f>"}
+        tag = json.dumps({"structures": [one], "triggers": ["<f"]})
+        return SimpleNamespace(structured_outputs=SimpleNamespace(structural_tag=tag))
+
+    chat.refuse(asked({"type": "integer"}))
+    with pytest.raises(BadRequest, match="At #/items: multipleOf") as found:
+        chat.refuse(asked({"type": "array", "items": {"type": "integer", "multipleOf": 3}}))
+    assert found.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": {"type": "none"}},
+        {"regex": "("},
+        {"structural_tag": '{"type": "structural_tag", "format": {"type": "none"}}'},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_vllms_server_leaves_what_takes_long_to_the_trial(
+    tokenizer: Any, asked: dict[str, Any]
+) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+
+    installed(Refusing(tokenizer, None))
+    validate_xgrammar_grammar(SamplingParams(structured_outputs=StructuredOutputsParams(**asked)))
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest, Unavailable
 from workers.vllm.fair import grammars
-from workers.vllm.fair.grammars import Grammars, text_of
+from workers.vllm.fair.grammars import Grammars, schemas_in_tags, text_of
 
 # Answers what each text says, after so many seconds; notes what it began.
 STAND_IN = """
@@ -154,6 +155,55 @@ def test_what_a_request_asks_for(asked: dict[str, Any], found: tuple[str, str] |
     assert text_of(params) == found
 
 
+WRONG = (
+    ({"type": "none"}, "is wrong: .*Unsupported type"),
+    ({"type": "string", "pattern": "("}, "is wrong: .*Regex parsing error"),
+    ({"type": "string", "minLength": -5}, "is wrong: .*lower"),
+    ({"$ref": "#/x"}, "is wrong: .*Cannot find field x"),
+    ({"$ref": "#"}, "allows no token where an answer by it begins"),
+)
+
+
+def _plain(schema: Any) -> tuple[str, str]:
+    return "json", json.dumps(schema)
+
+
+def _tag(schema: Any) -> tuple[str, str]:
+    content = {"type": "json_schema", "json_schema": schema}
+    return "structural_tag", json.dumps({"type": "structural_tag", "format": content})
+
+
+def _triggered(schema: Any) -> tuple[str, str]:
+    """Which an answer need not come to."""
+    content = {"type": "json_schema", "json_schema": schema}
+    one = {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}
+    several = {"type": "triggered_tags", "triggers": ["<f"], "tags": [one]}
+    return "structural_tag", json.dumps({"type": "structural_tag", "format": several})
+
+
+def _old(schema: Any) -> tuple[str, str]:
+    one = {"begin": "<f>", "schema": schema, "end": "</f>"}
+    return "structural_tag", json.dumps({"structures": [one], "triggers": ["<f"]})
+
+
+@pytest.mark.parametrize("form", [_tag, _triggered, _old])
+def test_schemas_of_a_clients_structural_tags_are_found(form: Any) -> None:
+    schema = {"type": "object", "properties": {"schema": {"type": "integer"}}}
+    _, text = form(schema)
+    outputs = SimpleNamespace(structural_tag=text)
+    asked = SimpleNamespace(type="structural_tag", model_dump_json=lambda by_alias: text)
+    for body in (
+        SimpleNamespace(structured_outputs=outputs),
+        SimpleNamespace(response_format=asked),
+    ):
+        assert list(schemas_in_tags(body)) == [schema]
+    for text in ("{", "[]", "5", ""):
+        outputs.structural_tag = text
+        assert list(schemas_in_tags(SimpleNamespace(structured_outputs=outputs))) == []
+    other = SimpleNamespace(structured_outputs=None, response_format=SimpleNamespace(type="text"))
+    assert list(schemas_in_tags(other)) == []
+
+
 @pytest.mark.xdist_group("engines")
 @needs_vllm
 @pytest.mark.timeout(300)
@@ -192,7 +242,12 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own(
             "grammar": 'root ::= "yes" | "no"',
         }.items():
             await tried.check(kind, text, "one")
-        await tried.check("json", "no schema", "one")  # which is vLLM's to say
+        await tried.check("choice", "no list", "one")  # which is vLLM's to say
+        for form in (_plain, _tag, _triggered, _old):
+            await tried.check(*form({"type": "object"}), "one")
+            for schema, why in WRONG:
+                with pytest.raises(BadRequest, match=why):
+                    await tried.check(*form(schema), "one")
         slow = json.dumps({"type": "string", "minLength": 1, "maxLength": 100_000})
         monkeypatch.setattr(tried, "_longest_s", 0.01)
         monkeypatch.setattr(tried, "_share_s", 0.01)  # it looks four times within that
