@@ -31,12 +31,14 @@ AREAS = {
             "pipeline": ["pipeline", "proofs"],
             "proofs": ["proofs", "jobs", "rounds"],
             "chat_gate": ["chat_gate", "proofs"],
-            "jobs": ["jobs"],
-            "rounds": ["rounds"],
+            "turns": ["turns", "jobs", "rounds"],
+            "work": ["jobs", "rounds", "turns"],
             "housekeeping": ["housekeeping", "rounds"],
         }.items()
     },
 }
+# Mutations that change nothing that can be observed: module -> the mutated line -> why.
+EQUIVALENT: dict[str, dict[str, str]] = {}
 # `X | None` of annotations, which nothing computes.
 NOT_MADE = "core/ReplaceBinaryOperator_BitOr_"
 SKIPPED = WorkResult(worker_outcome=WorkerOutcome.SKIPPED, output="not drawn")
@@ -44,7 +46,7 @@ SKIPPED = WorkResult(worker_outcome=WorkerOutcome.SKIPPED, output="not drawn")
 CONFIG = """
 [cosmic-ray]
 module-path = {path!r}
-timeout = 600.0
+timeout = 1800.0
 excluded-modules = []
 test-command = {command!r}
 [cosmic-ray.distributor]
@@ -64,6 +66,14 @@ def session(folder: Path, path: str) -> Path:
     return folder / f"{path.replace('/', '-')}.sqlite"
 
 
+def is_equivalent(path: str, diff: str) -> bool:
+    """Whether the change is one of EQUIVALENT; `path`: the area, whose modules have the lines."""
+    lines = {line[1:].strip() for line in diff.splitlines() if line.startswith("+")}
+    return any(
+        lines & known.keys() for module, known in EQUIVALENT.items() if module.startswith(path)
+    )
+
+
 def place_of(item: WorkItem) -> str:
     """What a seed draws by; a job's id is another one each time."""
     (one,) = item.mutations
@@ -75,19 +85,24 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=300, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--python", default=str(ROOT / ".venv/bin/python"), help="runs the tests")
+    parser.add_argument("--area", action="append", choices=AREAS, help="these alone")
     given = parser.parse_args()
+    areas = given.area or list(AREAS)
+    named = {name for area in areas for name in (area, *AREAS[area])}
+    if gone := sorted(name for name in named if not (ROOT / name).exists()):
+        parser.error(f"AREAS names what is not there: {', '.join(gone)}")
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
-        return mutate(Path(temporary), given.n, given.seed, given.python)
+        return mutate(Path(temporary), areas, given)
 
 
-def mutate(folder: Path, n: int, seed: int, python: str) -> int:
+def mutate(folder: Path, areas: list[str], given: argparse.Namespace) -> int:
     copied(folder)
     tool = str(Path(sys.executable).with_name("cosmic-ray"))
     every: list[tuple[str, str, str]] = []  # path, place, job
-    for path, tests in AREAS.items():
-        command = f"{python} -m pytest -x -q -n 0 -p no:cacheprovider -m 'not slow' "
+    for path in areas:
+        command = f"{given.python} -m pytest -x -q -n 0 -p no:cacheprovider -m 'not slow' "
         config = session(folder, path).with_suffix(".toml")
-        config.write_text(CONFIG.format(path=path, command=command + " ".join(tests)))
+        config.write_text(CONFIG.format(path=path, command=command + " ".join(AREAS[path])))
         subprocess.run([tool, "init", config, session(folder, path)], cwd=folder, check=True)
         with use_db(str(session(folder, path))) as work:
             every += [
@@ -97,7 +112,9 @@ def mutate(folder: Path, n: int, seed: int, python: str) -> int:
             ]
     drawn = {
         (path, job)
-        for path, _, job in random.Random(seed).sample(sorted(every), min(n, len(every)))
+        for path, _, job in random.Random(given.seed).sample(
+            sorted(every), min(given.n, len(every))
+        )
     }
     print(f"{len(drawn)} of {len(every)} mutations", flush=True)
     n_survived = 0
@@ -109,7 +126,11 @@ def mutate(folder: Path, n: int, seed: int, python: str) -> int:
         subprocess.run([tool, "exec", config, session(folder, path)], cwd=folder, check=True)
         with use_db(str(session(folder, path))) as work:
             found = [result for _, result in work.results if result.output != "not drawn"]
-        survived = [one for one in found if one.test_outcome is TestOutcome.SURVIVED]
+        survived = [
+            one
+            for one in found
+            if one.test_outcome is TestOutcome.SURVIVED and not is_equivalent(path, one.diff)
+        ]
         n_survived += len(survived)
         print(f"{path}: {len(survived)} of {len(found)} survived", flush=True)
         for one in survived:
