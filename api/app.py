@@ -1,4 +1,4 @@
-"""The application, to be run with `uvicorn --factory api.app:create_app`."""
+"""The FastAPI application. Run it with `uvicorn --factory api.app:create_app`."""
 
 import os
 import socket
@@ -53,9 +53,10 @@ def create_app(
     services: Services | None = None,
     listens_on: str = "127.0.0.1",
 ) -> FastAPI:
-    """The API as a FastAPI app. Starts without Redis: while Redis is away, requests get 503.
+    """Creates the API. The app starts without Redis; requests get 503 while Redis is unavailable.
 
-    `listens_on`: address or name that the server listens on; beyond loopback clients need a key.
+    `listens_on`: address or name that the server listens on. Clients need a key unless the address
+    is loopback.
     """
     settings = settings or (services.settings if services else load_settings())
 
@@ -78,12 +79,13 @@ def create_app(
         version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load scripts from elsewhere; ours: routes/console.py
+        docs_url=None,  # FastAPI's pages load external scripts; routes/console.py serves ours
         redoc_url=None,
     )
     app.state.services = services or Services.create(settings)
     app.state.salts_caches = salts_wanted(settings, listens_on)
-    # From the innermost to the outermost: access is decided last, on the path that routes know.
+    # From the innermost to the outermost: access is decided last, on the path that the routes
+    # match.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Decoded, max_bytes=settings.max_body_bytes)
     app.add_middleware(InTurns)
@@ -106,9 +108,10 @@ def create_app(
     app.add_middleware(ErrorShapes)
     app.add_middleware(Watch)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(VersionSegment)  # outermost: all others see the path without its version
+    # outermost: all other layers see the path without its version
+    app.add_middleware(VersionSegment)
     errors.install(app)
-    # Their routes as they are: include_router would build each again, which takes 70 ms.
+    # The routers' routes are added directly: include_router would build each route again (70 ms).
     for module in (health, pow, rounds, validate, aggregator, node, gpus, hosts, models, openai):
         app.routes.extend(module.router.routes)
     app.routes.extend(pow.of_aggregators.routes)

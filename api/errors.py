@@ -17,23 +17,26 @@ from poc_core.state.client import TRANSIENT, is_transient
 
 log = logging.getLogger(__name__)
 
-# Seconds after which to try again: a restarted Redis or worker is back, a batch or two are done.
+# Seconds until a retry: enough to restart Redis or a worker, or to compute a batch or two.
 RETRY_AFTER_S = 5
-# What an error that nobody foresaw is answered with.
+# The body of the answer to an unexpected exception.
 MISTAKE = {"detail": "The node made a mistake; its log tells more."}
 
-# Problems listed for one body, and characters of a field's name: enough to mend, short in logs.
+# Problems listed for one body, and characters of a field's name: enough to fix the body, short in
+# logs.
 _MAX_PROBLEMS = 10
 _MAX_NAME = 64
 
 
 def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPException:
-    """A refusal of a right request, which may be sent again later."""
+    """Returns the error for a valid request that the client may send again later."""
     return HTTPException(status_code, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:
-    """422 that lists where the body is wrong (pydantic's `loc`) and what is expected there."""
+    """Returns a 422 that lists the wrong fields of the body (pydantic's `loc`) and their expected
+    values.
+    """
     return HTTPException(422, [_problem(problem) for problem in list(problems)[:_MAX_PROBLEMS]])
 
 
@@ -45,13 +48,13 @@ def malformed_body(error: ValidationError) -> HTTPException:
 def openai_error(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> JSONResponse:
-    """A refusal on the paths of OpenAI's API; with 503 it says when to come again."""
+    """Returns an error in OpenAI's form; a 503 has a Retry-After header."""
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
     return JSONResponse(error_body(status, message, kind, param), status, headers)
 
 
 def install(app: FastAPI) -> None:
-    """Gives every error that may leave a route its answer."""
+    """Registers a handler for every exception that a route may raise."""
     for redis_error in (*TRANSIENT, ResponseError):
         app.add_exception_handler(redis_error, _redis_away)
     app.add_exception_handler(QueueFullError, _queue_full)

@@ -20,7 +20,7 @@ from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, WorkerRegistry
 from poc_core.state.overview import Overview
 
-# A worker's own counters (ChatGate): name -> (kind of metric, name here, help).
+# Counters that a worker reports (ChatGate): name -> (kind of metric, exported name, help).
 _CHAT = {
     "chat_active": (GaugeMetricFamily, "proofline_chat_active", "Chat requests under way."),
     "chat_total": (
@@ -40,7 +40,7 @@ _CHAT = {
         "The engine's time that proofs took.",
     ),
 }
-# Validations of chats, by way: name in a worker's counters -> (name here, help).
+# Validations of chats, by method: name of a worker's counter -> (exported name, help).
 _VALIDATIONS = {
     "validations_{}": (
         "proofline_chat_validations",
@@ -52,7 +52,7 @@ _WAYS = ("pass", "steps")
 
 
 class NodeMetrics(Collector):
-    """Collector of the node's metrics; a round's totals are the last round's, and begin anew."""
+    """Collects the node's metrics. A round's totals restart with each round."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class NodeMetrics(Collector):
         rates = GaugeMetricFamily(
             "proofline_round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels
         )
-        computed: dict[str, int] = defaultdict(int)  # of all starts of a name
+        computed: dict[str, int] = defaultdict(int)  # of all starts of the worker with this name
         lately: dict[str, float] = defaultdict(float)
         for worker, numbers in stats["workers"].items():
             name = names.get(worker) or name_of(worker)

@@ -1,4 +1,4 @@
-"""A route's parameters from the app: `jobs: Annotated[JobStore, provided("jobs")]`."""
+"""Injects the app's services into routes: `jobs: Annotated[JobStore, provided("jobs")]`."""
 
 from typing import Any
 
@@ -6,9 +6,10 @@ from fastapi import Depends, Request
 
 
 def provided(name: str) -> Any:
-    """The app's service of that name (`Services`)."""
+    """Returns a dependency that resolves to the app's service of that name (`Services`)."""
 
-    async def of_app(request: Request) -> Any:  # async: FastAPI runs what is not in a thread
+    # async: FastAPI runs a synchronous dependency in a thread
+    async def of_app(request: Request) -> Any:
         return getattr(request.app.state.services, name)
 
     return Depends(of_app)

@@ -1,4 +1,4 @@
-"""The app's services, made once; a route names those that it uses (`provided`)."""
+"""The app's services, created once. Each route names the services that it uses (`provided`)."""
 
 import time
 from collections.abc import Callable
@@ -49,11 +49,11 @@ from poc_core.state.overview import Overviews
 from poc_core.state.past.events import Events
 from poc_core.state.past.history import History
 
-# Questions about hosts' tokens that one address may ask a second, with bursts of ten.
+# Requests a second to check hosts' tokens, for each address, with bursts of ten.
 _TOKENS_PER_S = 1.0
-# Large chats parsed at once.
+# Large chats parsed at the same time.
 _LARGE_CHATS = 1
-# Seconds between two reports of what this process counted: less than a step of the history.
+# Seconds between two reports of this process' counters: less than a step of the history.
 REPORT_S = 1.0
 
 
@@ -101,7 +101,7 @@ class Services:
         dispatcher: Dispatcher | None = None,
         clock: Callable[[], float] = time.time,
     ) -> "Services":
-        """The services for `settings`; tests bring their own Redis, dispatcher and clock."""
+        """Creates the services for `settings`. Tests pass their own Redis, dispatcher and clock."""
         watched = redis or connect(settings, patient=False, timeout_s=PATIENCE_S)
         redis = redis or connect(settings, patient=False)
         overviews = Overviews(redis, clock)
@@ -154,7 +154,9 @@ class Services:
         )
 
     def reporting(self) -> Periodic:
-        """Reports to Redis once a second what this process counted; errors are logged."""
+        """Returns a thread that reports this process' counters to Redis each second and logs
+        errors.
+        """
         started = [f"The API {VERSION} has started on {self.settings.host}."]
         told_addresses_at = float("-inf")
 

@@ -1,4 +1,4 @@
-"""The version of Proofline that runs."""
+"""The installed version of Proofline."""
 
 from importlib.metadata import PackageNotFoundError, version
 

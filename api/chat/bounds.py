@@ -1,5 +1,7 @@
-"""What bounds a chat request, so that none keeps an engine from all others: two tables, of paths
-and of fields. A path that stands in none is not passed on (poc_core/serving/openai_paths.py).
+"""Limits of a chat request, so that no request keeps an engine from all others.
+
+Two tables hold the limits: of paths and of fields. A path in neither table is not forwarded
+(poc_core/serving/openai_paths.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,31 +12,33 @@ from pydantic import TypeAdapter, ValidationError
 
 from poc_core.records import ModelInfo
 
-# Commas of a body. Parsing holds the event loop by items, not by bytes: 33 MB of text or of a
-# picture take 3 ms, half a million items 50 ms, 33 MB of short items 260 ms and 550 MB.
+# Commas of a body. Parsing blocks the event loop by the number of items, not of bytes: 33 MB of
+# text or of a picture take 3 ms, half a million items 50 ms, 33 MB of short items 260 ms and 550
+# MB.
 MAX_COMMAS = 500_000
-# An engine computes max_num_seqs answers at a time: a request may have this part of them.
+# An engine computes max_num_seqs answers at the same time; a request may have 1 / 2 of these.
 _PART_OF_ENGINE = 2
-# Answers that any request may have.
+# Answers that every request may have, even of a small engine.
 _ALWAYS = 16
-# As many answers, or prompts, may be as long as the model's context; more share so many tokens.
+# So many answers, or prompts, may each fill the model's context; more of them share as many tokens.
 _WHOLE_CONTEXTS = 16
-# Logprobs of each of these tokens: the token's own and five more, which the network asks for.
+# Logprobs for each of these tokens: of the token and of five more, which the network asks for.
 _LOGPROBS = 6
-# Texts that a model embeds, scores or classifies, and their tokens together: OpenAI's own limits.
+# Texts that one request may embed, score or classify, and their total tokens: OpenAI's limits.
 _INPUTS, _INPUT_TOKENS = 2048, 300_000
-# Characters of a text for each token of the context, and of a text that a client has truncated.
-# Tokens are shorter on average in every language; four spaces count as one character.
+# Characters of a text for each token of the context, and characters of a text that the client wants
+# truncated. Tokens are shorter than this on average in every language; four spaces count as one
+# character.
 _TOKEN_CHARS, _TRUNCATED_CHARS = 8, 128 * 1024
-# Levels of lists and objects in each other.
+# Levels of nested lists and objects.
 _DEEPEST = 64
-# What vLLM computes for a completion that names no max_tokens.
+# Tokens that vLLM computes for a completion without max_tokens.
 _COMPLETION_TOKENS = 16
 
 Kind = Literal["answers", "inputs", "tokens", "form"]
 
-# What a path computes: answers of tokens, one vector or score an input, nothing but tokens, or
-# answers by a form instead of JSON. Then the fields whose entries are each a prompt.
+# What a path computes: answers of tokens, one vector or score for each input, only tokens, or
+# answers to a form instead of JSON. The second entry lists the fields whose entries are prompts.
 PATHS: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "/v1/chat/completions": ("answers", ("messages",)),
     "/v1/chat/completions/batch": ("answers", ("messages",)),
@@ -63,7 +67,7 @@ PATHS: dict[str, tuple[Kind, tuple[str, ...]]] = {
     "/v1/audio/translations": ("form", ()),
 }
 
-# Those whose requests have a field for a salt of the prefix cache.
+# Paths whose requests have a field for a salt of the prefix cache.
 SALTED = {path for path, (kind, _) in PATHS.items() if kind in ("answers", "inputs")}
 
 _TEXT, _OBJECT, _CHOICE = "a text", "an object", "a text or an object"
@@ -73,22 +77,25 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 
 @dataclass(frozen=True)
 class Row:
-    """What fields may hold. `texts`: characters of all together; None: they are a part of the
-    prompt, which has 8 for each token of the context. What they are is None where vLLM says it."""
+    """The limits of some fields' values.
+
+    `kind`: None if vLLM checks the type. `texts`: characters of all texts together; None if the
+    texts are a part of the prompt, which may have 8 characters for each token of the context.
+    """
 
     fields: str
     kind: str | None
-    entries: int  # of any one list or object
+    entries: int  # of each list or object
     values: int  # at all levels
-    text: int  # characters of any one text
+    text: int  # characters of each text
     texts: int | None
     why: str
-    paths: str = "/"  # the beginnings of those that it is about
-    messages: bool = False  # or the like, parts of which may be pictures or sounds
+    paths: str = "/"  # beginnings of the paths to which the row applies
+    messages: bool = False  # or similar, with parts that may be pictures or sounds
 
 
 _ANY, _KB, _MB = 1 << 40, 1024, 1024 * 1024
-# fields, what they are, entries, values, a text, all texts, why
+# fields, type, entries, values, characters of a text, of all texts, reason
 FIELDS = (
     Row("messages", _LIST, 4096, 65_536, _ANY, None, "a template renders each", messages=True),
     Row(
@@ -129,18 +136,18 @@ FIELDS = (
 )  # fmt: skip
 _OTHER = Row("", None, 10_000, 10_000, 128 * _KB, 128 * _KB, "no field needs more")
 _ROWS = {name: row for row in FIELDS for name in row.fields.split()}
-# Objects within: vLLM reads their entries before it looks at what they are.
+# Nested objects: vLLM reads their entries before it checks their type.
 _WITHIN = {
     "messages": {"tool_calls": _OBJECTS},
     "tools": {"function": _OBJECT},
     "tool_choice": {"function": _OBJECT},
     "response_format": {"json_schema": _OBJECT},
 }
-# Characters of a known token, in a text to be encoded or in an id. A worker finds all other errors,
-# because its words decide about who gave the tokens.
+# Characters of a known token, in a text to encode or in an id. The worker reports all other errors,
+# because its error texts decide who is blamed for the tokens.
 KNOWN_TOKENS = {"enforced_str": 8, "enforced_tokens": 32}
 
-# Where a message or a part of one holds others, and where a part holds bytes that are no text.
+# Fields of a message, or of a part, that hold further parts; fields of a part that hold bytes.
 _PARTS = {"content", "output"}
 _MEDIA = {
     "image_url", "audio_url", "video_url", "input_audio", "image_embeds", "audio_embeds", "image",
@@ -152,7 +159,7 @@ _NUMBER = TypeAdapter(int)
 
 @dataclass(frozen=True)
 class Excess:
-    """A limit that a request exceeds: a sentence, and the field."""
+    """A limit that a request exceeds: a sentence for the client, and the field."""
 
     message: str
     field: str | None
@@ -160,13 +167,16 @@ class Excess:
 
 @dataclass(frozen=True)
 class _Size:
-    text: int  # characters, with 8 for each number
-    longest: int  # of these, of one text
+    text: int  # characters, counting each number as 8
+    longest: int  # characters of the longest text
     too_much: str = ""
 
 
 def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
-    """Returns how known tokens exceed every engine, before a body of so many objects is parsed."""
+    """Returns an error if there are more known tokens than any engine's context holds.
+
+    Counts them in the raw body, before so many objects are parsed.
+    """
     context = max((info.max_seq_len for info in infos), default=0)
     if context and b'"enforced_tokens"' in body and body.count(b'"token"') > context:
         return _unfit("enforced_tokens", context)
@@ -178,11 +188,13 @@ def _unfit(name: str, context: int) -> Excess:
 
 
 def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | int | None:
-    """What is too much for the smallest of these engines, or no object where one is due; None:
-    nothing. A number: tokens that each answer may have, as the request itself names no limit.
+    """Returns the limit that a request exceeds, or the field whose type is wrong;
 
-    Other values that are wrong in themselves are vLLM's to refuse. A `path` that is not in the
-    table is bounded as one that answers.
+    None if there is none.
+
+    A returned number is the max_tokens to set: the request names no limit of its own. The limits
+    are those of the smallest of these engines. vLLM refuses all other wrong values. A `path`
+    outside the table has the limits of a chat.
     """
     kind, prompts = PATHS.get(path, PATHS["/v1/chat/completions"])
     engines = list(infos)
@@ -208,7 +220,7 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
         return _inputs(given, sizes, context)
     many = max(1, min(max(given.values(), default=1), _WHOLE_CONTEXTS))
     total, room = sum(size.text for size in sizes.values()), many * context
-    # -1: as many as the context has
+    # -1: as many tokens as the context has
     kept = _number(asked, "truncate_prompt_tokens") or -(asked.get("truncation") == "auto")
     if total > (max(room * _TOKEN_CHARS, _TRUNCATED_CHARS) if kept else room * _TOKEN_CHARS):
         return _long(sizes, total, room)
@@ -226,7 +238,7 @@ def _answers(
     prompt_tokens: int,
     engines: list[ModelInfo],
 ) -> Excess | int | None:
-    """Answers, their tokens, and the logprobs of these and of the prompts."""
+    """Checks the number of answers, of their tokens, and of the logprobs of answers and prompts."""
     context = min(info.max_seq_len for info in engines)
     n, best_of = _number(asked, "n"), _number(asked, "best_of")
     field, prompts = max(given.items(), key=lambda one: one[1], default=("messages", 1))
@@ -269,7 +281,7 @@ def _answers(
 
 
 def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
-    """Logprobs returned for each token of an answer, and for each token of a prompt."""
+    """Returns the logprobs for each token of an answer, and for each token of a prompt."""
     by_id = asked.get("logprob_token_ids")
     of_answers = max(_number(asked, "top_logprobs"), len(by_id) if isinstance(by_id, list) else 0)
     is_echo = False
@@ -285,7 +297,7 @@ def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _inputs(given: Mapping[str, int], sizes: Mapping[str, _Size], context: int) -> Excess | None:
-    """Texts to embed, score or classify. One query is computed with every document."""
+    """Checks texts to embed, score or classify. A single query is computed with every document."""
     n = max(given.values(), default=1)
     if n > _INPUTS:
         field = max(given, key=lambda name: given[name])
@@ -309,7 +321,7 @@ def _long(sizes: Mapping[str, _Size], total: int, tokens: int) -> Excess:
 
 
 def _is_long(said: Any, context: int, each: int) -> bool:
-    """True if known tokens are more than an answer holds."""
+    """Returns whether the known tokens are longer than an answer."""
     tokens = said.get("tokens") if isinstance(said, dict) else said
     if isinstance(tokens, str):
         return _length(tokens) > each * context
@@ -326,7 +338,7 @@ def _row(name: str, path: str) -> Row:
 
 
 def _fault(name: str, said: Any, row: Row) -> str | None:
-    """Returns the field that must be an object or a list and is not."""
+    """Returns an error if a field, or a nested one, must be an object or a list and is not."""
     if row.kind is not None and not _is_a(said, row.kind):
         return f"{name} must be {row.kind}"
     entries = said if isinstance(said, list) else [said]
@@ -345,7 +357,10 @@ def _is_a(said: Any, kind: str) -> bool:
 
 
 def _entries(name: str, given: Any) -> int:
-    """Prompts or inputs that a field holds. Numbers are tokens of one, messages a conversation."""
+    """Counts the prompts or inputs of a field.
+
+    A list of numbers is one prompt of token ids; a list of messages is one conversation.
+    """
     if not isinstance(given, list) or not given or isinstance(given[0], int | float):
         return 1
     is_conversation = name in ("messages", "input") and isinstance(given[0], dict)
@@ -353,9 +368,10 @@ def _entries(name: str, given: Any) -> int:
 
 
 def _measure(said: Any, row: Row) -> _Size:
-    """How large a value is, level by level and no further than its limits."""
+    """Measures a value level by level; stops at the first limit that the value exceeds."""
     n_values = text = longest = 0
-    level = [(said, "message" if row.messages else "")]  # and whether it is one, or a part of one
+    # with its place: a message, a part of a message, or neither
+    level = [(said, "message" if row.messages else "")]
     for _ in range(_DEEPEST):
         n_values += len(level)
         if n_values > row.values:
@@ -395,7 +411,10 @@ def _length(text: str) -> int:
 
 
 def _number(asked: Mapping[str, Any], name: str) -> int:
-    """Reads a number as vLLM does; 0: none. -1, the complete vocabulary, exceeds any limit."""
+    """Returns a field's number, parsed as vLLM parses it; 0 if there is none.
+
+    -1 stands for the complete vocabulary, which exceeds any limit.
+    """
     try:
         number = _NUMBER.validate_python(asked.get(name))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The workers that chat may be sent to, remembered for a moment to spare Redis."""
+"""The workers available for chat, cached for a moment to spare Redis."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from poc_core.records import WorkerRecord
 from poc_core.state import WorkerRegistry
 from poc_core.state.client import TRANSIENT
 
-# Seconds that a request waits for a Redis that is away, and for which workers that were ready
-# before serve on without it: they need none for chat.
+# Seconds that a request waits for an unavailable Redis, and seconds for which the last known
+# workers serve chat without Redis.
 _PATIENCE_S = 0.5
 _WITHOUT_REDIS_S = 60.0
 
 
 class ChatWorkers:
-    """Workers ready for chat, as Redis said last; for the event loop alone, without locks."""
+    """The workers that Redis last reported as ready for chat.
+
+    Runs on the event loop only, without locks.
+    """
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class ChatWorkers:
         clock: Callable[[], float] = time.monotonic,
         keeping: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`cache_s`: seconds for which a reading serves; `keeping`: hosts whose model was stopped
-        (DeploymentStore.keeping)."""
+        """`cache_s`: seconds for which a reading is reused. `keeping`:
+
+        returns the hosts whose model was stopped (DeploymentStore.keeping).
+        """
         self._registry = registry
         self._keeping = keeping
         self._cache_s = cache_s
@@ -41,12 +46,14 @@ class ChatWorkers:
         self._read_at = -math.inf  # when the reading of _workers began
         self._reading: asyncio.Task[None] | None = None
         self.deadly: frozenset[str] = frozenset()  # fingerprints of requests that are refused
-        self._lost: dict[str, float] = {}  # worker id -> when it was last found not to answer
+        self._lost: dict[str, float] = {}  # worker id -> when a request to it last failed
 
     async def remembered(self) -> list[WorkerRecord]:
-        """Workers ready at most `cache_s` ago, without those lost since.
+        """Returns the workers that were ready at most `cache_s` ago, without those that have failed
+        since.
 
-        While Redis is away those that it named last, for a minute; then RedisError.
+        While Redis is unavailable, returns the last known workers for a minute, then raises
+        RedisError.
         """
         oldest = self._clock() - self._cache_s
         if self._read_at >= oldest:
@@ -60,7 +67,9 @@ class ChatWorkers:
             return self._left()
 
     async def is_ready(self, worker_id: str) -> bool:
-        """True if Redis named the worker at most `cache_s` ago, or last where it is away."""
+        """Returns whether the worker was ready at most `cache_s` ago, or last before Redis became
+        unavailable.
+        """
         try:
             await self.remembered()
         except (TimeoutError, *TRANSIENT):
@@ -68,16 +77,23 @@ class ChatWorkers:
         return any(worker.id == worker_id for worker in self._workers)
 
     async def now(self) -> list[WorkerRecord]:
-        """Workers ready now; asked before a client is told that nobody serves its model."""
+        """Returns the workers that are ready now.
+
+        Used before a client gets "no worker for this model".
+        """
         return await self._not_older_than(self._clock())
 
     def lost(self, worker_id: str) -> None:
-        """Leaves out a worker that did not answer until Redis has been asked about it."""
+        """Excludes a worker that did not answer, until the next reading from Redis."""
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """How many engines have died so far while they had the request (its fingerprint); 0: Redis
-        is away, and does not hear of this one."""
+        """Records that an engine died during a request (its fingerprint).
+
+        Returns how many engines have.
+
+        Returns 0 if Redis is unavailable; this death is then not recorded.
+        """
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
         except RedisError:
@@ -87,7 +103,7 @@ class ChatWorkers:
         return n
 
     async def outlived(self, request: str) -> None:
-        """An engine answered the request as a whole."""
+        """Records that an engine answered the complete request."""
         with suppress(RedisError):
             await to_thread.run_sync(self._registry.outlived, request)
 
@@ -96,7 +112,8 @@ class ChatWorkers:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
                 self._reading.add_done_callback(_seen)
-            # Shielded: requests share one reading and its error, and none may cancel it.
+            # Shielded: requests share one reading and its error, so no request may cancel the
+            # reading.
             await asyncio.shield(self._reading)
         return self._left()
 
@@ -114,11 +131,11 @@ class ChatWorkers:
             worker for worker in ready if worker.port is not None and worker.host_id not in stopped
         ]
         self._read_at = began_at
-        # Forget who was lost before the reading: Redis hears later of those lost meanwhile.
+        # Forget the workers lost before the reading; Redis learns later of those lost during it.
         self._lost = {worker_id: at for worker_id, at in self._lost.items() if at >= began_at}
 
 
 def _seen(reading: asyncio.Task[None]) -> None:
-    """Takes the error of a reading that nobody awaits any more."""
+    """Retrieves the error of a reading that no request awaits any more."""
     if not reading.cancelled():
         reading.exception()

@@ -1,7 +1,8 @@
-"""HTTP clients that share the requests to workers, so that none has many connections.
+"""A pool of HTTP clients that share the requests to workers, so that no client has many
+connections.
 
-httpx looks at all connections of a client, several times, for each request: beside 600 answers
-under way a request took four times the CPU time that it takes alone.
+httpx looks at all connections of a client several times for each request: during 600 answers in
+progress, a request took four times as much CPU time as a single request.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import httpx
 
 from poc_core.state.registry import CHAT_CONNECT_S
 
-# Seconds to reach a worker. Its answer has no limit: a long prompt behind a long queue takes time,
-# and a worker that dies closes its connections.
+# Seconds to connect to a worker. There is no limit for its answer: a long prompt in a long queue
+# takes time, and a worker that dies closes its connections.
 TIMEOUT = httpx.Timeout(None, connect=CHAT_CONNECT_S)
-# Requests under way at one client.
+# Requests in progress of one client.
 MOST = 32
 
 
 class Clients:
-    """An LRU table of any number of clients; for the event loop only, without locks."""
+    """A growing list of clients. Runs on the event loop only, without locks."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -34,8 +35,8 @@ class Clients:
 
     @contextmanager
     def lend(self) -> Iterator[httpx.AsyncClient]:
-        """A client for one request, to its answer's end."""
-        # The first with room: its idle connections are used again.
+        """Yields a client for one request, until its answer has ended."""
+        # The first client with a free place, so that its idle connections are reused.
         place = next(
             (place for place in range(len(self)) if self._active[place] < self._most), len(self)
         )
@@ -53,11 +54,11 @@ class Clients:
 
 
 def _client(most: int) -> httpx.AsyncClient:
-    # trust_env off: workers are on the operator's network, proxies are for the internet.
+    # trust_env off: workers are in the operator's network; proxies are for the internet.
     return httpx.AsyncClient(
         timeout=TIMEOUT,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=2 * most),
         trust_env=False,
-        # workers speak plain http; loading certificates takes longer than making the API
+        # workers speak plain HTTP; loading certificates takes longer than creating the API
         verify=False,
     )

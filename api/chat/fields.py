@@ -1,4 +1,4 @@
-"""The fields of a request to OpenAI's paths, parsed once for all that looks at them."""
+"""The fields of a request to OpenAI's paths, parsed once for all who read them."""
 
 from hashlib import blake2b
 from io import BytesIO
@@ -9,12 +9,12 @@ from python_multipart import parse_form
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File
 
-# How the files begin that clients send without saying how they are compressed.
+# First bytes of compressed files, for bodies without a Content-Encoding.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class UnreadableError(ValueError):
-    """The text says why; `param` names the field."""
+    """A body that cannot be parsed. The text gives the reason; `param` names the field."""
 
     def __init__(self, why: str, param: str | None = None) -> None:
         super().__init__(why)
@@ -22,8 +22,10 @@ class UnreadableError(ValueError):
 
 
 def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """The fields of a JSON object, or of a form (audio) without its files; an empty body has none.
-    UnreadableError: it is neither, or its `model` is no string."""
+    """Returns the fields of a JSON object, or of a form (audio) without its files.
+
+    An empty body has none. UnreadableError if the body is neither, or if `model` is not a string.
+    """
     fields = _of_form(content_type, body) if is_form(content_type) else _of_json(body)
     if not isinstance(fields, dict):
         raise UnreadableError("The body must be a JSON object.")
@@ -54,8 +56,9 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """A `cache_salt` of the client's own, which no other client can have; one that it sent is a
-    part of it."""
+    """Returns a `cache_salt` for this client only; a salt sent by the client becomes a part
+    of it.
+    """
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
 
@@ -63,9 +66,9 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Adds `more` to the fields and the body. The last of two equal fields in a body counts."""
+    """Adds `more` to the fields and the body. A field in `more` replaces the client's."""
     text = body.rstrip()
-    if not more or not text.endswith(b"}"):  # a form, or empty: a worker refuses it
+    if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it
         return asked, body
     comma = b"," if asked else b""
     return asked | more, text[:-1] + comma + to_json(more)[1:]

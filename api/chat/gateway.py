@@ -1,4 +1,4 @@
-"""Carries OpenAI requests to the workers' OpenAI servers and the answers back, byte for byte."""
+"""Forwards OpenAI requests to the workers' OpenAI servers, and answers back, byte for byte."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from poc_core.serving.openai_errors import error_body, error_event, said_by, sha
 
 log = logging.getLogger(__name__)
 
-# Seconds for what a worker knows without its engine.
+# Seconds for a request that the worker answers without its engine.
 _LOOKUP_TIMEOUT_S = 5.0
-# Headers of one connection (RFC 9110, 7.6.1), and those that httpx or uvicorn make.
+# Headers of a single connection (RFC 9110, 7.6.1), and headers that httpx or uvicorn create.
 _HOP_HEADERS = {
     b"connection",
     b"keep-alive",
@@ -60,7 +60,7 @@ _HOP_HEADERS = {
     b"server",
 }
 _PRINTABLE = bytes(range(0x21, 0x7F))
-# Headers of a request to a worker that only the gateway may set.
+# Request headers that only the gateway may set.
 _OURS = {
     b"content-length",
     GATEWAY_SECRET_HEADER.encode(),
@@ -71,63 +71,66 @@ _OURS = {
 
 @dataclass(frozen=True)
 class ProxyRequest:
-    """A client's request, whole, so that another worker can get it when the first one dies."""
+    """A complete client request, so that a second worker can get it if the first one dies."""
 
     method: str
-    path: bytes  # with query, as it goes over the wire
+    path: bytes  # raw, with the query
     headers: Headers
     body: bytes
     prefix: Prefix = NO_PREFIX
-    client: str = ""  # who asks, as workers tell clients apart
+    client: str = ""  # the client's name, by which workers distinguish clients
     salt: str = ""  # of the prefix cache
-    is_stream: bool = False  # the client asks for events
-    by_id: bool = False  # it names an answer that one of the workers may keep
+    is_stream: bool = False  # the client asks for server-sent events
+    by_id: bool = False  # the request names a stored answer, which one of the workers may have
 
 
 class NoWorkerError(Exception):
-    """No worker of the model answered."""
+    """No worker with the model answered."""
 
 
 class DeadlyRequestError(Exception):
-    """Two engines died lately while they had this request."""
+    """Two engines died recently during this request."""
 
 
 class _Way:
-    """How far a request came."""
+    """How far a request has been sent."""
 
     def __init__(self) -> None:
-        self.is_new = False  # its connection
-        self.was_sent = False  # as a whole
+        self.is_new = False  # the connection was opened for this request
+        self.was_sent = False  # the complete request was sent
         self.is_answered = False
 
     async def note(self, event: str, _: object) -> None:
-        """Records events of a request that httpcore reports (its extension `trace`)."""
+        """Records an event of a request; httpcore's extension `trace` calls it."""
         self.is_new |= event.startswith("connection.connect_")
         self.was_sent |= event == "http11.send_request_body.complete"
         self.is_answered |= event == "http11.receive_response_headers.complete"
 
 
 class Gateway:
-    """Sends each request to a worker of its model: the one with its prefix, or the least busy."""
+    """Sends each request to a worker of its model:
+
+    to one that caches its prefix, or the least busy.
+    """
 
     def __init__(self, workers: ChatWorkers, chats: Chats) -> None:
         self.workers = workers
         self._chats = chats
         self._clients = Clients()
-        self._active: Counter[str] = Counter()  # requests of this process under way, by worker
+        self._active: Counter[str] = Counter()  # requests in progress of this process, by worker
         self._prefixes = PrefixMemory()
-        # as long as one of their requests is under way
+        # an entry lives as long as one of its requests
         self._engines = WeakValueDictionary[tuple[str, int | None], Engine]()
 
     async def close(self) -> None:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Workers by load, but first the one that has the prompt's beginning in its cache."""
+        """Sorts workers by load, but first the worker that caches the beginning of the prompt."""
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Workers, the least busy first: by this process's requests, then by the last heartbeat."""
+        """Sorts workers by load: this process' requests, then the chats in the last heartbeat."""
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
             return self._active[worker.id], worker.stats.get("chat_active", 0)
@@ -135,7 +138,10 @@ class Gateway:
         return sorted(workers, key=load)
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
-        """A worker's answer to a GET that needs no engine. httpx.HTTPError: there is none."""
+        """Returns a worker's answer to a GET that needs no engine.
+
+        Raises httpx.HTTPError if there is none.
+        """
         with self._clients.lend() as client:
             return await client.get(
                 _url(worker, path), headers=[*headers, *_secret(worker)], timeout=_LOOKUP_TIMEOUT_S
@@ -145,20 +151,21 @@ class Gateway:
     async def open(
         self, workers: Sequence[WorkerRecord], request: ProxyRequest
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """Yields the answer of the first worker that gives one, and its body for the client.
+        """Yields the first answer of a worker, and its body for the client.
 
-        `workers`: of one model, one at least. Leaving cancels what is still under way.
-        NoWorkerError: all workers are gone, or two engines died while they had the request.
-        DeadlyRequestError: they did lately.
+        `workers`: one or more workers of one model. Leaving the context cancels the request.
+        NoWorkerError if no worker is left, or two engines died during this request.
+        DeadlyRequestError if two engines died recently during the same request.
         """
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
             raise DeadlyRequestError
-        n_lost = 0  # engines that died while they had the request
-        is_suspect = False  # one of them soon after it came
+        n_lost = 0  # engines that died during this request
+        is_suspect = False  # whether one of them died soon after the request came
         with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
                 if not await self.workers.is_ready(worker.id):
-                    continue  # others took long to fail, and it has left or was revoked meanwhile
+                    # an earlier attempt took long; meanwhile this worker left or was revoked
+                    continue
                 engine = self._engines.setdefault((worker.id, worker.port), Engine())
                 async with AsyncExitStack() as stack:
                     stack.enter_context(self._counted(worker))
@@ -196,8 +203,11 @@ class Gateway:
     async def _ask(
         self, stack: AsyncExitStack, worker: WorkerRecord, request: ProxyRequest
     ) -> tuple[httpx.Response, bytes, AsyncIterator[bytes]]:
-        """A worker's answer, its first bytes and what follows; what is to be closed goes on the
-        stack. LostError: it died before, and has done nothing that the client saw."""
+        """Returns a worker's answer, its first bytes and the rest of its body.
+
+        Pushes what must be closed on the stack. LostError if the worker died before the client saw
+        anything.
+        """
         client = stack.enter_context(self._clients.lend())
         was_sent = False
         while True:
@@ -215,7 +225,7 @@ class Gateway:
                 was_sent |= way.was_sent
                 if way.is_new or way.is_answered:
                     raise LostError(repr(error), was_sent) from error
-                # An idle connection, which the worker had closed: the worker itself may be well.
+                # An idle connection that the worker had closed: the worker itself may be fine.
 
     async def _body(
         self,
@@ -227,13 +237,14 @@ class Gateway:
         rest: AsyncIterator[bytes],
         is_suspect: bool,
     ) -> AsyncIterator[bytes]:
-        """Yields the body as it comes; a stream whose worker dies ends with an error event.
+        """Yields the body as it comes. A stream whose worker dies ends with an error event.
 
-        Other answers raise httpx's TransportError, so that nobody takes a part for the whole.
-        `is_suspect`: of another engine's end.
+        Other answers raise httpx's TransportError, so that no client takes a partial answer for a
+        complete one. `is_suspect`: another engine died during this request.
         """
         is_stream, began_at = _is_stream(response), time.monotonic()
-        # of a stream only whole lines: half a line followed by an error event would be neither
+        # yield complete lines of a stream only: half a line before an error event would break the
+        # event
         held = b""
         chunk = first
         try:
@@ -256,7 +267,7 @@ class Gateway:
                 "The worker that computed this answer was lost; send the request again.",
                 "worker_lost",
             )
-            # the first newline ends an event cut short
+            # the first newline ends a truncated event
             yield b"\n" + error_event(shaped(_path_of(request), 502, event))
         else:
             if held:
@@ -265,7 +276,9 @@ class Gateway:
                 await self.workers.outlived(await _fingerprint(request))
 
     async def _died_with(self, worker: WorkerRecord, request: ProxyRequest) -> int:
-        """How many engines died, as far as is known, because of the request; this one too."""
+        """Returns how many engines are known to have died because of the request, this one
+        included.
+        """
         what = f"A request of {request.client} to {_path_of(request)[:80]}"
         return await self.workers.died_with(worker.id, await _fingerprint(request), what)
 
@@ -281,12 +294,12 @@ class Gateway:
 
 
 class ProxiedAnswer(Response):
-    """Waits for a worker's answer and passes it on, but no longer than the client stays."""
+    """Waits for a worker's answer and forwards it, until the client disconnects."""
 
     def __init__(
         self, gateway: Gateway, workers: Sequence[WorkerRecord], request: ProxyRequest
     ) -> None:
-        """`workers`: of one model, in the order in which they are asked; one at least."""
+        """`workers`: one or more workers of one model, in the order of attempts."""
         super().__init__()
         self._gateway = gateway
         self._workers = workers
@@ -328,11 +341,13 @@ class ProxiedAnswer(Response):
 async def _passed_on(
     path: str, answer: httpx.Response, body: AsyncIterator[bytes], sending: Sending
 ) -> None:
-    """Sends a worker's answer; one whose first event is an error has that error's status."""
+    """Sends a worker's answer. If its first event is an error, the answer gets the error's
+    status.
+    """
     first, failed = await _next(body), None
     if _is_stream(answer):
         failed = failure(path, first)
-    elif sending.has_begun:  # as a stream, before the worker refused it
+    elif sending.has_begun:  # as a stream, before the worker refused the request
         said = b"".join([first, *[chunk async for chunk in body]])
         failed = answer.status_code, shaped(path, answer.status_code, said_by(said))
     if failed is not None:
@@ -351,18 +366,21 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def _is_stream(response: httpx.Response) -> bool:
-    """True if the answer comes token by token."""
+    """Returns whether the answer is a stream of server-sent events."""
     return bool(response.headers.get("content-type", "").startswith("text/event-stream"))
 
 
 async def _cancel(response: httpx.Response) -> None:
-    """Cancels an answer whose body is still on the way."""
+    """Cancels an answer whose body is not complete."""
     with suppress(httpx.HTTPError):
         await response.aclose()
 
 
 async def _client_gone(receive: Receive) -> None:
-    """Returns when the client has hung up; its body was read before, so nothing else can come."""
+    """Returns once the client has disconnected.
+
+    Its body was read before, so no other message can come.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -376,10 +394,10 @@ async def _fingerprint(request: ProxyRequest) -> str:
 
 
 def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Request:
-    # Not client.build_request: it adds headers, such as accept-encoding. httpx sets the body's
+    # Not client.build_request, which adds headers such as accept-encoding. httpx sets the body's
     # length: the client's body may have come in chunks.
     headers = [header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS]
-    # Neither addresses nor names of keys are a worker's business.
+    # A worker must see neither addresses nor names of keys.
     client = blake2b(request.client.encode(), digest_size=8).hexdigest().encode()
     salt = [(GATEWAY_SALT_HEADER.encode(), request.salt.encode())] if request.salt else []
     return httpx.Request(
@@ -392,7 +410,7 @@ def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Reque
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    """Headers without those of this connection, also those that only Connection names."""
+    """Returns the headers without hop-by-hop headers, including those listed in Connection."""
     named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
     hop = _HOP_HEADERS | {token.strip().lower() for tokens in named for token in tokens}
     return [(name, value) for name, value in headers if name.lower() not in hop]
@@ -407,7 +425,7 @@ def _secret(worker: WorkerRecord) -> Headers:
 
 
 def _url(worker: WorkerRecord, path: bytes) -> httpx.URL:
-    # Escape bytes that no URL may hold, but that some parsers of requests let through.
+    # Escape bytes that are not allowed in a URL but that some HTTP parsers accept.
     raw_path = quote(path, safe=_PRINTABLE).encode()
     return httpx.URL(
         scheme="http", host=worker.chat_host or "", port=worker.port, raw_path=raw_path

@@ -1,4 +1,4 @@
-"""Which worker's prefix cache is likely to hold the beginning of a chat request."""
+"""Guesses which worker's prefix cache holds the beginning of a chat request."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from typing import Any
 
 from poc_core.records import WorkerRecord
 
-# Characters of one block; vLLM's own blocks hold 16 tokens or more, about 64 characters.
+# Characters of one block; a block of vLLM has 16 tokens or more, about 64 characters.
 _BLOCK = 512
-# Blocks that are looked at: 128 thousand characters tell a conversation from all others.
+# Blocks that are compared: 128 thousand characters distinguish a conversation from all others.
 _MAX_BLOCKS = 256
-# Bytes of a body that is read for its prefix: texts are hashed for 5 ms a MiB.
+# Largest body whose prefix is read: hashing takes 5 ms a MiB.
 MAX_BODY = 1 << 20
-# Blocks that are remembered, about 100 bytes each.
+# Blocks that are remembered; each takes about 100 bytes.
 _MEMORY = 200_000
 _DIGEST = 16  # bytes of a hash
-# Requests under way at one worker, over the mean of all: consistent hashing with bounded loads.
+# Largest ratio of a worker's requests to the mean of all workers: consistent hashing with bounded
+# loads.
 _MOST_OVER_MEAN = 1.25
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """A request's prompt as hashes of its beginnings."""
+    """A request's prompt, as hashes of its beginnings."""
 
-    blocks: tuple[bytes, ...] = ()  # of the prompt up to the end of each block
+    blocks: tuple[bytes, ...] = ()  # hash of the prompt up to the end of each block
     shared: int = 0  # blocks before the first user's message: tools and system prompt
-    opening: int = 0  # blocks up to that message's end, at least one: the same in every later turn
+    # blocks up to the end of that message, at least one: equal in every later turn
+    opening: int = 0
 
 
 NO_PREFIX = Prefix()
 
 
 def prefix_of(asked: Mapping[str, Any]) -> Prefix:
-    """The prefix of a chat or completion; NO_PREFIX: it has no prompt."""
-    salt = json.dumps(asked.get("cache_salt"))  # of other salts vLLM shares no block
+    """Returns the prefix of a chat or completion; NO_PREFIX if the request has no prompt."""
+    salt = json.dumps(asked.get("cache_salt"))  # vLLM shares no block between different salts
     match asked:
         case {"messages": [*messages]}:
             return _of_conversation(messages, salt + json.dumps(asked.get("tools")))
@@ -73,7 +75,9 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """A hash for each block of `text`, at least one; `last`: hash of the block before."""
+    """Returns a hash for each block of `text`, at least one. `last`: hash of the preceding
+    block.
+    """
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
@@ -83,20 +87,20 @@ def _chain(text: str, last: bytes) -> list[bytes]:
 
 
 class PrefixMemory:
-    """Which worker last computed each beginning of a prompt: a guess at what its cache holds.
+    """Remembers which worker last computed each beginning of a prompt, as a guess at its cache.
 
-    For the event loop alone, without locks.
+    Runs on the event loop only, without locks.
     """
 
     def __init__(self, size: int = _MEMORY) -> None:
         self._size = size
-        self._workers: OrderedDict[bytes, str] = OrderedDict()  # least lately used first
+        self._workers: OrderedDict[bytes, str] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._workers)
 
     def remember(self, prefix: Prefix, worker_id: str) -> None:
-        """Notes that the worker computes this prompt now."""
+        """Records that the worker is computing this prompt."""
         for block in prefix.blocks:
             self._workers[block] = worker_id
             self._workers.move_to_end(block)
@@ -106,11 +110,13 @@ class PrefixMemory:
     def order(
         self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
     ) -> list[WorkerRecord]:
-        """`workers` in the order in which to ask them; `workers` come least busy first.
+        """Returns `workers` in the order of attempts.
 
-        First comes the worker that has most of the prompt, else the one that the conversation's
-        opening falls to; but none with more than its share of the requests under way (`active`, by
-        worker id).
+        `workers` must be sorted by load, least busy first.
+
+        The first is the worker that has computed most of the prompt, else the worker assigned to
+        the conversation's opening by its hash. A worker with its full share of the requests in
+        progress (`active`, by worker id) is not preferred.
         """
         if not prefix.blocks:
             return list(workers)
@@ -134,11 +140,16 @@ class PrefixMemory:
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """The requests that a worker may have with one more under way; `active`: now, by worker id."""
+    """Returns how many requests a worker may have, counting one more than are in progress.
+
+    `active`: returns the requests in progress of a worker id.
+    """
     under_way = sum(active(worker.id) for worker in workers) + 1
     return ceil(_MOST_OVER_MEAN * under_way / len(workers))
 
 
 def _weight(opening: bytes, worker_id: str) -> bytes:
-    """Rendezvous hashing: a worker that comes or goes moves the conversations of no other."""
+    """Rendezvous hashing: if a worker comes or goes, the conversations of all others stay in
+    place.
+    """
     return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

@@ -1,5 +1,6 @@
-"""Server-sent events between a worker and its client: which of them show whether an answer failed,
-and what keeps a connection open while none come."""
+"""Server-sent events between a worker and its client: errors at their beginning, and
+keep-alives.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ from poc_core.serving.openai_errors import error_event, shaped
 
 Headers = list[tuple[bytes, bytes]]
 
-# Seconds without a byte after which a stream's client gets an empty line: proxies close what is
-# silent for 60. A wrong request is refused earlier, by its own status.
+# Seconds without a byte until a stream's client gets an empty line, because proxies close
+# connections that are silent for 60 s. An invalid request is refused earlier, with its own status.
 KEEP_ALIVE_S = 15.0
-# Ends no event, as none has begun. Not a comment: the network node takes each line of a stream that
-# is not empty for JSON, and would drop the whole answer.
+# An empty line between events has no effect. A comment would: the network node parses each
+# non-empty line of a stream as JSON, and would drop the complete answer.
 _NOTHING = b"\n"
 _HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-# Events that vLLM sends before its engine has seen the request.
+# Events that vLLM sends before its engine has received the request.
 _EARLY = {"response.created", "response.queued", "response.in_progress"}
 
 
 async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
-    """A stream's beginning, up to the first event that shows whether the answer failed."""
+    """Reads a stream up to the first event that shows whether the answer failed."""
     head = b""
     while _telling(head) is None:
         chunk = await anext(chunks, b"")
@@ -37,7 +38,10 @@ async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def failure(path: str, head: bytes) -> tuple[int, Any] | None:
-    """Status and body of the error that a stream begins with; None: it begins otherwise."""
+    """Returns the status and body of the error that a stream begins with;
+
+    None if there is no error.
+    """
     event = _telling(head)
     if event is None:
         return None
@@ -57,7 +61,7 @@ def failure(path: str, head: bytes) -> tuple[int, Any] | None:
 
 
 def _telling(head: bytes) -> tuple[str, bytes] | None:
-    """Name and data of the first whole event that shows something."""
+    """Returns name and data of the first complete event that shows whether the answer failed."""
     for event in head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         name, data = "", b""
         for line in event.split(b"\n"):
@@ -72,13 +76,16 @@ def _telling(head: bytes) -> tuple[str, bytes] | None:
 
 
 class Sending:
-    """An answer on its way to the client, by two tasks: what a worker says, and empty lines."""
+    """An answer to a client, sent by two tasks:
+
+    one forwards a worker's bytes, one sends empty lines.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
-        self._last = b"\n\n"  # bytes that were sent
+        self._last = b"\n\n"  # last two bytes sent
         self._one_at_a_time = asyncio.Lock()
         self.has_begun = False
 
@@ -99,11 +106,11 @@ class Sending:
 
     async def end(self, body: bytes = b"") -> None:
         async with self._one_at_a_time:
-            self._last = b""  # no empty line after it
+            self._last = b""  # no empty line after the end
             await self._send(_part(body, more=False))
 
     async def fail(self, status: int, error: Any, headers: Headers) -> None:
-        """Ends with an error: as an event where the stream has begun."""
+        """Ends the answer with an error; the error is an event if the stream has begun."""
         if self.has_begun:
             await self.end(error_event(error))
             return
@@ -113,8 +120,10 @@ class Sending:
         await self.end(body)
 
     async def keep_alive(self, every_s: float) -> None:
-        """Begins the stream when nothing has come for so long, and sends an empty line each time
-        that nothing does; never inside an event."""
+        """Sends an empty line after each `every_s` seconds of silence, never inside an event.
+
+        Begins the stream first if it has not begun.
+        """
         while True:
             left = self._sent_at + every_s - self._loop.time()
             if left > 0:

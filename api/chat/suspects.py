@@ -1,5 +1,7 @@
-"""Requests that were in an engine when it died: each goes to one more worker. If that dies too, the
-request is refused by all APIs for ten minutes (WorkerRegistry.died_with).
+"""Requests that were in an engine when it died. Each is sent to one more worker.
+
+If that worker dies too, all API processes refuse the request for ten minutes
+(WorkerRegistry.died_with).
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from hashlib import blake2b
 
 from pydantic_core import from_json
 
-# Seconds that a request was in an engine, or a stream under way, at most to be a suspect of its
-# end: what runs longer did no harm, and an ordered stop cuts off nothing younger.
+# A request, or its stream, that ran longer than this when the engine ended is no suspect: it would
+# have done harm earlier. An ordered stop cuts off no younger request.
 RECENT_S = 2.0
-# Seconds for which a suspect begins alone: what ends an engine does so within a step or two.
+# Seconds for which a suspect runs alone: a harmful request ends an engine within a step or two.
 TRIAL_S = 0.5
-# Fields that change nothing of what an engine computes, or may be changed at will.
+# Fields that do not change an engine's work, or that a client may vary at will.
 _IGNORED = (
     "user", "seed", "request_id", "session_id", "metadata", "stream", "stream_options",
     "cache_salt", "prompt_cache_key", "safety_identifier", "store",
@@ -28,13 +30,13 @@ class LostError(Exception):
     """A worker gave no answer."""
 
     def __init__(self, why: str, in_engine: bool) -> None:
-        """`in_engine`: the request may have been in its engine."""
+        """`in_engine`: the engine may have received the request."""
         super().__init__(why)
         self.in_engine = in_engine
 
 
 def fingerprint(path: bytes, body: bytes) -> str:
-    """Returns a value that is equal for two requests with the same work for an engine."""
+    """Returns a hash that is equal for two requests with the same work for an engine."""
     try:
         asked = from_json(body)
         told = {name: one for name, one in asked.items() if name not in _IGNORED}
@@ -45,17 +47,19 @@ def fingerprint(path: bytes, body: bytes) -> str:
 
 
 class Engine:
-    """Suspects begin one at a time in an engine: if it ends meanwhile, that one has ended it, and
-    the others are not blamed. For the event loop alone; requests are told apart by identity."""
+    """Starts suspects one at a time in an engine, so that only the request that ends it is blamed.
+
+    Runs on the event loop only. Requests are compared by identity.
+    """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._suspect: object = None  # that begins
-        self._culprit: object = None  # that ended the engine
+        self._suspect: object = None  # request that is starting
+        self._culprit: object = None  # request that ended the engine
 
     @asynccontextmanager
     async def trial(self, request: object) -> AsyncIterator[None]:
-        """Within, the request begins. LostError: another suspect has ended the engine."""
+        """Starts the request alone. LostError if another suspect has ended the engine."""
         await self._turn.acquire()
         self._suspect = request
         timer = asyncio.get_running_loop().call_later(TRIAL_S, self._next, request)
@@ -72,12 +76,14 @@ class Engine:
             self._next(request)
 
     def was_ended_by_another(self, request: object) -> bool:
-        """True if another request is known to have ended the engine, or to have just begun."""
+        """Returns whether another request ended the engine, or is starting and may have ended
+        it.
+        """
         known = self._culprit or self._suspect
         return known is not None and known is not request
 
     def _next(self, request: object) -> None:
-        """The request has begun, or ended the engine. Repeatable."""
+        """Ends a request's turn: the request has begun, or ended the engine. Idempotent."""
         if self._suspect is request:
             self._suspect = None
             self._turn.release()

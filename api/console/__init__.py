@@ -1,1 +1,1 @@
-"""The console at /console: what its pages see of the node, and the page itself."""
+"""The console at /console: its view of the node, and its page."""

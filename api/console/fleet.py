@@ -1,4 +1,4 @@
-"""The workers as the console lists them: a row for each seat, over its restarts."""
+"""The workers as the console lists them: a row for each seat, which stays over restarts."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from poc_core.serving.places import name_of
 
 
 def rows(seats: Sequence[Seat]) -> list[dict[str, Any]]:
-    """A row for each worker that the node has or should have, by name."""
+    """Returns a row for each worker that the node has or should have, sorted by name."""
     return [_row(seat) for seat in sorted(seats, key=lambda seat: _natural(seat.name))]
 
 
@@ -38,7 +38,10 @@ def _row(seat: Seat) -> dict[str, Any]:
 
 
 def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Nonces a second by the worker's name, of all its starts. Both by the start's id."""
+    """Sums nonces a second by the worker's name, over all starts.
+
+    Both mappings are keyed by the start's id.
+    """
     found: Counter[str] = Counter()
     for worker_id, rate in per_second.items():
         found[names.get(worker_id) or name_of(worker_id)] += rate  # type: ignore[assignment]
@@ -48,7 +51,7 @@ def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str
 def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
     """Returns the GPUs' figures by worker name.
 
-    Of several: their mean use, all of their memory, the hottest one's temperature.
+    A worker with several GPUs gets their mean use, their total memory, and the highest temperature.
     """
     found: dict[str, JsonValue] = {}
     for seat in seats:
@@ -65,7 +68,10 @@ def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
 
 
 def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
-    """Percent of all GPUs that workers use, each once; None: no GPU tells it."""
+    """Returns the mean use of all GPUs that workers use, in percent;
+
+    None if no GPU reports its use.
+    """
     gpus = {
         (worker.host, device.get("index")): device
         for worker in workers
@@ -80,7 +86,10 @@ def _told(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
 
 
 def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
-    """The GPUs that the worker may use, or all of its machine's where it is not pinned."""
+    """Returns the GPUs that the worker may use:
+
+    all GPUs of its machine unless it is pinned to some.
+    """
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):
         return []
@@ -94,6 +103,6 @@ def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """By which names are sorted: gpu10 comes after gpu9."""
+    """Returns a sort key that puts gpu10 after gpu9."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,4 +1,4 @@
-"""The files of a page in a folder of the package: no build, and nothing from elsewhere."""
+"""The files of the console's page: static, without a build, and without external resources."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _TYPES = {
 
 INDEX = "index.html"
 HEADERS = {
-    # Scripts and styles are our files, nothing is asked of others, and no page may frame this one.
+    # Scripts and styles come from this server only, and no page may embed this one in a frame.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -24,7 +24,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # it asks each time, and gets 304 while nothing has changed
+    # the browser asks each time, and gets 304 while nothing has changed
+    "Cache-Control": "no-cache",
 }
 
 
@@ -36,7 +37,7 @@ class PageFile:
 
 
 def load(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """All files, by their path below the page's folder."""
+    """Reads all files of the page, by their path below `folder`."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The node's history as the console draws it: columns by time, of steps that are over."""
+"""The node's history for the console's charts: values for each completed time step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from poc_core.state.past.history import (
     first_token_p95,
 )
 
-# Seconds after a step's end when all that belongs to it is told (Services.reporting).
+# Seconds after a step's end until all its data has been reported (Services.reporting).
 LATE_S = 1.5
 
 
 def shown(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str, Any]:
-    """The last `n` steps of that length, one of STEPS, that are over."""
+    """Returns the last `n` completed steps of length `step_s` (one of STEPS)."""
     end = math.floor((now - LATE_S) / step_s) * step_s
     first = end - n * step_s
     return {"step_s": step_s, "first": first} | columns(history.read(step_s, first, n), step_s)
 
 
 def columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
-    """Returns for each step nonces a second by worker, chats, and seconds to the first token."""
+    """Returns nonces a second by worker, chats, and seconds to the first token, for each step."""
     names = sorted({name for step in steps for name in step if not name.startswith(":")})
     return {
         "workers": {

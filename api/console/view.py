@@ -21,15 +21,15 @@ from poc_core.state.overview import Overview, Overviews
 from poc_core.state.past.events import Events
 from poc_core.state.past.history import STEPS, History, first_token_p95
 
-# Steps told again each time one is over: what comes late is in them.
+# Steps sent again whenever a step ends, so that late data is included.
 _TOLD_STEPS = 3
-# Steps of 5 s of which the time to the first token is told: five minutes.
+# Steps of 5 s over which the time to the first token is computed: five minutes.
 _CHAT_STEPS = 60
 _SHORTEST_S = min(STEPS)
 
 
 class View:
-    """A repeated reader of the node that remembers what is final; for one thread at a time."""
+    """Reads the node repeatedly and caches final data. Must be used by one thread at a time."""
 
     def __init__(
         self,
@@ -50,12 +50,15 @@ class View:
         self._jobs = jobs
         self._work = work
         self._stats_of_round = stats_of_round
-        self._ended: dict[str, dict[str, Any]] = {}  # of Work.listed
-        self._steps: dict[int, dict[str, Any]] = {}  # by length: the last ones, as told
+        self._ended: dict[str, dict[str, Any]] = {}  # lines of Work.listed, by id
+        self._steps: dict[int, dict[str, Any]] = {}  # the last steps sent, by step length
         self._first_token: float | None = None
 
     def read(self) -> Sections:
-        """All sections; while Redis is away, only those that say so."""
+        """Returns all sections;
+
+        while Redis is unavailable, only the time, the problem and the health.
+        """
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:
@@ -152,9 +155,7 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 
 def _health(health: Health) -> dict[str, Any]:
-    """Returns the health without sentences that change each second, because the page counts
-    seconds.
-    """
+    """Returns the health without sentences that change each second: the page counts the seconds."""
     whole = told(health, 0.0)
     for reason in whole["reasons"]:
         del reason["text"]

@@ -1,4 +1,4 @@
-"""Jobs and rounds as the console shows them: a line each in lists, all there is on their pages."""
+"""Jobs and rounds for the console: one line each in lists, all details on their own pages."""
 
 import json
 from typing import Any
@@ -13,11 +13,11 @@ from poc_core.state import JobStore, Outbox, RoundStore, keys
 from poc_core.state.delivery.outbox import OutboxStatus
 from poc_core.state.past.shares import shares
 
-# Jobs listed: the newest, and of those that have not ended the oldest of each model.
+# Jobs in the list: the newest of all, and the oldest unfinished jobs of each model.
 _MOST_JOBS = 50
 _MOST_OLD = 10
 _MOST_ROUNDS = 20
-# Fields of a verdict, of any scheme.
+# Fields of a verdict, for any scheme.
 _VERDICT = (
     "n_total",
     "n_mismatch",
@@ -34,7 +34,7 @@ _VERDICT = (
 
 
 class Work:
-    """Reads jobs and rounds."""
+    """Reads jobs and rounds from Redis."""
 
     def __init__(self, jobs: JobStore, rounds: RoundStore, outbox: Outbox, redis: Redis) -> None:
         self._jobs = jobs
@@ -43,8 +43,10 @@ class Work:
         self._redis = redis
 
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """The jobs and rounds listed, the newest first. `ended`: lines of jobs that are over, by
-        id, which spare reading them; left with those of this list.
+        """Returns the newest jobs and rounds, the newest first.
+
+        `ended`: cache of the lines of finished jobs, by id, so that their records are not read
+        again. It is reduced to the jobs of this list.
         """
         newest = self._rounds.newest(_MOST_ROUNDS)
         found = self._listed_jobs(ended) + [round_line(record) for record in newest]
@@ -61,7 +63,7 @@ class Work:
         return [lines[job_id] for job_id in listed if job_id in lines]
 
     def job_line(self, record: JobRecord) -> dict[str, Any]:
-        """A job without what only its page shows."""
+        """Returns the fields of a job that lists show."""
         return {
             "id": record.job_id,
             "kind": record.kind.value,
@@ -80,7 +82,7 @@ class Work:
         }
 
     def job_page(self, job_id: str) -> dict[str, Any] | None:
-        """All of a job; None: it is not known, or not any more."""
+        """Returns all details of a job; None if the job is unknown or has expired."""
         record = self._jobs.read(job_id)
         if record is None:
             return None
@@ -92,7 +94,7 @@ class Work:
         }
 
     def round_page(self, round_id: str) -> dict[str, Any] | None:
-        """All of a round; None: it is not known, or not any more."""
+        """Returns all details of a round; None if the round is unknown or has expired."""
         record = self._rounds.read(round_id)
         if record is None:
             return None
@@ -124,14 +126,15 @@ class Work:
         if record.kind is not JobKind.VALIDATE or record.status is not JobStatus.COMPLETED:
             return None
         answer = self._jobs.result(record.job_id)
-        if answer is None or answer.is_in_pieces:  # megabytes: whoever wants it asks for it
+        # megabytes: a client can request the result itself
+        if answer is None or answer.is_in_pieces:
             return None
         found = json.loads(b"".join(answer.pieces))
         return {name: found[name] for name in _VERDICT if name in found}
 
 
 def round_line(record: RoundRecord) -> dict[str, Any]:
-    """A round in the words of `job_line`, as far as it has the same."""
+    """Returns a round's line with the field names of `job_line`."""
     return {
         "id": record.round_id,
         "kind": "round",

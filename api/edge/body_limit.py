@@ -1,7 +1,7 @@
-"""Refuses bodies over a limit, before or while they are read, to protect the API's memory.
+"""Limits the size of request bodies, and the memory that all bodies share.
 
-The memory for all bodies is anybody's while there is enough. Else a body gives way whose client
-sends nothing more, then the slowest of a client that holds more than who asks.
+Any client may use the shared memory while there is enough. Otherwise a stalled body is dropped
+first, then the slowest body of a client that holds more memory than the requesting client.
 """
 
 import asyncio
@@ -18,13 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.edge.shares import client_of
 from api.errors import unavailable
 
-# Largest bodies that all requests together may hold at the same time.
+# Number of bodies of the largest size that fit into the shared memory.
 _LARGEST_AT_ONCE = 4
-# Bytes of a body that always find room.
+# Bytes of a body that are always accepted.
 _SMALL_BYTES = 64 * 1024
-# Seconds without a byte after which a body gives way to any other.
+# Seconds without a byte after which a body counts as stalled.
 _STALLED_S = 2.0
-# Scope key: called once a body is done with, if that is long before the answer.
+# Scope key of a function to call once a body is no longer needed, if that is long before the
+# answer.
 BODY_DONE = "proofline.body_done"
 
 
@@ -37,23 +38,23 @@ class _Body:
     moved_at: float
     n_bytes: int = 0
     gave_way: bool = False
-    # ends the wait for the next bytes, where the request waits for them
+    # ends the wait for the next bytes while the request waits
     waits: asyncio.Timeout | None = None
 
     def speed(self, now: float) -> float:
-        """Bytes a second since the body's beginning."""
+        """Returns the mean bytes a second since the body began."""
         return self.n_bytes / max(now - self.begun_at, 1e-3)
 
 
 class Room:
-    """Memory of so many bytes for bodies, which clients share."""
+    """A limited memory for bodies, which clients share."""
 
     def __init__(self, n_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._n_bytes = n_bytes
         self._clock = clock
         self._held: Counter[str] = Counter()  # bytes, by client
         self._total = 0
-        # of which more is to come: others are computed with
+        # bodies that are still being received; complete bodies are in use and cannot be dropped
         self._coming: dict[_Body, None] = {}
 
     def begin(self, client: str) -> _Body:
@@ -61,7 +62,9 @@ class Room:
         return _Body(client, now, now)
 
     def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
-        """True if there is room for so many bytes more, which the body then holds."""
+        """Reserves `n_bytes` for a body and returns True; returns False if there is no memory
+        left.
+        """
         while (
             n_bytes
             and body.n_bytes + n_bytes > _SMALL_BYTES
@@ -85,7 +88,7 @@ class Room:
         return True
 
     def end(self, body: _Body) -> None:
-        """Nothing is held of this body any more."""
+        """Releases all memory of this body."""
         self._held[body.client] -= body.n_bytes
         self._total -= body.n_bytes
         if not self._held[body.client]:
@@ -94,7 +97,7 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """The body that is to give way to another one; None: that one is to."""
+        """Returns the body to drop for another body; None if the other body must wait."""
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]
@@ -110,7 +113,7 @@ class Room:
 
 
 class BodyLimit:
-    """Middleware: 413 for a body over `max_bytes`, 503 while the bodies under way fill the room."""
+    """Middleware: 413 for a body over `max_bytes`, 503 while the shared memory is full."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

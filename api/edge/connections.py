@@ -1,7 +1,7 @@
-"""How long and how much a connection may take before its request is whole; uvicorn has no limit.
+"""Limits of a connection's time and memory until its request is complete; uvicorn has none.
 
-Slow and silent clients are cut off. Where there are too many connections, whoever holds most of
-them makes room; so nobody who holds connections open keeps others out.
+Slow and silent clients are disconnected. If there are too many connections, the client with most of
+them loses one, so that no client can keep others out by holding connections open.
 """
 
 import asyncio
@@ -25,40 +25,40 @@ from poc_core.open_files import raise_file_limit as raise_file_limit
 from poc_core.serving.openai_errors import shaped
 from poc_core.serving.openai_paths import is_clients_path
 
-# Seconds from the connection's beginning, or a request's first byte, to the end of its headers.
+# Seconds from the start of the connection, or of a later request, to the end of its headers.
 HEADERS_S = 10.0
-# Bytes and number of a request's headers: each takes some 150 bytes more. Browsers and proxies send
-# some KiB, in a few dozen.
+# Bytes and number of a request's headers: each header takes about 150 bytes more. Browsers and
+# proxies send some KiB, in a few dozen headers.
 HEADER_BYTES = 64 * 1024
 MOST_HEADERS = 200
-# Seconds that a connection without a request stays open: longer than clients keep theirs (httpx 5,
-# aiohttp 15, nginx 60), as a request on a connection being closed fails.
+# Seconds that a connection without a request stays open. Clients close theirs earlier (httpx 5,
+# aiohttp 15, nginx 60), because a request fails on a connection that is being closed.
 IDLE_S = 75
-# Connections held at a time, fewer where the process may open fewer files.
+# Connections open at the same time; fewer if the process may open fewer files.
 MAX_CONNECTIONS = 4096
-# Seconds for a whole request, and for the next 64 KiB of its answer.
+# Seconds for a complete request, and for the next 64 KiB of its answer.
 REQUEST_S = 60.0
-# Seconds between two looks at all connections.
+# Seconds between two checks of all connections.
 _LOOK_S = 0.5
-# Seconds in which a client that means to ask has asked, so that a burst outlives silent clients.
+# Seconds in which an honest client sends its request, so that a burst outlives silent clients.
 _FRESH_S = 1.0
-# The part of all places that answers under way leave to newcomers.
+# Share of all places that is reserved for new connections; answers cannot take these places.
 _NEWCOMERS = 1 / 16
-# Ends of the paths that probes ask for; their answers take newcomers' places.
+# Ends of the paths of health probes; their answers may take the reserved places.
 PROBES = ("/livez", "/health", "/readyz")
-# Bytes of an answer that a client has to take within Limits.request_s.
+# Bytes of an answer that a client must accept within Limits.request_s.
 _PROGRESS_BYTES = 64 * 1024
-# Bytes of a body that wait for the rest of it; with more of them its request begins.
+# Bytes of a body that are buffered before its request begins.
 _HELD_BYTES = 8 * 1024
-# Bytes that are read at once, of a request that has not begun and of one that has.
+# Bytes that are read at once, before a request begins and after.
 _FIRST_READ_BYTES, _MOST_READ_BYTES = 16 * 1024, 256 * 1024
-# Requests of one connection that may wait for the answer before: each takes kilobytes.
+# Pipelined requests of one connection; each takes kilobytes.
 _MAX_PIPELINED = 16
-# Open files for all but connections: Redis, logs, libraries.
+# Open files for everything except connections: Redis, logs, libraries.
 _OTHER_FILES = 96
-# End of the path of an answer that goes on for as long as its client listens.
+# End of the path of an answer that lasts as long as its client listens.
 ENDLESS = "/console/events"
-# A chat request holds one to its worker too.
+# A chat request also has a connection to its worker.
 _FILES_PER_CONNECTION = 2
 
 
@@ -71,21 +71,22 @@ class Limits:
 
     @property
     def answers(self) -> int:
-        """Answers under way at a time, without those of probes."""
+        """Returns how many answers may be in progress, not counting those of probes."""
         return self.connections - max(2, int(self.connections * _NEWCOMERS))
 
 
 class Places:
-    """The connections of one server, by what they wait for, and their clients' shares of them.
+    """The connections of one server, by what they wait for, and each client's share of them.
 
-    While places are free they are anybody's. Else room is made first by those whose client is late,
-    then by those whose client may still ask; of answers, which newcomers' places are kept from, by
-    the youngest of the client that has most under way.
+    Any client may use free places. When they are used up, connections are closed in this order:
+    late clients, then clients that may still send a request. If too many answers are in progress,
+    the youngest answer of the client with most of them is ended; answers cannot take the reserved
+    places.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        # The client of the first two is to send or take something.
+        # In `late` and `fresh` the client must send or accept something.
         self.late: Holdings[_Limited] = Holdings()
         self.fresh: Holdings[_Limited] = Holdings()
         self.answers: Holdings[_Limited] = Holdings()
@@ -105,7 +106,7 @@ class Places:
         self.put(connection, None)
 
     def put(self, connection: "_Limited", where: "Holdings[_Limited] | None") -> None:
-        """Counts a connection there from now on, and makes room among answers."""
+        """Moves a connection to another group, and ends an answer if there are too many."""
         if connection.place is not None:
             connection.place.remove(connection.owner, connection)
         connection.place, connection.placed_at = where, connection.loop.time()
@@ -115,7 +116,7 @@ class Places:
             self.answers.youngest().make_room()
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        # One timer for all: thousands of their own held up others' requests.
+        # One timer for all connections: thousands of timers delayed other requests.
         self._look = loop.call_later(_LOOK_S, self._check, loop) if self._all else None
         now = loop.time()
         for connection in list(self._all):
@@ -125,12 +126,12 @@ class Places:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """How many connections a process holds that may open `files` files."""
+    """Returns how many connections a process can hold if it may open `files` files."""
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 
 def limited(limits: Limits) -> type[asyncio.Protocol]:
-    """A protocol for `uvicorn.Config(http=...)` of one server with these limits."""
+    """Returns a protocol class for `uvicorn.Config(http=...)` of one server with these limits."""
     of_server = {"limits": limits, "places": Places(limits)}
     inner = type("LimitedProtocol", (_Limited,), of_server)
     outer = type("InPieces", (_InPieces,), {"inner": inner, "limits": limits})
@@ -138,12 +139,14 @@ def limited(limits: Limits) -> type[asyncio.Protocol]:
 
 
 class _InPieces(asyncio.BufferedProtocol):
-    """Reads little of a request until it begins; an event loop left to itself reads 256 KiB.
+    """Reads a request in small pieces until it begins, because an event loop reads up to 256 KiB at
+    once.
 
-    1,000 requests that waited for their turn held 130 MB of bodies.
+    Otherwise 1,000 waiting requests held 130 MB of bodies.
     """
 
-    _memory = memoryview(bytearray(_MOST_READ_BYTES))  # of all: what is read is copied at once
+    # shared by all connections: the bytes are copied at once
+    _memory = memoryview(bytearray(_MOST_READ_BYTES))
 
     inner: "ClassVar[type[_Limited]]"
 
@@ -167,23 +170,25 @@ class _Limited(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.timeout_keep_alive = self.limits.idle_s
-        self.url = b""  # of the request, once its first line is there
-        self.owner = ""  # the client that the connection counts for
+        self.url = b""  # of the request, once its first line has been read
+        self.owner = ""  # the client that the connection is counted for
         self.place: Holdings[_Limited] | None = None
         self.placed_at = 0.0
-        self._since: float | None = None  # from when the client has to hurry; None: it need not
+        # when the client's time began; None if the client need not send anything
+        self._since: float | None = None
         self._headers_done = False
-        self._starts: Callable[[], None] | None = None  # the app, once its request's body is there
-        self._ended_one = False  # whether a request ended within the bytes that came last
+        # starts the app, once the request's body is there
+        self._starts: Callable[[], None] | None = None
+        self._ended_one = False  # whether a request ended within the last bytes read
         self._n_header_bytes = 0
-        # bytes of an answer that a client does not take, and since when
+        # bytes of an answer that the client has not accepted, and since when
         self._left: tuple[int, float] | None = None
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # The peer's own address: no header may say for whom a connection counts.
+        # The peer's own address: no header may change for whom a connection is counted.
         self.owner = of_address(self.client[0]) if self.client else ""
         self._since = self.loop.time()
         self.places.enter(self)
@@ -194,14 +199,14 @@ class _Limited(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._headers_done and self._since is None:  # the first bytes of another request
+        if not self._headers_done and self._since is None:  # the first bytes of a further request
             self._since = self.loop.time()
             if self.place is self.places.late:
                 self.places.put(self, self.places.fresh)
         self._ended_one = False
         super().data_received(data)
         if self._headers_done or self._ended_one or self.transport.is_closing():
-            return  # these bytes were a body's, at least in part
+            return  # the bytes belonged to a body, at least in part
         self._n_header_bytes += len(data)
         if self._n_header_bytes > HEADER_BYTES:
             self._refuse(431, f"The headers are larger than {HEADER_BYTES} bytes.")
@@ -224,7 +229,7 @@ class _Limited(HttpToolsProtocol):
             and not self.cycle.response_complete
             and self.cycle.scope["path"].endswith(ENDLESS)
         ):
-            self.transport.close()  # else the server would wait for an end that does not come
+            self.transport.close()  # otherwise the server would wait for an endless answer
 
     def send_400_response(self, msg: str) -> None:
         if is_clients_path(self._path()):
@@ -232,7 +237,7 @@ class _Limited(HttpToolsProtocol):
         else:
             super().send_400_response(msg)
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._headers_done = False
@@ -241,7 +246,7 @@ class _Limited(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._headers_done:
-            return  # a trailer: what comes behind the body says nothing about the request
+            return  # a trailer after the body does not change the request
         if len(self.headers) >= MOST_HEADERS:
             raise ValueError("too many headers")  # the parser stops, and the client gets 400
         super().on_header(name, value)
@@ -265,7 +270,7 @@ class _Limited(HttpToolsProtocol):
             self._start()
         super().on_body(body)
         if len(self.cycle.body) > _HELD_BYTES and not self.cycle.response_complete:
-            self.flow.pause_reading()  # until it asks for more
+            self.flow.pause_reading()  # until the app asks for more
 
     def on_message_complete(self) -> None:
         self._start()
@@ -281,25 +286,26 @@ class _Limited(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # another request waited, or it is gone
+        # a pipelined request follows, or the connection is closed
         if not self.cycle.response_complete or self not in self.connections:
             return
         self._wait_for_client()  # idle
-        if self.scope is self.cycle.scope:  # the next request has not begun, and may never
+        if self.scope is self.cycle.scope:  # the next request has not begun, and may never begin
             self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
             self.headers, self.url = [], b""
 
-    # Our own.
+    # Our own methods.
 
     @property
     def has_begun(self) -> bool:
-        """True if a request has begun of which more is to come."""
+        """Returns whether a request has begun and its body is not yet complete."""
         return self._headers_done and self._starts is None
 
     def make_room(self) -> None:
-        """Ends this connection, with 503 if it waits for an answer that has not begun."""
-        # At once, before the event loop reports it lost: of many that come together each must find
-        # another one, and until then it would count among those that make requests be refused.
+        """Closes this connection, with 503 if its answer has not begun."""
+        # Immediately, before the event loop reports the connection lost. Otherwise many new
+        # connections would choose the same connection to close, and it would still count among the
+        # answers.
         waits_for_answer = self.place is self.places.answers
         self.places.put(self, None)
         self.connections.discard(self)
@@ -309,7 +315,7 @@ class _Limited(HttpToolsProtocol):
             self.transport.abort()
 
     def check(self, now: float) -> None:
-        """Ends this connection if its client takes too long."""
+        """Closes this connection if its client takes too long."""
         if self._takes_too_long(now):
             self.transport.abort()
         elif self._since is not None and not self.transport.is_closing():
@@ -318,8 +324,9 @@ class _Limited(HttpToolsProtocol):
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Keeps a request back until its body is there, of a larger one the beginning: one whose
-        body never comes would cost ten times its headers.
+        """Delays a request until its body has arrived, or the beginning of a larger body.
+
+        A request whose body never comes would cost ten times its headers.
         """
         if self._headers_done and cycle is self.cycle:
             self._starts = partial(super()._start_asgi_task, cycle, app)
@@ -332,7 +339,7 @@ class _Limited(HttpToolsProtocol):
             self._starts = None
 
     def _wait_for_client(self) -> None:
-        if self.place is not None:  # else it has made room
+        if self.place is not None:  # otherwise the connection is being closed for another
             self.places.put(self, self.places.fresh)
 
     def _wait_for_answer(self) -> None:
@@ -342,10 +349,10 @@ class _Limited(HttpToolsProtocol):
         self.places.put(self, self.places.fresh if is_probe else self.places.answers)
 
     def _takes_too_long(self, now: float) -> bool:
-        """True if the client has taken too little of its answer for too long."""
+        """Returns whether the client accepts its answer too slowly."""
         left = self.transport.get_write_buffer_size()
         if self._left is None:
-            # A closed connection with bytes left stays open until they are taken.
+            # A connection being closed stays open until its remaining bytes are accepted.
             if left and self.transport.is_closing():
                 self._left = (left, now)
             return False
@@ -376,6 +383,7 @@ class _Limited(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[status] + head + body)
         if self.cycle is not None:
-            self.cycle.disconnected = True  # who still reads its body learns that no more comes
+            # the app, if it still reads the body, learns that no more comes
+            self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()

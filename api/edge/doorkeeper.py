@@ -1,6 +1,6 @@
-"""Admits a request, up to a rate, by its key's role or its peer's network where keys are wanted.
+"""Admits requests by the role of their key, or by the peer's network, up to a rate for each client.
 
-A route says what its path needs, so that no prefix of the path matters.
+The matched route determines the role, so that no prefix of a path matters.
 """
 
 import time
@@ -19,7 +19,7 @@ from api.seen.refusals import CALLER
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 from poc_core.settings import PRIVATE, Settings, listed, parse_networks
 
-# Role that a route needs, by path; others need `read` for GET, `deploy` for anything else.
+# Role that a route needs, by path. Other routes need `read` for GET and `deploy` otherwise.
 _PROOFS = ("generate", "generate/{request_id}", "init/generate", "stop")
 _PHASES = ("validate", "init", "init/validate", "phase/generate", "phase/validate")
 _CHAT = ("chat/completions", "completions", "responses", "embeddings")
@@ -32,24 +32,24 @@ ROLES: dict[str, Role] = {
     "/api/v1/models/status": Role.READ,
     **dict.fromkeys(ELSEWHERE, Role.CHAT),
 }
-# Open to all: what a restarter of a hung process asks, the clock, which tells just the time, and
-# the console's page, which asks for a key itself and holds nothing of the node.
+# Paths open to all: the liveness probe, the clock (only the time), and the console's page, which
+# asks for a key itself and contains no data of the node.
 OPEN = {"/livez", "/api/v1/clock", "/console", "/console/", "/console/{name:path}"}
-# What a host asks that has a token in place of a key: api/routes/hosts.py looks at it.
+# Paths that hosts use with a token instead of a key; api/routes/hosts.py checks the token.
 OF_HOSTS = {"/api/v1/hosts/join", "/api/v1/hosts/standing"}
 
-# Headers that hold a key: everybody's, Anthropic's clients' and Azure's.
+# Headers that may contain a key: the standard one, Anthropic's and Azure's.
 _BEARER = b"authorization"
 _KEY_HEADERS = {_BEARER, b"x-api-key", b"api-key"}
-# Seconds' worth of requests that a client may send at once.
+# Seconds of the allowed rate that a client may use at once, as a burst.
 _BURST_S = 10.0
-# Clients whose rate is remembered.
+# Clients whose rate is tracked.
 _MAX_CLIENTS = 10_000
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def role_of(path: str | None, method: str) -> Role:
-    """The role that a key needs for a route; None: the path has no route."""
+    """Returns the role that a key needs for a route; `path` is None if no route matches."""
     role = ROLES.get(path or "")
     if role is Role.PROOFS and method in ("GET", "HEAD"):
         return Role.READ
@@ -57,21 +57,21 @@ def role_of(path: str | None, method: str) -> Role:
 
 
 def keys_wanted(settings: Settings, listens_on: str) -> bool:
-    """True if an API that listens on that address wants keys."""
+    """Returns whether an API that listens on that address requires keys."""
     if settings.require_keys == "auto":
         return listens_on not in _LOOPBACK and not listens_on.startswith("127.")
     return settings.require_keys == "always"
 
 
 def salts_wanted(settings: Settings, listens_on: str) -> bool:
-    """True if each client's chats have a prefix cache of their own."""
+    """Returns whether each client's chats have a separate prefix cache."""
     if settings.cache_salt == "auto":
         return keys_wanted(settings, listens_on)
     return settings.cache_salt == "always"
 
 
 class Doorkeeper:
-    """Middleware: 401 without a known key, 403 for one without the role, 429 beyond the rate."""
+    """Middleware: 401 without a valid key, 403 for a key without the role, 429 beyond the rate."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """The app that answers the request, and the scope that it gets to see."""
+        """Returns the app that answers the request, and the scope to pass to that app."""
         path = self._route(scope)
         if path in OPEN | OF_HOSTS:
             return self._app, scope
@@ -116,7 +116,7 @@ class Doorkeeper:
             assert caller is not None
             scope[CALLER] = caller.name
             who = f"key {caller.name}"
-            # This node's key is for nobody else to see, not for a worker either.
+            # The key must not reach anything behind this layer, such as a worker.
             scope = {
                 **scope,
                 CLIENT: who,
@@ -138,12 +138,13 @@ class Doorkeeper:
             match, _ = route.matches(scope)
             if match is Match.FULL:
                 return getattr(route, "path", None)
-            if match is Match.PARTIAL and partial is None:  # of another method: it will get its 405
+            # another method of the path: the app answers 405
+            if match is Match.PARTIAL and partial is None:
                 partial = getattr(route, "path", None)
         return partial
 
     def _is_trusted(self, peer: str, scope: Scope) -> bool:
-        address = address_of(peer)  # None: a socket of this machine
+        address = address_of(peer)  # None: a Unix socket of this machine
         if address is not None and self._is_listed(address):
             return True
         return self._trusts_private and all(
@@ -195,7 +196,7 @@ def _key(name: bytes, value: str) -> str:
 
 
 class Rates:
-    """A bucket for each client, filled by `per_second` and emptied by the client's requests."""
+    """A token bucket for each client, filled at `per_second`; each request takes one token."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         self._per_second = per_second
@@ -205,7 +206,10 @@ class Rates:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str) -> float:
-        """0: the request may pass; else the seconds until one may."""
+        """Takes a token and returns 0;
+
+        returns the seconds until a token is available if there is none.
+        """
         now = self._clock()
         full_at = max(now, self._full_at.get(client, now)) + 1 / self._per_second
         if full_at - now > self._burst_s:

@@ -1,4 +1,4 @@
-"""Bodies that come compressed (RFC 9110, 8.4.1) are read as they were before: Codex sends zstd."""
+"""Decodes compressed request bodies (RFC 9110, 8.4.1), such as the zstd that Codex sends."""
 
 import asyncio
 import ctypes
@@ -14,21 +14,22 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADER = "content-encoding"
-# Bytes that are decoded at once, in below a millisecond.
+# Bytes that are decoded at once, in less than a millisecond.
 _PIECE = 128 * 1024
-# Bytes that a decoder is given at once: what is left of them is copied for each member.
+# Bytes passed to a decoder at once: the rest of them is copied for each member.
 _GIVEN = 16 * 1024
-# Of zstd: the parameter that limits a frame's window, and its logarithm (RFC 9659: 8 MiB).
+# zstd's parameter for the largest window, and its value as a logarithm (RFC 9659: 8 MiB).
 _WINDOW_LOG_MAX, _WINDOW_LOG = 100, 23
 
 
 class Decoded:
-    """Middleware: decodes bodies piece by piece, so that a limit inside ends them in time; 415 for
-    an encoding that is not known.
+    """Middleware: decodes bodies piece by piece, so that an inner limit can stop in time.
+
+    415 for an unknown encoding.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        """`max_bytes`: of a body as it comes."""
+        """`max_bytes`: limit of a compressed body."""
         self._app = app
         self._max_bytes = max_bytes
 
@@ -53,10 +54,10 @@ class Decoded:
 
 
 class _Decoder(Protocol):
-    is_whole: bool  # nothing is missing
+    is_whole: bool  # the encoded data is complete
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Decodes more bytes. ValueError: they are not in this encoding."""
+        """Decodes more bytes. ValueError if the bytes are not valid in this encoding."""
 
 
 class _Body:
@@ -75,7 +76,7 @@ class _Body:
             except ValueError as error:
                 raise self._refusal(f"is no {self._name}: {error}") from None
             if piece is not None:
-                await asyncio.sleep(0)  # others' turn: a body may grow a thousandfold
+                await asyncio.sleep(0)  # lets other requests run: a body may grow a thousandfold
                 return {"type": "http.request", "body": piece, "more_body": True}
             if self._ended and not self._decoder.is_whole:
                 raise self._refusal("ends in its middle")
@@ -87,7 +88,7 @@ class _Body:
                 return message
             data = message.get("body", b"")
             self._left -= len(data)
-            if self._left < 0:  # also of what decodes to nothing
+            if self._left < 0:  # also limits bytes that decode to nothing
                 raise HTTPException(413, "The body is too large (POC_MAX_BODY_BYTES).")
             parts = (data[at : at + _GIVEN] for at in range(0, len(data), _GIVEN))
             self._pieces = chain.from_iterable(map(self._decoder.pieces, parts))
@@ -118,11 +119,11 @@ class _Zlib:
                 raise ValueError(str(error)) from None
             data = self._object.unused_data
             self.is_whole = self._object.eof
-            yield b""  # others' turn: members may be empty
+            yield b""  # lets other requests run: members may be empty
 
 
 class _Buffer(ctypes.Structure):
-    """ZSTD_inBuffer, ZSTD_outBuffer."""
+    """zstd's ZSTD_inBuffer and ZSTD_outBuffer."""
 
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t), ("pos", ctypes.c_size_t))
 
@@ -158,7 +159,7 @@ class _Zstd:
 
 @cache
 def decoders() -> dict[str, Callable[[], _Decoder]]:
-    """Returns decoder factories by the encoding's name."""
+    """Returns decoder factories by the name of the encoding."""
     known: dict[str, Callable[[], _Decoder]] = {
         "gzip": lambda: _Zlib(16 + zlib.MAX_WBITS),
         "deflate": lambda: _Zlib(zlib.MAX_WBITS),

@@ -1,5 +1,6 @@
-"""Errors on the paths of a model's clients have the form that these clients read, whoever refuses:
-`openai` and `anthropic` show a user nothing but the status of any other.
+"""Gives errors on the paths of a model's clients the form that these clients read.
+
+For any other form, the `openai` and `anthropic` packages show only the status.
 """
 
 import json
@@ -12,12 +13,12 @@ from api.errors import MISTAKE
 from poc_core.serving.openai_errors import said_by, shaped
 from poc_core.serving.openai_paths import is_clients_path
 
-# Bytes of an error up to which it is held.
+# Largest error that is buffered and reshaped, in bytes.
 _MOST_BYTES = 1 << 20
 
 
 class ErrorShapes:
-    """Middleware: every error is in OpenAI's form, below /v1/messages in Anthropic's."""
+    """Middleware: rewrites every error to OpenAI's form, or Anthropic's below /v1/messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,20 +30,20 @@ class ErrorShapes:
         answer = _Answer(scope["path"], send)
         try:
             await self._app(scope, receive, answer.send)
-        except Exception:  # which the server logs
+        except Exception:  # the server logs the exception
             if not answer.has_begun:
                 await JSONResponse(shaped(scope["path"], 500, MISTAKE), 500)(scope, receive, send)
             raise
 
 
 class _Answer:
-    """Holds an error back until it is whole."""
+    """Buffers an error until it is complete."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
         self._send = send
         self._head: Message = {}
-        self._body: bytes | None = None  # of an error, as far as it has come
+        self._body: bytes | None = None  # the part of an error's body received so far
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
@@ -67,7 +68,7 @@ class _Answer:
 
 
 def _reshaped(path: str, status: int, body: bytes) -> bytes:
-    """The error's bytes; they stay where their form is right."""
+    """Returns the error's body in the right form, unchanged if the form is right."""
     said = said_by(body)
     right = shaped(path, status, said)
     return body if right == said else json.dumps(right).encode()

@@ -1,10 +1,10 @@
-"""HEAD wherever there is GET (RFC 9110, 9.3.2)."""
+"""HEAD requests for every GET route (RFC 9110, 9.3.2)."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadAsGet:
-    """Middleware: answers HEAD with the headers that GET has."""
+    """Middleware: answers HEAD with the headers of GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -20,7 +20,7 @@ class HeadAsGet:
             nonlocal ended
             if message["type"] != "http.response.body":
                 await send(message)
-            elif not ended:  # also where the body would never end
+            elif not ended:  # also if the body would never end
                 ended = True
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,18 +1,20 @@
-"""Requests begin in turns: between a few of them the event loop has all else to do."""
+"""Starts requests a few at a time, so that the event loop can do other work in between."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.edge.shares import client_of
 from poc_core.fair.turns import Turns
 
-# Requests that begin in one round of the loop, some 0.2 to 0.5 ms each; more in a round that takes
-# long by itself, with many streams to pass on.
+# Requests that start in one iteration of the loop, at 0.2 to 0.5 ms each; more in an iteration that
+# takes long because it forwards many streams.
 _AT_ONCE = 4
 _PER_S = 500.0
 
 
 class InTurns:
-    """Middleware: of requests that come together the next is whose client has begun fewest."""
+    """Middleware: among waiting requests, starts first the client with the fewest started
+    requests.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""The API's keys: named, with roles, in a file of their hashes that is read again when it changes.
+"""The API's keys: names, roles and hashes in a file, which is read again when it changes.
 
-Keys are random, 256 bits each: nobody guesses one, and a plain hash of it gives nothing away.
+A key is 256 random bits, so it cannot be guessed, and its plain hash reveals nothing.
 """
 
 import fcntl
@@ -22,13 +22,13 @@ from poc_core.errors import ProoflineError
 
 log = logging.getLogger(__name__)
 
-# What keys begin with, so that scanners find one that was published by mistake.
+# Prefix of all keys, so that secret scanners find a published key.
 PREFIX = "proofline_"
 _RANDOM_BYTES = 32
 
 
 class Role(StrEnum):
-    """A key's permission; each role but chat may also look."""
+    """A key's permission. Each role except chat includes read access."""
 
     READ = "read-only"
     PROOFS = "proofs"
@@ -36,12 +36,12 @@ class Role(StrEnum):
     DEPLOY = "deploy"
 
 
-# What the network node, registered with a key as its auth_token, does with that one key.
+# Roles that the network node needs when a key is its auth_token.
 OF_NETWORK_NODE = frozenset({Role.PROOFS, Role.CHAT, Role.DEPLOY})
 
 
 class KeysError(ProoflineError):
-    """The file of keys cannot be read or written, or has no such key; the text says what to do."""
+    """The key file cannot be read or written, or has no such key; the text gives the remedy."""
 
 
 class StoredKey(BaseModel, frozen=True):
@@ -67,10 +67,10 @@ class Caller:
 
 
 class KeyFile:
-    """The keys of one file, which is read again only when it has changed."""
+    """The keys of one file, which is read again only after a change."""
 
     def __init__(self, path: Path, beside: str | None = None) -> None:
-        """`beside`: one more key, for everything (POC_API_KEY)."""
+        """`beside`: an additional key with all roles (POC_API_KEY)."""
         self.path = path.expanduser()
         self._beside = (
             {} if beside is None else {_hash(beside): Caller("POC_API_KEY", frozenset(Role))}
@@ -84,7 +84,7 @@ class KeyFile:
         return self._callers.get(_hash(key))
 
     def keys(self) -> Sequence[StoredKey]:
-        """The keys in the file. KeysError: the file cannot be read."""
+        """Returns the keys in the file. KeysError if the file cannot be read."""
         try:
             return _File.model_validate_json(self.path.read_bytes()).keys
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class KeyFile:
             ) from None
 
     def add(self, name: str, roles: Collection[Role]) -> str:
-        """A new key, which is stored nowhere. KeysError: the name is taken."""
+        """Creates a key, stores its hash and returns the key. KeysError if the name exists."""
         with self._changing():
             keys = self.keys()
             if any(key.name == name for key in keys):
@@ -113,7 +113,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Removes a key, which opens nothing from now on. KeysError: there is none of that name."""
+        """Removes a key, which is invalid from now on. KeysError if no key has that name."""
         with self._changing():
             keys = self.keys()
             left = [key for key in keys if key.name != name]
@@ -134,7 +134,8 @@ class KeyFile:
         try:
             keys = self.keys()
         except KeysError as error:
-            # Whoever can write the file can also empty it, and a slip must not lock all out.
+            # A process that can write the file can also empty it, and an error must not lock out
+            # all clients.
             log.error("%s The keys read before stay in force.", error)
         else:
             self._callers = self._beside | {key.sha256: Caller(key.name, key.roles) for key in keys}
@@ -142,7 +143,7 @@ class KeyFile:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Holds a lock, so that no two commands change the file at the same time."""
+        """Holds a file lock, so that no two commands change the file at the same time."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(

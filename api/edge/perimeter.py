@@ -1,8 +1,10 @@
-"""Keeps web pages of strangers away: the operator's browser reaches loopback and private networks.
+"""Blocks requests by foreign web pages:
 
-A page can send what needs no permission of ours: any POST of a plain type, with its own Origin
-(CSRF), or with a name of its own that leads to this address as Host (DNS rebinding). The network
-node sends JSON without an Origin, and most of it without a Content-Type.
+the operator's browser reaches loopback and private networks.
+
+Without permission a page can send any POST with a simple content type, with the page's Origin
+(CSRF), or with a domain that resolves to this address as Host (DNS rebinding). The network node
+sends JSON without an Origin, and mostly without a Content-Type.
 """
 
 import re
@@ -16,21 +18,26 @@ from poc_core.serving.openai_paths import is_clients_path
 from poc_core.settings import Settings, listed
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
-# Ends of names that nobody can own in the public DNS (RFC 6761, RFC 6762, ICANN's .internal).
+# Suffixes of names that cannot be registered in the public DNS (RFC 6761, RFC 6762, ICANN's
+# .internal).
 _PRIVATE = (".localhost", ".local", ".internal")
-# Below it a body without a Content-Type is JSON: the network node's (Go's http.NewRequest).
+# Below this path a body without a Content-Type is JSON, because the network node omits the header
+# (Go's http.NewRequest).
 _UNTYPED = "/api/"
-# What OpenAI's clients send audio as.
+# Content type and path of audio from OpenAI's clients.
 _FORM, _AUDIO = "multipart/form-data", "/v1/audio/"
 _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 
 
 class Perimeter:
-    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body not JSON,
-    400 on the paths of a model's clients."""
+    """Middleware:
+
+    421 for a foreign Host, 403 for a foreign Origin, 415 for a body that is not JSON (400 on the
+    paths of a model's clients).
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:
-        """`own_names`: names of this node besides those of the settings."""
+        """`own_names`: additional names of this node."""
         self._app = app
         self._names = {name.lower() for name in own_names} | set(listed(settings.allowed_hosts))
         self._suffixes = (*_PRIVATE, *(name for name in self._names if name.startswith(".")))
@@ -50,7 +57,7 @@ class Perimeter:
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         if len(hosts) > 1:
             return _answer(400, "The request has several Host headers; send one.")
-        if hosts and not self.knows(hosts[0]):  # without one it is no browser's
+        if hosts and not self.knows(hosts[0]):  # a browser always sends a Host
             return _answer(
                 421,
                 f"This node does not answer to the name {hosts[0][:200]!r}; list it in"
@@ -70,9 +77,10 @@ class Perimeter:
         ]
         is_audio = types == [_FORM] and _AUDIO in scope["path"]
         if is_audio and not origins:
-            return None  # no page's: those that can send forms say their origin
+            return None  # not sent by a page: a browser that can send forms also sends an Origin
         if len(types) != 1 or not _JSON.fullmatch(types[0]):
-            # The network forwards its users' own types to a model's paths, where vLLM answers 400.
+            # The network forwards its users' content types to a model's paths; vLLM answers 400
+            # there.
             return _answer(
                 400 if is_clients_path(scope["path"]) and not is_audio else 415,
                 "A body must be JSON and say so: send the header Content-Type: application/json.",
@@ -80,7 +88,7 @@ class Perimeter:
         return None
 
     def knows(self, authority: str) -> bool:
-        """True if a Host header names this node: HOST or HOST:PORT."""
+        """Returns whether a Host header (HOST or HOST:PORT) names this node."""
         match = _AUTHORITY.fullmatch(authority)
         if match is None:
             return False
@@ -99,15 +107,15 @@ def _is_address(host: str) -> bool:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """True if a page of that origin came from the very host that it asks now."""
+    """Returns whether a page of that origin was loaded from the host of this request."""
     scheme, separator, authority = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
 
 
 def _type(scope: Scope) -> None:
-    """Calls the request JSON where it does not say what it is and no page can have sent it.
+    """Adds a JSON Content-Type to a request without one, if no page can have sent the request.
 
-    In place: the layers outside read in this very scope whose key it has.
+    Changes the scope in place: outer layers read the client from this scope.
     """
     names = {name.lower() for name, _ in scope["headers"]}
     if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:
@@ -119,5 +127,5 @@ def _has_body(headers: dict[bytes, list[str]]) -> bool:
 
 
 def _answer(status: int, detail: str) -> JSONResponse:
-    # The body is not read, so no other request can follow.
+    # The body is not read, so no other request can follow on this connection.
     return JSONResponse({"detail": detail}, status, headers={"Connection": "close"})

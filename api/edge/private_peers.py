@@ -1,7 +1,8 @@
-"""Peers in private networks (POC_TRUSTED_NETWORKS=private), as in MLNode's Compose network.
+"""Peers in private networks (POC_TRUSTED_NETWORKS=private), such as MLNode's Compose network.
 
-A gateway is nobody's address: Docker's port forwarding shows the gateway in place of clients that
-may be anywhere. A proxy's request counts as its clients', so a forwarded address only takes trust.
+A gateway's address identifies no client: Docker's port forwarding replaces the addresses of any
+clients with the gateway's. A proxied request is trusted only if all its clients are, so a forwarded
+address can only reduce trust.
 """
 
 import math
@@ -22,12 +23,12 @@ _PRIVATE = [
 _PROC_NET = Path("/proc/net")
 _FRESH_S = 5.0
 _WHOLE_IPV6 = 128  # bits of a route to one host
-# Addresses that proxies may name: more than any chain of them has.
+# Addresses in forwarding headers: more than any chain of proxies has.
 MOST_FORWARDED = 16
 
 
 class Gateways:
-    """The machine's gateways, read again after some seconds."""
+    """The machine's gateways, read again every few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,17 +45,19 @@ _GATEWAYS = Gateways()
 
 
 def is_private(address: Address) -> bool:
-    """True if it is of a private network, or loopback, and no gateway."""
+    """Returns whether an address is private or loopback, and not a gateway."""
     return any(address in network for network in _PRIVATE) and address not in _GATEWAYS
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
-    """The gateways of this machine's routes, and of its networks the addresses Docker gives one."""
+    """Returns the gateways of this machine's routes, and the address that Docker gives the gateway
+    in each of its networks.
+    """
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
         words = line.split()
         to, gateway = (int.from_bytes(bytes.fromhex(word), "little") for word in words[1:3])
-        if gateway or words[7] != "FFFFFFFF":  # a route to one host leads to no network
+        if gateway or words[7] != "FFFFFFFF":  # a route to a single host leads to no network
             found.add(IPv4Address(gateway or (to + 1)))
     for line in _lines(proc_net / "ipv6_route"):
         words = line.split()
@@ -65,7 +68,7 @@ def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
 
 
 def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None]:
-    """The addresses that proxies name; None for one that cannot be read."""
+    """Returns the addresses in forwarding headers; None for each address that cannot be parsed."""
     found: list[Address | None] = []
     for name, value in headers:
         if name == b"forwarded":
@@ -87,5 +90,5 @@ def address_of(text: str) -> Address | None:
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:  # another system, or no IPv6
+    except OSError:  # another operating system, or no IPv6
         return []

@@ -8,23 +8,25 @@ from typing import Generic, TypeVar
 
 from starlette.types import Scope
 
-# Scope key: the client that the doorkeeper knows a request by, such as the name of its key.
+# Scope key of the client's name as determined by the doorkeeper, such as the name of its key.
 CLIENT = "proofline.client"
-# Bits of an IPv6 address that say whose it is: a single customer has all addresses of a /64.
+# Bits of an IPv6 address that identify a customer, who has all addresses of a /64.
 _NETWORK_BITS = 64
 
 T = TypeVar("T", bound=Hashable)
 
 
 def client_of(scope: Scope) -> str:
-    """The client that a request counts for: its key's name, else where its peer is."""
+    """Returns the client that a request counts for: the name of its key, else its peer's
+    network.
+    """
     peer = scope.get("client")
     return scope.get(CLIENT) or (of_address(peer[0]) if peer else "")
 
 
 @lru_cache(maxsize=4096)
 def of_address(host: str) -> str:
-    """The client at a peer's address; no address stands for itself."""
+    """Returns the client at a peer's address; a host that is no address is its own client."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -37,11 +39,11 @@ def of_address(host: str) -> str:
 
 
 class Holdings(Generic[T]):
-    """Counts each client's holdings, the oldest first. Every call takes constant time."""
+    """Counts each client's holdings, ordered by age. Every call takes constant time."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[T, None]] = {}
-        # number of things -> the clients that hold so many, the first to hold them first
+        # number of things -> the clients that hold so many, ordered by when they reached the number
         self._by_count: dict[int, OrderedDict[str, None]] = {}
         self._most = 0
         self._total = 0
@@ -64,11 +66,14 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """The oldest thing of the client that holds most; of several, the first to hold so many."""
+        """Returns the oldest thing of the client with most;
+
+        of several clients, the first to hold so many.
+        """
         return next(iter(self._largest()))
 
     def youngest(self) -> T:
-        """The youngest thing of that client."""
+        """Returns the youngest thing of the same client as `oldest`."""
         return next(reversed(self._largest()))
 
     def _largest(self) -> OrderedDict[T, None]:
@@ -83,4 +88,4 @@ class Holdings(Generic[T]):
         if after:
             self._by_count.setdefault(after, OrderedDict())[client] = None
         if after > self._most or self._most not in self._by_count:
-            self._most = after  # counts change by one
+            self._most = after  # counts change by one at a time

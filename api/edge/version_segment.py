@@ -1,4 +1,4 @@
-"""Paths behind a version, as the network's client writes them: /v3.0.16/api/v1/state."""
+"""Paths with a version before them, as the network node writes them: /v3.0.16/api/v1/state."""
 
 from urllib.parse import unquote
 
@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 
-# First segments of a node's paths: ours, and those of vLLM's server that have no /v1.
+# First segments of a node's paths: ours, and those of vLLM's server outside /v1.
 FIRST_SEGMENTS = frozenset(
     {
         "api",
@@ -20,12 +20,12 @@ FIRST_SEGMENTS = frozenset(
         *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )
-# Never the second segment of our paths; a version may itself be called v1 or v2.
+# Never a second segment of our paths; a version may itself be v1 or v2.
 _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
-    """Middleware: drops a path's first segment if one of a node's paths follows; keeps escapes."""
+    """Middleware: removes a path's first segment if a path of the node follows. Keeps escapes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,8 +44,8 @@ class VersionSegment:
 
 
 def without_version(raw_path: bytes) -> bytes | None:
-    """The path as it was sent, without the version before it; None where there is none."""
-    segments = raw_path.decode("latin-1").split("/")  # the first is empty
+    """Returns the raw path without the version before it; None if there is no version."""
+    segments = raw_path.decode("latin-1").split("/")  # the first segment is empty
     if len(segments) < 3 or not segments[1]:
         return None
     first, second = segments[1:3]
