@@ -31,7 +31,7 @@ BODY_DONE = "proofline.body_done"
 
 @dataclass(eq=False)
 class _Body:
-    """The bytes of one request's body that the node holds."""
+    """The bytes of one request body in memory."""
 
     client: str
     begun_at: float  # by BodyLimit's clock, in seconds

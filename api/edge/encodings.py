@@ -165,8 +165,7 @@ def decoders() -> dict[str, Callable[[], _Decoder]]:
         "deflate": lambda: _Zlib(zlib.MAX_WBITS),
     }
     try:
-        # Part of every Debian and Fedora, as their packages are compressed so; Python has it from
-        # 3.14 on.
+        # Present in every Debian and Fedora, whose packages use zstd; Python has zstd from 3.14 on.
         library = ctypes.CDLL("libzstd.so.1")
     except OSError:
         return known
