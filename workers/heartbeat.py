@@ -42,7 +42,7 @@ class Heartbeat:
         self._still_since: float | None = None  # when the engine last went on; None: it goes on
         self._mute_since: float | None = None  # since when the chat port gives no answer
         self._draining = threading.Event()
-        self._told_draining = False
+        self._told_draining = self._told_chat = False
         self._hung = threading.Event()
         self._beats = Periodic("heartbeat", interval_s, self._beat)
         self._pulse = Periodic("pulse", min(PULSE_S, interval_s), self._live_on)
@@ -102,8 +102,12 @@ class Heartbeat:
     def _live_on(self) -> None:
         """A sign of life beside the beats, which read sensors that may hang: it waits for none."""
         newly_draining = self._draining.is_set() and not self._told_draining
-        if not self._registry.pulse(self.record.id) or newly_draining:
+        chat_ended = self._told_chat and not self._chats()
+        if not self._registry.pulse(self.record.id) or newly_draining or chat_ended:
             self._beats.soon()
+
+    def _chats(self) -> int:
+        return 0 if self._served is None else self._served[0].chat_stats().get("chat_active", 0)
 
     def _beat(self) -> None:
         now: dict[str, Any] = {"gpus": self._gpus.now().model_dump()}
@@ -120,3 +124,4 @@ class Heartbeat:
             now["state"] = "hung" if self._hung.is_set() else "draining"
         self._registry.heartbeat(dataclasses.replace(self.record, **now), self._hand.told())
         self._told_draining = now.get("state") == "draining"
+        self._told_chat = bool(now.get("stats", {}).get("chat_active"))

@@ -30,10 +30,10 @@ class LoadedEngine:
     def __init__(self) -> None:
         self.engine = self
         self.info = ModelInfo(MODEL, 128, 4, 1024, max_batch_tokens=8192, dtype="float32")
-        self.slices = 0
+        self.slices = self.chat_active = 0
 
     def chat_stats(self) -> dict[str, Any]:
-        return {"slices": self.slices}
+        return {"slices": self.slices, "chat_active": self.chat_active}
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_each_heartbeat_counts_anew(
 ) -> None:
     start(SOON).ready(proofs, None)
     loaded.slices = 7
-    wait_until(lambda: told(workers).stats == {"slices": 7})
+    wait_until(lambda: told(workers).stats == {"slices": 7, "chat_active": 0})
 
 
 def test_ready_is_not_lost_in_a_heartbeat_under_way(
@@ -132,6 +132,16 @@ def test_a_worker_that_drains_says_so_before_its_next_heartbeat(
     heartbeat.drain()
     assert heartbeat.is_draining
     wait_until(lambda: told(workers).state == "draining")
+
+
+def test_the_end_of_all_chats_is_reported_before_the_next_heartbeat(
+    start: Start, workers: WorkerRegistry, loaded: LoadedEngine, proofs: Proofs
+) -> None:
+    loaded.chat_active = 1
+    start(NEVER).ready(proofs, 5005)
+    assert told(workers).stats["chat_active"] == 1
+    loaded.chat_active = 0
+    wait_until(lambda: told(workers).stats["chat_active"] == 0, "a beat without chats")
 
 
 def test_an_engine_that_hangs_is_said_at_once_whatever_else_the_worker_does(
