@@ -84,7 +84,7 @@ class NodeMetrics(Collector):
         yield from _chat(health.seats)
         yield from self._chats.times.collect()
         yield _counter(
-            "proofline_chat_deadly_requests",
+            "chat_deadly_requests",
             "Chat requests that ended two engines, and were refused for ten minutes.",
             self._workers.n_deadly(),
         )
@@ -93,50 +93,32 @@ class NodeMetrics(Collector):
 
     def _of_jobs(self, seen: Overview) -> Iterator[Metric]:
         settings = self._settings
-        yield _counter(
-            "proofline_nonces", "Nonces computed, for jobs and rounds.", seen.total_processed
-        )
+        yield _counter("nonces", "Nonces computed, for jobs and rounds.", seen.total_processed)
         yield _gauge(
-            "proofline_nonces_per_second",
-            "The same, mean of the last 10 s.",
-            seen.nonces_per_second,
+            "nonces_per_second", "The same, mean of the last 10 s.", seen.nonces_per_second
         )
-        yield _gauge(
-            "proofline_queued_nonces", "Nonces accepted and not yet computed.", seen.queued_nonces
-        )
-        yield _gauge(
-            "proofline_queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces
-        )
-        yield _gauge("proofline_jobs_limit", "A fifth of POC_MAX_QUEUED_NONCES.", settings.max_jobs)
+        yield _gauge("queued_nonces", "Nonces accepted and not yet computed.", seen.queued_nonces)
+        yield _gauge("queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces)
+        yield _gauge("jobs_limit", "A fifth of POC_MAX_QUEUED_NONCES.", settings.max_jobs)
         counts = self._jobs.count_active()
-        by_status = GaugeMetricFamily(
-            "proofline_jobs", "Jobs that have not ended.", labels=["status"]
-        )
+        by_status = _gauge("jobs", "Jobs that have not ended.", labels=["status"])
         by_status.add_metric(["queued"], counts.queued)
         by_status.add_metric(["running"], counts.running)
         yield by_status
         yield _gauge(
-            "proofline_jobs_waiting_for_chat",
-            "Of these; queued or running.",
-            counts.waiting_for_chat,
+            "jobs_waiting_for_chat", "Of these; queued or running.", counts.waiting_for_chat
         )
         waiting = self._outbox.n_jobs()
         yield _gauge(
-            "proofline_job_callbacks_waiting",
-            "Jobs with a url, until that has their callback.",
-            waiting,
+            "job_callbacks_waiting", "Jobs with a url, until that has their callback.", waiting
         )
         yield _gauge(
-            "proofline_silent_receivers",
-            "Receivers that answer nothing, at most 20.",
-            len(seen.silent),
+            "silent_receivers", "Receivers that answer nothing, at most 20.", len(seen.silent)
         )
 
     def _of_round(self, seen: Overview, names: Mapping[str, str]) -> Iterator[Metric]:
         current = seen.round.record if seen.round is not None else None
-        states = GaugeMetricFamily(
-            "proofline_round_state", "1 for the state the node is in.", labels=["state"]
-        )
+        states = _gauge("round_state", "1 for the state the node is in.", labels=["state"])
         for state in RoundState:
             states.add_metric(
                 [state.value], state is (current.state if current else RoundState.IDLE)
@@ -147,12 +129,8 @@ class NodeMetrics(Collector):
         stats = self._stats_of_round(seen)
         outbox = stats["outbox"]
         labels = ["worker", "model"]
-        totals = CounterMetricFamily(
-            "proofline_round_nonces", "Nonces of the round computed.", labels=labels
-        )
-        rates = GaugeMetricFamily(
-            "proofline_round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels
-        )
+        totals = _counter("round_nonces", "Nonces of the round computed.", labels=labels)
+        rates = _gauge("round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels)
         computed: dict[str, int] = defaultdict(int)  # of all starts of the worker with this name
         lately: dict[str, float] = defaultdict(float)
         for worker, numbers in stats["workers"].items():
@@ -165,71 +143,49 @@ class NodeMetrics(Collector):
         yield totals
         yield rates
         yield _counter(
-            "proofline_round_reported",
-            "Nonces to report: artifacts, or valid distances.",
-            current.n_valid,
+            "round_reported", "Nonces to report: artifacts, or valid distances.", current.n_valid
         )
         yield _counter(
-            "proofline_round_excluded_nonces", "Nonces without a finite state.", current.n_excluded
+            "round_excluded_nonces", "Nonces without a finite state.", current.n_excluded
         )
         yield _gauge(
-            "proofline_round_seconds",
-            "Since the round began, until it stopped.",
-            stats["elapsed_seconds"],
+            "round_seconds", "Since the round began, until it stopped.", stats["elapsed_seconds"]
         )
         yield _gauge(
-            "proofline_outbox_waiting",
-            "Artifacts the receiver is still to get.",
-            stats["artifacts_waiting"],
+            "outbox_waiting", "Artifacts the receiver is still to get.", stats["artifacts_waiting"]
         )
-        yield _gauge("proofline_outbox_bytes", "Redis' memory that they take.", outbox["bytes"])
-        yield _gauge("proofline_outbox_limit", "POC_OUTBOX_MAX_BYTES.", outbox["limit_bytes"])
-        yield _gauge(
-            "proofline_outbox_full", "1 while the round pauses at a limit.", outbox["full"]
-        )
-        yield _gauge(
-            "proofline_outbox_failures", "Deliveries that failed in a row.", outbox["failures"]
+        yield _gauge("outbox_bytes", "Redis' memory that they take.", outbox["bytes"])
+        yield _gauge("outbox_limit", "POC_OUTBOX_MAX_BYTES.", outbox["limit_bytes"])
+        yield _gauge("outbox_full", "1 while the round pauses at a limit.", outbox["full"])
+        yield _gauge("outbox_failures", "Deliveries that failed in a row.", outbox["failures"])
+        yield _counter(
+            "outbox_delivered", "Artifacts the receiver has.", stats["artifacts_delivered"]
         )
         yield _counter(
-            "proofline_outbox_delivered",
-            "Artifacts the receiver has.",
-            stats["artifacts_delivered"],
-        )
-        yield _counter(
-            "proofline_outbox_dropped",
-            "Artifacts given up (POC_CALLBACK_MAX_RETRIES).",
-            outbox["dropped"],
+            "outbox_dropped", "Artifacts given up (POC_CALLBACK_MAX_RETRIES).", outbox["dropped"]
         )
 
 
 def _health(health: Health) -> Iterator[Metric]:
-    levels = GaugeMetricFamily(
-        "proofline_health", "1 for the node's health; /readyz tells why.", labels=["level"]
-    )
+    levels = _gauge("health", "1 for the node's health; /readyz tells why.", labels=["level"])
     for level in Level:
         levels.add_metric([level.value], level is health.level)
     yield levels
-    reasons = GaugeMetricFamily(
-        "proofline_health_reasons", "Troubles of the node's health, by kind.", labels=["kind"]
-    )
+    reasons = _gauge("health_reasons", "Troubles of the node's health, by kind.", labels=["kind"])
     for kind in KINDS:
         reasons.add_metric([kind], sum(reason.kind == kind for reason in health.reasons))
     yield reasons
 
 
 def _workers(seats: Sequence[Seat]) -> Iterator[Metric]:
-    yield _gauge("proofline_workers", "Workers that the node has or should have.", len(seats))
+    yield _gauge("workers", "Workers that the node has or should have.", len(seats))
     labels = ["worker", "model", "engine", "host"]
-    up = GaugeMetricFamily(
-        "proofline_worker_up", "1 for a worker that is ready, 0 for one that is not.", labels=labels
+    up = _gauge("worker_up", "1 for a worker that is ready, 0 for one that is not.", labels=labels)
+    restarts = _counter(
+        "worker_restarts", "Times that its supervisor started it again.", labels=["worker"]
     )
-    restarts = CounterMetricFamily(
-        "proofline_worker_restarts",
-        "Times that its supervisor started it again.",
-        labels=["worker"],
-    )
-    exits = GaugeMetricFamily(
-        "proofline_worker_last_exit_timestamp_seconds",
+    exits = _gauge(
+        "worker_last_exit_timestamp_seconds",
         "When it ended last, and how.",
         labels=["worker", "reason"],
     )
@@ -262,23 +218,23 @@ def _chat(seats: Sequence[Seat]) -> Iterator[Metric]:
 
 
 def _verdicts(found: Mapping[str, int]) -> Iterator[Metric]:
-    yield _counter(
-        "proofline_validations", "Validations of others' proofs completed.", sum(found.values())
-    )
-    yield _counter("proofline_frauds", "Of these, those that found fraud.", found["fraud"])
+    yield _counter("validations", "Validations of others' proofs completed.", sum(found.values()))
+    yield _counter("frauds", "Of these, those that found fraud.", found["fraud"])
 
 
 def _build(seen: Overview) -> Metric:
-    about = GaugeMetricFamily(
-        "proofline_build_info", "1; the versions that run here.", labels=["version", "vllm"]
-    )
+    about = _gauge("build_info", "1; the versions that run here.", labels=["version", "vllm"])
     about.add_metric([VERSION, seen.deployment.vllm_versions], 1)
     return about
 
 
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, documentation, value=value)
+def _gauge(
+    name: str, documentation: str, value: float | None = None, labels: Sequence[str] | None = None
+) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"proofline_{name}", documentation, value=value, labels=labels)
 
 
-def _counter(name: str, documentation: str, value: float) -> Metric:
-    return CounterMetricFamily(name, documentation, value=value)
+def _counter(
+    name: str, documentation: str, value: float | None = None, labels: Sequence[str] | None = None
+) -> CounterMetricFamily:
+    return CounterMetricFamily(f"proofline_{name}", documentation, value=value, labels=labels)
