@@ -23,7 +23,7 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.engine import takes_engine
 from bench.harness.report import console, exit_with, run
-from cli.local_engine import local_engine, stdout_kept_clean
+from lab.local_engine import local_engine, stdout_kept_clean
 from lab.measure.artifact_distance import artifacts
 from lab.measure.speed import spec_of, speed
 from lab.measure.time_parts import time_parts

@@ -83,7 +83,7 @@ COMMANDS = {
     "status": Command("cli.ask.status:status", ASKING),
     "generate": Command("cli.ask.generate:generate", ASKING),
     "validate": Command("cli.ask.validate:validate", ASKING),
-    "chat-check": Command("cli.ask.chat_check:chat_check", ASKING),
+    "chat-check": Command("lab.judge.chat_check:chat_check", ASKING),
     "deploy": Command("cli.ask.deploy:deploy", ASKING),
     "undeploy": Command("cli.ask.deploy:undeploy", ASKING),
     "round": Command(

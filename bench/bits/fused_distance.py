@@ -27,8 +27,8 @@ from rich.table import Table
 
 from bench.harness import machine
 from bench.harness.report import console, exit_with
-from cli.local_engine import local_engine, stdout_kept_clean
 from cli.model_choice import with_chosen_model
+from lab.local_engine import local_engine, stdout_kept_clean
 from lab.measure import dimensions as dummies
 from lab.measure.artifact_distance import Distance, artifacts, distance
 from lab.measure.moe_backends import BATCH, SMALL_BATCH, cause, with_backend

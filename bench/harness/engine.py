@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from bench.harness import machine
 from bench.harness.report import console
 from cli.engine_options import takes_engine_options
-from cli.local_engine import local_engine, stdout_kept_clean
+from lab.local_engine import local_engine, stdout_kept_clean
 from lab.measure.dimensions import takes_dimensions
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions

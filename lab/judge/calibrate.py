@@ -13,14 +13,14 @@ import typer
 
 from cli import options
 from cli.engine_options import takes_engine_options
-from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.nonce_list import parse_nonces
-from cli.picture import check_picture
 from cli.terminal import UsageError, note, progress_bar
 from lab.judge import calibration
 from lab.judge.calibration import CalibrationError, check_count
 from lab.judge.calibration_tables import print_tables
 from lab.judge.histogram import draw
+from lab.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
+from lab.picture import check_picture
 from poc_core.records import ProofSpec
 from poc_core.schemes.distance.options import distance_spec
 from workers.engines.base import Engine

@@ -5,8 +5,8 @@ from typing import IO
 
 from rich.table import Table
 
-from cli.tables import result_console, result_table
 from lab.judge.calibration import BORDERLINE, Calibration, Target
+from lab.tables import result_console, result_table
 
 HASH_CHARACTERS = 20
 

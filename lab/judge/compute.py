@@ -10,9 +10,9 @@ import typer
 from cli import options
 from cli.engine_options import takes_engine_options
 from cli.grouped import grouped
-from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.nonce_list import parse_nonces
 from cli.terminal import UsageError, check_output, note, progress_bar, write_json
+from lab.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of, scheme_names
 

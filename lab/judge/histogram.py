@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cli.picture import DPI, save
 from lab.judge.calibration import Calibration
+from lab.picture import DPI, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from cli.picture import check_matplotlib
-from cli.tables import result_console, result_table
 from cli.terminal import UsageError, note
 from lab.judge.chain_pairs import PAIR_COLUMNS, ChainPair, compare_chains
 from lab.judge.comparisons import compare
@@ -26,6 +24,8 @@ from lab.judge.report_findings import (
 )
 from lab.judge.report_page import page
 from lab.judge.report_pictures import draw_machines, draw_offsets, draw_power
+from lab.picture import check_matplotlib
+from lab.tables import result_console, result_table
 from poc_core.schemes.artifact import thresholds
 
 PAGE = "report.html"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from cli.picture import DPI, save
 from lab.judge.power import Rule
 from lab.judge.report_findings import Findings
+from lab.picture import DPI, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,15 +10,15 @@ import typer
 
 from cli import options
 from cli.engine_options import takes_engine_options
-from cli.local_engine import local_engine, progress_title, stdout_kept_clean
-from cli.picture import check_picture
 from cli.terminal import UsageError, note, progress_bar, write_json
+from lab.local_engine import local_engine, progress_title, stdout_kept_clean
 from lab.measure import moe_backends, speed_picture
 from lab.measure.dimensions import takes_dimensions
 from lab.measure.published import beside_published
 from lab.measure.speed import SeqLenSpeeds, Speeds, measure, n_steps, sizes, spec_of
 from lab.measure.speed_advice import Division, advise, division_from
 from lab.measure.speed_tables import document, print_backends, print_speeds
+from lab.picture import check_picture
 from poc_core.settings import load_settings
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from cli.local_engine import local_engine, progress_title, stdout_kept_clean
 from cli.terminal import UsageError, progress_bar
+from lab.local_engine import local_engine, progress_title, stdout_kept_clean
 from lab.measure.artifact_distance import Distance, artifacts, distance
 from lab.measure.speed import SeqLenSpeeds, spec_of, speed
 from poc_core.errors import ProoflineError

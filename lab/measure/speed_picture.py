@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.picture import DPI, save
 from lab.measure.speed import SeqLenSpeeds
 from lab.measure.time_parts import PARTS
+from lab.picture import DPI, save
 
 OPTION = "--picture"
 WIDTH_INCHES, BAR_INCHES, FRAME_INCHES = 8.0, 0.9, 2.4

@@ -6,13 +6,13 @@ from typing import IO, Any
 
 from rich.table import Table
 
-from cli.tables import result_console, result_table
 from lab.measure.artifact_distance import Distance
 from lab.measure.moe_backends import NONCES, Comparison
 from lab.measure.published import BesidePublished
 from lab.measure.speed import SeqLenSpeeds, Speed, Speeds
 from lab.measure.speed_advice import Advice
 from lab.measure.time_parts import PARTS, TimeParts
+from lab.tables import result_console, result_table
 
 
 def document(

@@ -149,7 +149,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             loaded: Engine = engine
             return loaded
 
-        monkeypatch.setattr("cli.local_engine.load_engine", load)
+        monkeypatch.setattr("lab.local_engine.load_engine", load)
 
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     return put

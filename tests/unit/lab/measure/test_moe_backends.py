@@ -80,7 +80,7 @@ class MovedEngine(SyntheticEngine):
 
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.local_engine.load_engine", MovedEngine)
+    monkeypatch.setattr("lab.local_engine.load_engine", MovedEngine)
     monkeypatch.setattr(MovedEngine, "running", 0)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 

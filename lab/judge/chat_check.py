@@ -11,7 +11,9 @@ import typer
 from rich.table import Table
 
 from cli import options
-from cli.ask.chat_answer import (
+from cli.engine_options import takes_engine_options
+from cli.terminal import EXIT_FRAUD, UsageError, note
+from lab.judge.chat_answer import (
     BEST,
     Answer,
     ExecutedChat,
@@ -19,10 +21,8 @@ from cli.ask.chat_answer import (
     read_file,
     validators_request,
 )
-from cli.engine_options import takes_engine_options
-from cli.local_engine import local_engine, stdout_kept_clean
-from cli.tables import result_console, result_table
-from cli.terminal import EXIT_FRAUD, UsageError, note
+from lab.local_engine import local_engine, stdout_kept_clean
+from lab.tables import result_console, result_table
 from poc_core.errors import ProoflineError
 from poc_core.serving import chat_distance
 from poc_core.serving.chat_distance import Rules, Verdict
