@@ -1,1 +1,1 @@
-"""Whether the node works, and what of it does not: one answer for all who ask."""
+"""The node's health: one verdict, shared by all answers that report it."""

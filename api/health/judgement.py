@@ -1,4 +1,4 @@
-"""The node's health: a pure function of what Redis says, so that every process judges alike."""
+"""Derives the node's health from the records in Redis, as a pure function: all processes agree."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from poc_core.serving.places import LATELY_S
 from poc_core.state.delivery.outbox import BAD_CERTIFICATES
 from poc_core.state.overview import Overview
 
-# Seconds without a sign of life after which a supervisor or a chat port, and the courier, count as
-# silent.
+# Seconds without a heartbeat until a supervisor or a chat port, or the courier, counts as silent.
 HOST_SILENT_S = 5.0
 COURIER_SILENT_S = 3.0
-# Tries in a row after which a receiver is a trouble, and restarts within LATELY_S.
+# Failed tries in a row until a receiver is reported, and restarts within LATELY_S until a worker is
+# reported.
 MANY_FAILURES = 2
 MANY_RESTARTS = 3
-# Seconds for which a round whose workers are all away counts as going on while one is started.
+# Seconds for which a round without ready workers counts as continuing while a worker restarts.
 REPLACED_S = 600.0
-# Workers that a reason names.
+# Workers that one reason names.
 _MOST_NAMED = 3
 
 
 class Level(StrEnum):
-    """How the node is, from good to bad."""
+    """The node's condition, from good to bad."""
 
     OK = "ok"
-    DEGRADED = "degraded"  # it works, and something of it does not
-    DOWN = "down"  # it computes nothing for anybody
+    DEGRADED = "degraded"  # the node works, but a part of it does not
+    DOWN = "down"  # the node computes nothing
 
 
 KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "courier")
@@ -39,9 +39,9 @@ KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "cour
 
 @dataclass(frozen=True)
 class Reason:
-    """A trouble in plain words: "0 of 8 workers ready", for how long, and ": what became of them".
+    """A problem as text: `what` ("0 of 8 workers ready"), its duration, and `more` (": ...").
 
-    `since`: seconds since the epoch, where somebody knows.
+    `since`: seconds since the epoch, or None if unknown.
     """
 
     kind: str  # of KINDS
@@ -51,29 +51,29 @@ class Reason:
     since: float | None = None
 
     def text(self, now: float) -> str:
-        """The trouble as a sentence without its full stop."""
+        """Returns the problem as a sentence without a full stop."""
         lasts = f" for {duration(now - self.since)}" if self.since is not None else ""
         return f"{self.what}{lasts}{self.more}"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the health follows from."""
+    """All data from which the health is derived."""
 
     now: float  # seconds since the epoch
-    seen: Overview | None  # None: Redis does not answer
+    seen: Overview | None  # None if Redis does not answer
     redis_away_since: float | None = None
-    redis_trouble: str = "Redis does not answer"  # where it is away: what is the matter
+    redis_trouble: str = "Redis does not answer"  # the problem, if Redis is unavailable
     worker_ttl_s: float = 15.0
     outbox_max_bytes: float = float("inf")
 
 
 @dataclass(frozen=True)
 class Health:
-    """How the node is and why; `since` when, as far as what is known tells."""
+    """The node's condition and the reasons for it. `since`: when it began, or None if unknown."""
 
     level: Level
-    reasons: Sequence[Reason]  # the worst first; none: all is well
+    reasons: Sequence[Reason]  # the worst first; empty if all is well
     since: float | None
     seats: Sequence[Seat] = ()
 
@@ -82,12 +82,12 @@ class Health:
         return sum(seat.is_ready for seat in self.seats)
 
     def text(self, now: float) -> str:
-        """The health in one line."""
+        """Returns the health in one line."""
         return "; ".join(reason.text(now) for reason in self.reasons) or "all is well"
 
 
 def judge(snapshot: Snapshot) -> Health:
-    """The health of the node."""
+    """Derives the node's health from a snapshot."""
     seen, now = snapshot.seen, snapshot.now
     if seen is None:
         since = snapshot.redis_away_since
@@ -107,16 +107,19 @@ def judge(snapshot: Snapshot) -> Health:
     level = reasons[0].level if reasons else Level.OK
     times = [reason.since for reason in reasons if reason.level is level]
     known = [at for at in times if at is not None]
-    if level is Level.OK:  # since the last worker got ready
+    if level is Level.OK:  # since the last worker became ready
         known = [max((seat.since for seat in seats if seat.since is not None), default=now)]
     return Health(level, reasons, min(known, default=None), seats)
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """Explains why a generating round has no ready worker while one is being replaced; else None.
+    """Explains why a generating round continues without a ready worker;
 
-    The round is in Redis and goes on then, so the node has not failed. None: no such round, or
-    nobody comes, or not within REPLACED_S.
+    returns None if it does not.
+
+    The round is stored in Redis and continues when a worker restarts, so the node has not failed.
+    None if no round is generating, if a worker is ready, or if no worker restarts within
+    REPLACED_S.
     """
     record = seen.round.record if seen.round is not None else None
     if record is None or record.state is not RoundState.GENERATING:
@@ -129,7 +132,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """True if a supervisor starts the worker again, or has, within REPLACED_S of its end."""
+    """Returns whether a supervisor restarts the worker, within REPLACED_S of its end."""
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")
@@ -150,7 +153,7 @@ def _workers(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
 
 
 def _nobody(seen: Overview) -> Reason:
-    """Why the node has no workers at all."""
+    """Explains why the node has no workers."""
     record, hosts = seen.deployment.record, seen.deployment.hosts
     if record is not None and seen.deployment.state is DeploymentState.FAILED:
         name = record.wanted.name if record.wanted else "a model"
@@ -169,7 +172,9 @@ def _nobody(seen: Overview) -> Reason:
 
 
 def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
-    """Redis was emptied lately: clients that wait for a job or a round would wait in vain."""
+    """Reports that Redis was emptied recently: clients would wait in vain for its jobs and
+    rounds.
+    """
     record = seen.deployment.record
     at = record.restored_at if record is not None else None
     if at is not None and snapshot.now - at < LATELY_S:
@@ -254,7 +259,7 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
 
 
 def _named(seats: Sequence[Seat]) -> str:
-    """The seats and why each is not ready; of many the first, and how many more."""
+    """Names the seats with the reason why each is not ready; names the first few of many."""
     if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
         return f"each {seats[0].why}"
     told = [f"{seat.name} {seat.why}" for seat in seats[:_MOST_NAMED]]
@@ -263,7 +268,7 @@ def _named(seats: Sequence[Seat]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """12 s, 3 min, 2 h, 4 d"""
+    """Formats a duration: 12 s, 3 min, 2 h, 4 d."""
     whole = max(0, round(seconds))
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if whole >= 2 * size or (unit == "min" and whole >= size):

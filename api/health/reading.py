@@ -1,4 +1,4 @@
-"""Reads the node's health, and shapes it for every answer that tells it."""
+"""Reads the node's health, and formats it for every answer that reports it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from poc_core.state.overview import Overview, Overviews
 
 
 class HealthReader:
-    """Judges what Redis says now, or that it says nothing."""
+    """Derives the health from the current state of Redis, or from its silence."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class HealthReader:
         self.now = clock
 
     def read(self) -> tuple[Health, Overview | None]:
-        """The health, and the overview that it follows from; None: Redis does not answer."""
-        if self.watch.is_mute:  # to ask it would take seconds
+        """Returns the health, and the overview behind it; None if Redis does not answer."""
+        if self.watch.is_mute:  # asking Redis would take seconds
             return self.of(None), None
         try:
             seen = self._overviews.read()
@@ -40,7 +40,7 @@ class HealthReader:
         return self.of(seen), seen
 
     def of(self, seen: Overview | None) -> Health:
-        """The health that follows from an overview; None: Redis does not answer."""
+        """Returns the health for an overview; None stands for a Redis that does not answer."""
         if seen is not None:
             self.watch.note_back()
         return judge(
@@ -55,12 +55,12 @@ class HealthReader:
         )
 
     def replacement(self, seen: Overview) -> str | None:
-        """Why a round goes on although none of its workers is ready (judgement.replacement)."""
+        """Explains why a round continues without a ready worker (judgement.replacement)."""
         return replacement(seen, self.of(seen).seats, self.now())
 
 
 def told(health: Health, now: float) -> dict[str, Any]:
-    """The health as answers tell it (answers.NodeHealth)."""
+    """Returns the health in the form of answers.NodeHealth."""
     return {
         "level": health.level.value,
         "since": health.since,
@@ -81,7 +81,7 @@ def told(health: Health, now: float) -> dict[str, Any]:
 
 
 def told_seat(seat: Seat) -> dict[str, Any]:
-    """A worker over its restarts as answers tell it (answers.Seat)."""
+    """Returns a seat in the form of answers.Seat."""
     place = seat.place
     return {
         "name": seat.name,

@@ -1,7 +1,7 @@
-"""Sees within seconds that Redis is away, whether or not somebody asks, and says so in the log.
+"""Detects within seconds that Redis is unavailable, also without requests, and logs it.
 
-It also looks after Redis' scripts: it loads those that Redis has forgotten, for processes that may
-not, and it kills one that has held Redis up for long.
+Also reloads scripts that Redis has forgotten, for processes that are not allowed to, and kills a
+script that blocks Redis for long.
 """
 
 import logging
@@ -19,12 +19,12 @@ from poc_core.state.client import is_busy, is_transient
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-# Seconds that Redis may take for a PING: longer than its longest script, less than a request waits.
+# Seconds to wait for a PING: longer than Redis' longest script, shorter than a request waits.
 PATIENCE_S = 2.0
-# Celery's own, which workers and Flower run.
+# Celery's scripts, which workers and Flower run.
 BROKER_SCRIPTS = (REFRESH_BINDING, SWEEP_BINDINGS, str(Lock.LUA_RELEASE_SCRIPT))
 AWAY = "Redis does not answer"
-# Redis says so once a script has run for 5 s (lua-time-limit, busy-reply-threshold).
+# Redis reports this once a script has run for 5 s (lua-time-limit, busy-reply-threshold).
 BUSY = "Redis is busy with a script"
 UNKILLABLE = (
     "Redis is busy with a script that has written and so cannot be killed (as the operator,"
@@ -33,19 +33,22 @@ UNKILLABLE = (
 
 
 class RedisWatch:
-    """A thread of the API that asks Redis every second; what requests find counts as well."""
+    """A thread of the API that pings Redis every second; failures of requests are recorded as
+    well.
+    """
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
-        """`redis`: with a timeout of PATIENCE_S. `clock`: seconds since the epoch."""
+        """`redis`: client with a timeout of PATIENCE_S. `clock`: seconds since the epoch."""
         self._redis = redis
         self._clock = clock
         self._looks: Periodic | None = None
-        self.away_since: float | None = None  # seconds since the epoch; None: it answers
+        self.away_since: float | None = None  # seconds since the epoch; None while Redis answers
         self.trouble = AWAY
-        self.is_mute = False  # it takes connections and says nothing: asking it takes long
+        # Redis accepts connections and does not answer, so each request takes long
+        self.is_mute = False
 
     def start(self) -> None:
-        """Begins to look. Applications that share their services begin it once."""
+        """Starts the thread, once for all applications that share their services."""
         if self._looks is None:
             self._looks = Periodic("redis-watch", LOOK_S, self.look)
             self._looks.start()
@@ -56,7 +59,7 @@ class RedisWatch:
         self._redis.close()
 
     def look(self) -> None:
-        """Asks Redis once. Raises nothing while Redis is away or busy."""
+        """Pings Redis once. Does not raise while Redis is unavailable or busy."""
         try:
             self._redis.ping()
             scripts.load_all(self._redis, BROKER_SCRIPTS)
@@ -72,7 +75,7 @@ class RedisWatch:
     def _kill_script(self) -> None:
         try:
             self._redis.script_kill()
-        except ResponseError as error:  # it has ended by itself, or has written
+        except ResponseError as error:  # the script has ended by itself, or has written
             if "UNKILLABLE" in str(error) and self.trouble != UNKILLABLE:
                 self.trouble = UNKILLABLE
                 log.error(UNKILLABLE)
@@ -83,7 +86,7 @@ class RedisWatch:
             )
 
     def note_away(self, error: Exception) -> None:
-        """Somebody had no answer; the first says so."""
+        """Records that a request to Redis failed; logs only the first failure."""
         self.is_mute = isinstance(error, TimeoutError)
         if self.trouble != UNKILLABLE:
             self.trouble = BUSY if is_busy(error) else AWAY
@@ -96,7 +99,7 @@ class RedisWatch:
             )
 
     def note_back(self) -> None:
-        """Somebody had an answer."""
+        """Records that Redis answered."""
         if self.away_since is not None:
             log.warning("Redis answers again, after %.0f s", self._clock() - self.away_since)
         self.away_since, self.is_mute, self.trouble = None, False, AWAY

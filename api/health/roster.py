@@ -1,4 +1,4 @@
-"""The node's workers as people know them: one seat for each place, whichever start has it."""
+"""The node's workers by name: one seat for each place, which stays when the worker restarts."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,24 +9,24 @@ from poc_core.serving.deployments import HostReport, HostState
 from poc_core.serving.places import WorkerPlace
 from poc_core.state.overview import Overview
 
-# States of hosts whose workers are to be ready now or soon.
+# States of hosts whose workers should be ready now or soon.
 AT_WORK = (HostState.STARTING, HostState.SERVING)
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A worker that the node has or should have. Times: seconds since the epoch."""
+    """A worker that the node has or should have. Times are seconds since the epoch."""
 
-    name: str  # host1/gpu0-1; of two with one name each has # and some letters behind it
+    name: str  # host1/gpu0-1; two seats with the same name get # and some letters appended
     host: str
     model: str
     engine: str
-    # a worker's own word, or "silent", "ended", "given up"
+    # the state that the worker reports, or "silent", "ended", "given up"
     state: str
-    since: float | None  # when it got ready or ceased to be; None: nobody knows
-    worker: WorkerRecord | None  # of the start that lives
-    place: WorkerPlace | None  # None: nobody supervises it
-    of: str  # the id of its supervisor, or of its start where there is none
+    since: float | None  # when the seat became ready or stopped being ready; None if unknown
+    worker: WorkerRecord | None  # record of the running process
+    place: WorkerPlace | None  # None if no supervisor runs the worker
+    of: str  # id of the seat's supervisor; the worker's id if there is no supervisor
 
     @property
     def is_ready(self) -> bool:
@@ -34,7 +34,7 @@ class Seat:
 
     @property
     def why(self) -> str:
-        """Why it is not ready, in words that follow its name."""
+        """Explains why the worker is not ready, as a phrase to follow its name."""
         if self.state == "given up":
             said = (self.place.gave_up if self.place else None) or ""
             return said.removeprefix(f"{self.name} ") or "is given up"
@@ -50,11 +50,10 @@ class Seat:
 
 
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
-    """The seats of the hosts that are at work, and of workers that nobody supervises, by name.
+    """Returns the seats of all working hosts, and of workers without a supervisor, sorted by name.
 
-    A host with a part of another host's engine has none: that engine is one worker.
-
-    `ttl_s`: that records of workers live with without another sign of life.
+    A host that runs a part of another host's engine has no seat, because the engine is one worker.
+    `ttl_s`: lifetime of a worker's record after its last heartbeat.
     """
     silent_s = {name: max(0.0, ttl_s - left_s) for name, left_s in seen.left_s.items()}
     by_process = {(worker.host_id, worker.pid): worker for worker in seen.workers}
@@ -88,11 +87,12 @@ def _placed(
         state, since = "silent", now - silence_s
     elif worker is not None:
         state = worker.state
-        if worker.state == "ready":  # also before its supervisor has seen that
+        if worker.state == "ready":  # possibly before its supervisor has seen that
             since = place.since if place.is_ready else None
         elif place.is_ready:
             since = None
-    elif place.is_ready:  # it is to come back to Redis, or its supervisor does not see its end
+    # the worker has yet to register again, or its supervisor has not seen its end
+    elif place.is_ready:
         state, since = "ended", None
     else:
         state = "starting" if place.pid is not None else "ended"
@@ -110,7 +110,7 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _told_apart(seats: list[Seat]) -> Iterator[Seat]:
-    """The seats without dead starts of what lives on; of two with one name, each with its own."""
+    """Yields the seats without dead starts of running workers, and with unique names."""
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [
         seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive
@@ -124,6 +124,6 @@ def _told_apart(seats: list[Seat]) -> Iterator[Seat]:
 
 
 def names_of(seats: Sequence[Seat], workers: Sequence[WorkerRecord]) -> dict[str, str]:
-    """The name of each start, by its id."""
+    """Returns the seat name of each start, by worker id."""
     seated = {seat.worker.id: seat.name for seat in seats if seat.worker is not None}
     return {worker.id: worker.name for worker in workers} | seated

@@ -1,1 +1,1 @@
-"""Models on this machine's disk, and the deployment of one."""
+"""Models on this machine's disk, and the deployment of a model."""

@@ -1,6 +1,6 @@
-"""The Hugging Face cache of this machine: which models lie there, whole or in part.
+"""The Hugging Face cache of this machine: complete and partial models.
 
-What cannot be read is its own trouble: no model's answer depends on another's files.
+An unreadable model causes an error for that model only.
 """
 
 import os
@@ -22,7 +22,7 @@ Stage = Literal["DOWNLOADED", "PARTIAL", "NOT_FOUND"]
 
 
 class CacheError(ProoflineError):
-    """The cache cannot be read or changed; the text says where and why."""
+    """The cache cannot be read or changed; the text names the place and the reason."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Revision:
-    """A model at one commit, as far as it is here."""
+    """A model at one commit, complete or in part."""
 
     commit: str
     refs: frozenset[str]
@@ -46,15 +46,15 @@ class Revision:
 
 
 class ModelCache:
-    """Reads and deletes this machine's models; download.py fetches them in another process."""
+    """Reads and deletes this machine's models; download.py downloads models in another process."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: None for the folder that HF_HOME or HF_HUB_CACHE names."""
+        """`path`: None for the folder given by HF_HOME or HF_HUB_CACHE."""
         self._path = path
 
     @property
     def path(self) -> Path:
-        from huggingface_hub import constants  # here: it takes 0.1 s
+        from huggingface_hub import constants  # imported when needed: takes 0.1 s
 
         return self._path or Path(constants.HF_HUB_CACHE)
 
@@ -62,7 +62,10 @@ class ModelCache:
         return self.path / (_PREFIX + hf_repo.replace("/", "--"))
 
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
-        """How much of a model is there; without a commit, of `main` or any revision."""
+        """Returns whether a model is complete, partial or missing.
+
+        Without a commit, checks `main`, or all revisions if there is no `main`.
+        """
         try:
             revisions = self.revisions(hf_repo, hf_commit)
         except BrokenModelError:
@@ -81,7 +84,10 @@ class ModelCache:
         return None
 
     def offline(self, hf_repo: str) -> str | None:
-        """Why the hub is not asked for a model, and what is here of it; None: it may be."""
+        """Explains why a model cannot be downloaded, with the cached revisions;
+
+        None unless HF_HUB_OFFLINE is set.
+        """
         from huggingface_hub import constants
 
         if not constants.HF_HUB_OFFLINE:
@@ -89,7 +95,7 @@ class ModelCache:
         return f"HF_HUB_OFFLINE forbids to ask the hub for {hf_repo}; {self.here(hf_repo)}."
 
     def here(self, hf_repo: str) -> str:
-        """Which revisions of a model are in the cache, in words."""
+        """Lists a model's cached revisions, as a phrase."""
         try:
             names = [one.name for one in self.revisions(hf_repo, None, all_of_them=True)]
         except BrokenModelError as error:
@@ -99,9 +105,11 @@ class ModelCache:
         )
 
     def models(self) -> Iterator[tuple[str, str | None, Stage]]:
-        """(repository, commit, stage) of each revision; no commit where none can be read.
+        """Yields (repository, commit, stage) of each revision;
 
-        CacheError: the cache itself cannot be read.
+        commit is None if no revision is readable.
+
+        CacheError if the cache itself cannot be read.
         """
         for name in self._entries():
             hf_repo = name.removeprefix(_PREFIX).replace("--", "/")
@@ -120,7 +128,10 @@ class ModelCache:
     def revisions(
         self, hf_repo: str, hf_commit: str | None, all_of_them: bool = False
     ) -> list[Revision]:
-        """The revisions that are meant, or all. BrokenModelError."""
+        """Returns the revisions that match the commit, or all. Raises BrokenModelError.
+
+        Without a commit, `main` matches, or every revision if there is no `main`.
+        """
         folder = self.folder(hf_repo)
         try:
             commits = sorted(os.listdir(folder / "snapshots"))
@@ -149,14 +160,14 @@ class ModelCache:
         return [one for one in found if "main" in one.refs] or found
 
     def begun_bytes(self, hf_repo: str) -> int:
-        """Bytes of files whose download has begun and not ended."""
+        """Returns the bytes of incomplete downloads."""
         begun = (self.folder(hf_repo) / "blobs").glob("*.incomplete")
         return sum(1 + _size(path) for path in begun)
 
     def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Deletes a revision, or all without a commit; False: there is none.
+        """Deletes one revision, or all revisions without a commit; returns False if there is none.
 
-        CacheError: it is still there, or a part of it.
+        CacheError if any file could not be deleted.
         """
         folder = self.folder(hf_repo)
         try:
@@ -183,7 +194,9 @@ class ModelCache:
         return bool(wanted)
 
     def space(self) -> Space:
-        """CacheError: the cache cannot be read."""
+        """Returns the size of the cache and the free space. CacheError if the cache cannot be
+        read.
+        """
         path = self.path
         used = sum(
             _size(os.path.join(folder, name))
@@ -206,7 +219,7 @@ class ModelCache:
 
 
 def existing(path: Path) -> Path:
-    """The path, or the closest folder above it that is there."""
+    """Returns the path, or its closest existing parent."""
     return next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
 
 
@@ -218,7 +231,7 @@ def _is_whole(revision: Revision) -> bool:
 
 
 def _refs(folder: Path) -> dict[str, str]:
-    """The commit of each ref that can be read."""
+    """Returns the commit of each readable ref."""
     found = {}
     for place, _, names in os.walk(folder):
         for name in names:
@@ -229,7 +242,7 @@ def _refs(folder: Path) -> dict[str, str]:
 
 
 def _blobs(repo: Path, revisions: list[Revision]) -> set[str]:
-    """The files of these revisions that lie in the repository's store. OSError."""
+    """Returns the files of these revisions in the repository's blob store. Raises OSError."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -245,7 +258,7 @@ def _blobs(repo: Path, revisions: list[Revision]) -> set[str]:
 
 
 def _remove(path: str | Path) -> bool:
-    """Deletes a file, a link or a folder. Returns whether it was there. OSError."""
+    """Deletes a file, a link or a folder. Returns whether it existed. Raises OSError."""
     if not os.path.lexists(path):
         return False
     if os.path.isdir(path) and not os.path.islink(path):
@@ -256,7 +269,7 @@ def _remove(path: str | Path) -> bool:
 
 
 def _size(path: str | Path) -> int:
-    """Bytes of a file of its own; 0 for links, and for what is gone."""
+    """Returns a file's size in bytes; 0 for a link or a missing file."""
     try:
         found = os.lstat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Deploying a model on all hosts of the node, withdrawing it, and waiting for either."""
+"""Deploys a model on all hosts of the node, withdraws it, and waits for either to complete."""
 
 import logging
 import time
@@ -20,16 +20,16 @@ from poc_core.state import DeploymentStore, JobStore, RoundStore
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the hosts' reports, which come every second.
+# Seconds between two checks of the hosts' reports, which arrive every second.
 _LOOK_S = 0.2
-# Seconds for engines to end: workers have 30, guards 8 more, a dead host is forgotten after 10.
+# Seconds for engines to end: workers have 30, guards 8 more, a dead host is removed after 10.
 _GONE_S = 60.0
-# Seconds that a request waits for its model: below the 900 that the network's client waits.
+# Seconds that a request waits for its model: less than the 900 that the network node waits.
 SERVE_S = 870.0
 
 
 def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
-    """The deployment that a body asks for. BodyError: an argument that is not allowed."""
+    """Returns the deployment that a body requests. BodyError if an argument is not allowed."""
     try:
         wanted = read_deployment(body.model, body.dtype, body.additional_args, settings.trusted)
     except ArgumentsError as error:
@@ -40,7 +40,7 @@ def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
 
 
 class Deploying:
-    """Starts and ends the model of all hosts for the API's clients."""
+    """Starts and stops the model of all hosts for the API's clients."""
 
     def __init__(
         self, settings: Settings, deployments: DeploymentStore, rounds: RoundStore, jobs: JobStore
@@ -51,9 +51,10 @@ class Deploying:
         self._jobs = jobs
 
     def deploy(self, body: DeployBody) -> int:
-        """Has all hosts start what the body asks for; returns the deployment's generation.
+        """Makes all hosts start the requested model; returns the deployment's generation.
 
-        BodyError: as `deployment_of`. HTTPException 409: a model runs or starts; 503: no host.
+        BodyError as in `deployment_of`. HTTPException 409 if a model runs or starts, 503 if there
+        is no host.
         """
         wanted = deployment_of(body, self._settings)
         try:
@@ -62,22 +63,25 @@ class Deploying:
             raise HTTPException(409, str(error)) from None
         except NoHostError as error:
             raise unavailable(str(error)) from None
-        self._end_work()  # of a failed model, say: it would keep the next round from beginning
+        # e.g. of a failed model: old work would prevent the next round from starting
+        self._end_work()
         return generation
 
     def withdraw(self, keeps: bool) -> int:
-        """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation.
+        """Ends the round and jobs, then the workers of all hosts;
 
-        `keeps`: engines that still load are kept for a while, see DeploymentStore.withdraw.
+        returns the withdrawal's generation.
+
+        `keeps`: loading engines continue for a while, see DeploymentStore.withdraw.
         """
         self._end_work()
         return self._deployments.withdraw(keeps)
 
     async def until_served(self, request: Request, generation: int) -> Response | Done:
-        """Waits until the model serves. A client that hangs up changes nothing.
+        """Waits until a host serves the model. The deployment continues if the client disconnects.
 
-        HTTPException 500: the model cannot start (why), was withdrawn, or takes longer than SERVE_S
-        (and goes on).
+        HTTPException 500 if the model cannot start, was withdrawn, or takes longer than SERVE_S (it
+        continues to start).
         """
         deadline = time.monotonic() + SERVE_S
         while time.monotonic() < deadline:
@@ -105,7 +109,10 @@ class Deploying:
     async def until_gone(
         self, generation: int, clock: Callable[[], float] = time.monotonic
     ) -> Done:
-        """Waits until all hosts run only what they keep. HTTPException 500: who still does."""
+        """Waits until all hosts run at most kept engines.
+
+        HTTPException 500 lists the hosts that still do.
+        """
         deadline = clock() + _GONE_S
         while True:
             status = await to_thread.run_sync(self._deployments.status)

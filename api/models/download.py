@@ -1,7 +1,7 @@
 """The process that downloads one model: `python -m api.models.download NAME TASK_ID`.
 
-It ends when nobody wants the model any more, and says in Redis that it lives: when it dies another
-is started, which keeps what was downloaded.
+It ends once the download is no longer wanted. It sends heartbeats to Redis: if it dies, another
+process continues its download.
 """
 
 import glob
@@ -26,7 +26,7 @@ from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which Redis may be away: the process's stack may have ended.
+# Seconds for which Redis may be unavailable; after that, the process' stack has probably ended.
 _PATIENCE_S = 60.0
 _GB = 1e9
 
@@ -44,11 +44,11 @@ def main(name: str, task_id: str) -> None:
 
 
 def fetch(download: Download) -> str | None:
-    """Downloads what the engine loads of the model; why that failed, or None."""
+    """Downloads the files that the engine loads. Returns the error as text, or None."""
     cache = ModelCache()
     try:
         _fetch(download, cache)
-    except Exception as error:  # the hub's, the network's, the disk's
+    except Exception as error:  # from the hub, the network or the disk
         logger.warning("%s could not be downloaded: %s", download.name, error)
         said = (
             str(error) if isinstance(error, ProoflineError) else f"{type(error).__name__}: {error}"
@@ -75,14 +75,14 @@ def _fetch(download: Download, cache: ModelCache) -> None:
         return Path(path)
 
     def get_right(name: str) -> Path:
-        """Downloads files again whose size differs, because a copy or another program may have left
-        them.
+        """Downloads a file again if its size is wrong: a copy or another program may have
+        left it.
         """
         path = get(name)
         return path if path.stat().st_size == tree[name].size else get(name, again=True)
 
     weights, index = chosen(tree)
-    if index in tree and index.endswith(".safetensors.index.json"):  # vLLM reads no other
+    if index in tree and index.endswith(".safetensors.index.json"):  # vLLM reads no other index
         weights = indexed(get_right(index)) & tree.keys()
     others = small(tree)
     wanted = weights | others
@@ -106,7 +106,7 @@ def _fetch(download: Download, cache: ModelCache) -> None:
 
 
 def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
-    """CacheError: there is too little room on the disk for what is not there yet."""
+    """Checks the free space for all missing files. CacheError if there is too little."""
     blobs = cache.folder(repo) / "blobs"
     needs = sum(
         file.size
@@ -123,7 +123,7 @@ def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
 
 
 class _Life:
-    """Says in Redis that the process lives, and ends it where it is not wanted."""
+    """Sends heartbeats to Redis, and ends the process if the download is no longer wanted."""
 
     def __init__(self, store: DownloadStore, download: Download) -> None:
         self._store = store
@@ -139,7 +139,7 @@ class _Life:
         if not wanted:
             with suppress(RedisError):
                 self._store.leave(self._download.task_id)
-            os._exit(0)  # from within whatever it downloads
+            os._exit(0)  # ends the process during any step of the download
 
 
 if __name__ == "__main__":

@@ -13,28 +13,29 @@ from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks whether a download's process lives.
+# Seconds between two checks of the download processes.
 LOOK_S = 5.0
 
 
 class Downloads:
-    """The download processes that fill this machine's cache."""
+    """The processes that download models into this machine's cache."""
 
     def __init__(self, store: DownloadStore, settings: Settings) -> None:
         self.store = store
         self.machine = socket.gethostname()
         self._redis_url = settings.redis_url
-        self._lock = threading.Lock()  # of the processes: requests begin downloads beside `tend`
+        # guards the processes: requests start downloads during `tend`
+        self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
 
     def looks(self) -> Periodic:
-        """The periodic look whether the processes live; each run of an API has one of its own."""
+        """Returns the thread that checks the processes; each run of an API has its own."""
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
-        """Starts a process for a claimed download, unless this API has one."""
+        """Starts a process for a claimed download, unless this API has started one."""
         command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
-        # The url may hold a password: the environment is private, a command line is not.
+        # The URL may contain a password: the environment is private, a command line is not.
         environment = {**os.environ, "POC_REDIS_URL": self._redis_url}
         with self._lock:
             if download.task_id not in self._processes:
@@ -42,7 +43,9 @@ class Downloads:
                 self._processes[download.task_id] = process
 
     def tend(self) -> None:
-        """Starts a process for each wanted download whose process died, maybe with an old API."""
+        """Starts a process for each wanted download whose process died, perhaps with an earlier
+        API.
+        """
         with self._lock:
             ended = [task_id for task_id, one in self._processes.items() if one.poll() is not None]
             for task_id in ended:
@@ -55,12 +58,12 @@ class Downloads:
                 self.begin(download)
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Processes that this API started and that run."""
+        """Returns the running processes that this API started."""
         with self._lock:
             return [process for process in self._processes.values() if process.poll() is None]
 
     def close(self) -> None:
-        """Ends the processes; the API's successor goes on with the downloads."""
+        """Ends the processes; the next API process continues the downloads."""
         processes = self.processes()
         for process in processes:
             process.terminate()

@@ -1,4 +1,4 @@
-"""The files of a model: which of them vLLM loads, and which a folder lacks."""
+"""The files of a model: those that vLLM loads, and those that a folder lacks."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from typing import Any
 
 from poc_core.errors import ProoflineError
 
-# Forms of weights with their indices, in the order in which vLLM's loader prefers them. The first
-# is Mistral's, for models that have Mistral's configuration.
+# Weight formats with their indices, in the order of preference of vLLM's loader. The first is
+# Mistral's, for models with Mistral's configuration.
 _FORMS = (
     ("consolidated*.safetensors", "consolidated.safetensors.index.json"),
     ("*.safetensors", "model.safetensors.index.json"),
@@ -19,25 +19,25 @@ _FORMS = (
     ("*.pt", ""),
     ("*.gguf", ""),
 )
-# What training leaves next to the weights.
+# Files that training leaves next to the weights.
 _OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
-_CONFIGS = ("config.json", "params.json")  # of transformers, of Mistral
+_CONFIGS = ("config.json", "params.json")  # of transformers and of Mistral
 _TOKENIZERS = (
     *("tokenizer.json", "tekken.json", "tokenizer.model.*", "*.model", "*.tiktoken", "*.spm"),
     "vocab.*",
 )
 _SMALL = (*_TOKENIZERS, "*.json", "*.txt", "*.bpe", "*.jinja", "*.py")
 _SHARD = re.compile(r"(.*-)(\d+)(-of-)(\d+)(\.\w+)")
-# Larger JSON, such as a tokenizer's, is not parsed.
+# JSON files larger than this, such as a tokenizer's, are not parsed.
 _PARSED_BYTES = 1024**2
 
 
 class BrokenModelError(ProoflineError):
-    """A file of a model cannot be read, or holds something else than it should."""
+    """A file of a model cannot be read, or has unexpected content."""
 
 
 def chosen(names: Collection[str]) -> tuple[set[str], str]:
-    """The weights that vLLM loads of the files of a folder, and the name of their index."""
+    """Returns the weight files that vLLM loads, and the name of their index."""
     for pattern, index in _FORMS[_CONFIGS[1] not in names :]:
         found = {
             name
@@ -50,7 +50,7 @@ def chosen(names: Collection[str]) -> tuple[set[str], str]:
 
 
 def small(names: Collection[str]) -> set[str]:
-    """Returns what vLLM reads besides weights: configuration, tokenizer, templates, code."""
+    """Returns the other files that vLLM reads: configuration, tokenizer, templates, code."""
     others = {index for _, index in _FORMS} - {chosen(names)[1]}
     return {
         name
@@ -61,7 +61,7 @@ def small(names: Collection[str]) -> set[str]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Returns the files that a model lacks, or "weights", "a tokenizer". BrokenModelError."""
+    """Returns the missing files, or "weights", "a tokenizer". Raises BrokenModelError."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -86,7 +86,7 @@ def missing(folder: Path) -> list[str]:
 
 
 def indexed(path: Path) -> set[str]:
-    """The files that an index of weights names. BrokenModelError: it is none."""
+    """Returns the files named by an index of weights. BrokenModelError if the file is no index."""
     named = parsed(path).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise BrokenModelError(f"{path} is no index of weights")
@@ -94,7 +94,7 @@ def indexed(path: Path) -> set[str]:
 
 
 def _check(path: Path) -> None:
-    """BrokenModelError: the file holds no JSON object."""
+    """Parses a small file. BrokenModelError if it contains no JSON object."""
     if _size(path) <= _PARSED_BYTES:
         parsed(path)
 
@@ -112,7 +112,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def _has(path: Path) -> bool:
-    """True if a file is there and holds something. BrokenModelError: a link, but not its file."""
+    """Returns whether a file exists and is not empty. BrokenModelError for a dangling link."""
     return (path.is_symlink() or path.exists()) and _size(path) > 0
 
 

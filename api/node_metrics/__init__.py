@@ -1,1 +1,1 @@
-"""GET /api/v1/metrics: what the network's monitoring reads of a node (its schema v1)."""
+"""GET /api/v1/metrics: the metrics for the network's monitoring (its schema v1)."""

@@ -1,4 +1,4 @@
-"""Samples beside the figures: versions of the schema and of Proofline, and engine settings."""
+"""Info samples: versions of the schema and of Proofline, and engine settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ SCHEMA_VERSION = "1"
 
 
 def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
-    """The samples; `engines`: the ready ones. Each model has a line: an upgrade shows two."""
+    """Returns the samples; `engines`: the ready engines.
+
+    Each model has a line, so an upgrade shows two.
+    """
     lines: Lines = {
         SCHEMA.name: [line(SCHEMA.name, labels(version=SCHEMA_VERSION), "1")],
         VERSION.name: [line(VERSION.name, labels(version=OURS), "1")],
@@ -28,10 +31,10 @@ def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Line
 
 
 def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> str:
-    """One model's settings: limits and number format as they are, parallelism as asked for."""
+    """Returns one model's settings: actual limits and dtype, requested parallelism."""
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
-    wanted: dict[str, Any] = {}  # what was said; a host's defaults may be others
+    wanted: dict[str, Any] = {}  # explicitly requested values; a host's defaults may differ
     if deployment.wanted is not None and deployment.wanted.name == model:
         wanted = deployment.wanted.model_dump(exclude_unset=True)
     named = labels(

@@ -1,7 +1,7 @@
-"""Fewer buckets of histograms, so that many engines fit into what the network's reader takes.
+"""Reduces histogram buckets, so that many engines fit into the limits of the network's reader.
 
-A bucket counts all that is below its bound, so a histogram without some of them is right, and
-coarser. All engines keep the same bounds, so that their sums stay right too.
+A bucket is cumulative, so a histogram with fewer buckets is correct but coarser. All engines keep
+the same bounds, so that their sums stay correct too.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ _HISTOGRAMS = [family.name for family in ENGINE if family.kind == "histogram"]
 
 
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
-    """The engines' series with evenly chosen bounds of each histogram, as many as fit; +Inf always.
+    """Returns each shape's series, with evenly chosen bounds of each histogram;
 
-    By shape, of which many engines have the same one.
+    +Inf is always kept.
+
+    Keeps as many bounds as fit into `most_series`. Many engines have the same shape.
     """
     n_buckets = sum(shape.n_buckets for shape in engines)
     others = sum(len(shape.series) for shape in engines) - n_buckets
     shapes = set(engines)
     if n_buckets + others <= most_series:
         return {shape: shape.series for shape in shapes}
-    # +Inf is one of them; where not even that fits, `exposition.text` leaves families out.
+    # +Inf is one of the bounds; if even +Inf does not fit, `exposition.text` omits families.
     n_bounds = max(1, (most_series - others) // max(1, len(engines) * len(_HISTOGRAMS)))
     kept = {family: _evenly(_bounds(shapes, family), n_bounds) for family in _HISTOGRAMS}
     return {
@@ -46,6 +48,6 @@ def _bounds(shapes: Iterable[Shape], family: str) -> list[str]:
 
 
 def _evenly(bounds: list[str], n: int) -> set[str]:
-    """The last of `bounds` and n - 1 others."""
+    """Returns the last of `bounds` and n - 1 others."""
     step = -(-len(bounds) // n)
     return set(bounds[::-1][::step]) if bounds else set()

@@ -1,7 +1,7 @@
-"""An engine's samples of schema v1, from the metrics of its vLLM.
+"""An engine's samples of schema v1, read from the metrics of its vLLM.
 
-Engines of one model tell the same series each time, only the values differ: what the series are is
-found out once.
+Engines of one model report the same series each time with other values, so the series are parsed
+only once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BOUND = re.compile(r'\ble="([^"]*)"')
 _HARMLESS = re.compile(
     r"[A-Za-z_][\w-]*|[+-]?(\d+(\.\d+)?(e[+-]?\d+)?|Inf)|\[\]", re.ASCII | re.IGNORECASE
 )
-# An engine's number within its server, and labels that are set anew for the whole node.
+# The engine's number within its server, and labels that are set for the complete node.
 _DROPPED = {"engine", "model_name", "replica"}
-# A name on the hub, or one without a folder.
+# A name on the hub, or a name without a folder.
 _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
@@ -34,15 +34,15 @@ class Series(NamedTuple):
     """A series of an engine, without the node's labels (`as_replica`)."""
 
     family: str
-    name: str  # the family's, with a histogram's ending
+    name: str  # the family's name, with a histogram's suffix
     labels: str
-    place: int  # of its value
-    bound: str | None  # of a histogram's bucket
+    place: int  # index of its value
+    bound: str | None  # upper bound of a histogram's bucket
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Which series an engine has."""
+    """The set of series of an engine."""
 
     series: tuple[Series, ...]
 
@@ -58,12 +58,13 @@ class EngineSamples:
 
 
 def samples_of(text: str) -> EngineSamples:
-    """The engine's series of the schema, and their values.
+    """Returns the engine's series in the schema, and their values.
 
-    A second engine behind the same server would give the same series, and is left out.
+    A second engine behind the same server would have the same series, and is omitted.
     """
     heads, values = [], []
-    # By family: most are not in the schema, and parsing their lines would take most of the time.
+    # Split by family: most families are not in the schema, and parsing their lines would take most
+    # of the time.
     for block in text.split("# HELP ")[1:]:
         if block[: block.find(" ")] in _FAMILIES:
             for line in block.splitlines():
@@ -97,12 +98,12 @@ def _series(heads: tuple[str, ...]) -> Iterator[Series]:
 
 
 def as_replica(model: str, replica: int) -> str:
-    """The labels that every sample of an engine has."""
+    """Returns the labels that every sample of an engine has."""
     return labels(model_name=shown_name(model), replica=replica)
 
 
 def shown_name(model: str) -> str:
-    """Returns the model's name for clients; of a path only the last part, because the path is
+    """Returns the model's public name: of a path only the last part, because the path is
     private.
     """
     if _SERVED.fullmatch(model) and not model.startswith((".", "~")):
@@ -111,7 +112,7 @@ def shown_name(model: str) -> str:
 
 
 def _kept(named: str) -> str:
-    """Labels that may be shown."""
+    """Removes private labels and values."""
     kept = {name: value for name, value in _LABEL.findall(named) if name not in _DROPPED}
     return ",".join(
         f'{name}="{value if _HARMLESS.fullmatch(value) else ""}"' for name, value in kept.items()

@@ -1,4 +1,4 @@
-"""Metrics of the engines' servers, each read alone: a silent one costs the others nothing."""
+"""Metrics of the engines' servers, read concurrently: a silent engine does not delay the others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from api.node_metrics.engine_samples import EngineSamples, samples_of
 from api.node_metrics.fetch import FetchError
 from poc_core.records import WorkerRecord
 
-# Seconds that a scrape, which the network gives 5, waits for engines; a late one is read on, and
-# waited for again once in time.
+# Seconds that a scrape waits for engines; the network's limit for a scrape is 5. A late reading
+# continues, and scrapes wait again once the engine answers in time.
 DEADLINE_S = 2.5
 
 Ask = Callable[[WorkerRecord], Awaitable[str]]
-"""A worker's metrics as text. FetchError: the worker does not tell them."""
+"""Returns a worker's metrics as text. FetchError if the worker does not return them."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,20 @@ class Reading:
 
 
 class EngineReadings:
-    """The last reading of each engine; for the event loop alone, without locks."""
+    """The last reading of each engine. Runs on the event loop only, without locks."""
 
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.time) -> None:
         self._ask = ask
         self._clock = clock
-        self._last: dict[str, Reading] = {}  # by the worker's id, like the others
+        self._last: dict[str, Reading] = {}  # by worker id, as are the next two
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()
 
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
-        """Readings by worker id: this moment's, or a late engine's last one, if any."""
+        """Returns readings by worker id:
+
+        new ones, or the last reading of a late engine if there is one.
+        """
         ids = {worker.id for worker in workers}
         self._forget(
             [worker_id for worker_id in (*self._last, *self._under_way) if worker_id not in ids]

@@ -1,4 +1,6 @@
-"""Prometheus' text format 0.0.4, within the network's reader's limits: 5,000 series and 2 MiB."""
+"""Prometheus' text format 0.0.4, within the limits of the network's reader: 5,000 series and
+2 MiB.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,25 +20,25 @@ Lines = dict[str, list[str]]
 
 
 def line(name: str, labels: str, value: str) -> str:
-    """A sample: a name with a histogram's ending, labels without braces, and a value."""
+    """Formats a sample: a name with a histogram's suffix, labels without braces, and a value."""
     return f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
 def labels(**named: str | int) -> str:
-    """Labels as the text has them, in the order given."""
+    """Formats labels, in the order of the arguments."""
     return ",".join(f'{name}="{str(value).translate(_ESCAPED)}"' for name, value in named.items())
 
 
 def number(value: float) -> str:
-    """The shortest text that reads back as the same number."""
+    """Returns the shortest text that parses to the same number."""
     return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
 def text(lines: Mapping[str, Sequence[str]]) -> str:
-    """The families that have samples, as text.
+    """Formats the families that have samples.
 
-    If that is still too much, families at the end of families.ALL are left out, and the log says
-    so.
+    If the text is still too long, omits families from the end of families.ALL, and logs their
+    names.
     """
     blocks: list[str] = []
     n_series = n_bytes = 0

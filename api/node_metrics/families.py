@@ -1,4 +1,4 @@
-"""The families of schema v1, and no others; docs/api.md has a table of ours (mlnode_)."""
+"""All families of schema v1; docs/api.md has a table of ours (mlnode_)."""
 
 from typing import Literal, NamedTuple
 
@@ -6,7 +6,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Family(NamedTuple):
-    name: str  # of a counter with _total, as Prometheus' text format 0.0.4 has it
+    name: str  # a counter's name ends in _total, as in Prometheus' text format 0.0.4
     kind: Kind
     about: str
 
@@ -25,7 +25,7 @@ READ_AT = Family(
     "Unix time of a source's data; constant while an engine hangs.",
 )
 
-# Of each engine, in the text's order: families at the end are left out first.
+# Families of each engine, in the order of the text: the last ones are omitted first.
 ENGINE = (
     Family("vllm:num_requests_running", "gauge", "Requests in the engine's batches."),
     Family("vllm:num_requests_waiting", "gauge", "Requests that wait for the engine."),

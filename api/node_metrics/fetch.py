@@ -1,7 +1,7 @@
-"""Asks a worker's own vLLM for its metrics, over a connection for this one question.
+"""Fetches metrics from a worker's vLLM, over a new connection for each request.
 
-The gateway's client would search all its connections for each request: for 64 workers at a time
-that takes several times as long as all else.
+The gateway's client searches all its connections for each request, which for 64 workers at a time
+takes several times as long as everything else.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from poc_core.records import GATEWAY_SECRET_HEADER, WorkerRecord
 
 # Seconds for an answer; a scrape does not wait so long (EngineReadings).
 TIMEOUT_S = 5.0
-# Bytes of an answer: an engine says some 60 KB.
+# Largest answer in bytes: an engine sends about 60 KB.
 MOST_BYTES = 4 * 1024 * 1024
 _PIECE = 256 * 1024
 
 
 class FetchError(Exception):
-    """A worker does not answer, or not with its metrics."""
+    """A worker does not answer, or its answer is not metrics."""
 
 
 async def fetch(worker: WorkerRecord) -> str:
-    """A worker's metrics as text. FetchError: it does not tell them."""
+    """Returns a worker's metrics as text. FetchError if the worker does not return them."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(worker.chat_host, worker.port)

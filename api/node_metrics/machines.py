@@ -1,4 +1,4 @@
-"""The last sensor readings of the node's GPUs and hosts."""
+"""Samples from the last sensor readings of the node's GPUs and hosts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 
 
 class CpuShares:
-    """Shares of the hosts' CPU time between one scrape and the next; none at the first."""
+    """Computes each host's CPU use between two scrapes; the first scrape has none."""
 
     def __init__(self) -> None:
-        self._times: dict[str, CpuTimes] = {}  # by host, as of the last scrape
+        self._times: dict[str, CpuTimes] = {}  # by host, at the last scrape
         self._shares: dict[str, dict[str, float]] = {}
 
     def since_last(self, machine: MachineFigures) -> dict[str, float]:
-        """The shares by name. A host that has not reported since keeps those of before."""
+        """Returns the shares by name. A host without a new report keeps its last shares."""
         now, before = machine.cpu, self._times.get(machine.host)
         if now is None or before == now:
             return self._shares.get(machine.host, {})
         self._times[machine.host], shares = now, {}
-        if before is not None and now.all > before.all:  # else it was booted again
+        if before is not None and now.all > before.all:  # otherwise the host was rebooted
             passed = now.all - before.all
             shares = {
                 "cpu_busy_ratio": (now.busy - before.busy) / passed,
@@ -33,9 +33,9 @@ class CpuShares:
 
 
 def machine_samples(machines: Sequence[MachineFigures], cpu: CpuShares) -> Lines:
-    """Samples of all hosts. `gpu_index` counts their GPUs, each once, as /api/v1/gpu/devices does.
+    """Returns the samples of all hosts. `gpu_index` numbers all GPUs, as /api/v1/gpu/devices does.
 
-    Several hosts are told apart by a number, `host_index`: their names are nobody's business.
+    Several hosts are distinguished by a number, `host_index`, because their names are private.
     """
     lines: Lines = {}
     gpus: dict[str, tuple[int, GpuFigures]] = {}

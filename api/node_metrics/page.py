@@ -1,4 +1,4 @@
-"""The whole answer of /api/v1/metrics, made once for all who ask at the same time."""
+"""The complete answer of /api/v1/metrics, rendered once for all concurrent requests."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from poc_core.machine_figures import MachineFigures
 from poc_core.records import WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus
 
-# Seconds for which an answer serves: whoever asks more often gets the same.
+# Seconds for which an answer is reused for further requests.
 FRESH_S = 1.0
 
 
 class Node(NamedTuple):
-    """The node's records in Redis, of one moment."""
+    """The node's records in Redis at one moment."""
 
-    workers: Sequence[WorkerRecord]  # alive
+    workers: Sequence[WorkerRecord]  # workers with a heartbeat
     machines: Sequence[MachineFigures]
     deployment: DeploymentStatus
 
 
 class Page:
-    """The answer and its making; for one event loop."""
+    """The answer, rendered and cached. For one event loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Page:
         clock: Callable[[], float] = time.time,
         fresh_s: float = FRESH_S,
     ) -> None:
-        """`look` is called in a thread."""
+        """`look`: reads the node's records; called in a thread."""
         self._look = look
         self._readings = EngineReadings(ask, clock)
         self._cpu = CpuShares()
@@ -54,11 +54,11 @@ class Page:
         self._making: asyncio.Task[None] | None = None
 
     async def text(self) -> bytes:
-        """The answer, at most FRESH_S old. RedisError: Redis is away."""
+        """Returns the answer, at most FRESH_S old. RedisError if Redis is unavailable."""
         if time.monotonic() - self._made_at > self._fresh_s:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(self._make())
-            # Shielded: requests share one answer and its error, and none may cancel it.
+            # Shielded: requests share one answer and its error, so no request may cancel it.
             await asyncio.shield(self._making)
         return self._text
 
@@ -67,7 +67,7 @@ class Page:
 
     async def _make(self) -> None:
         node = await to_thread.run_sync(self._look)
-        # One that hangs is shown as it was last.
+        # A hung engine is shown with its last values.
         shown = [one for one in node.workers if one.is_ready or one.state == "hung"]
         readings = await self._readings.read([one for one in shown if one.port])
         self._text = await to_thread.run_sync(_rendered, node, readings, self._cpu)
@@ -78,7 +78,7 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
     lines = about(node.deployment, [one for one in node.workers if one.is_ready])
     for name, found in machine_samples(node.machines, cpu).items():
         lines.setdefault(name, []).extend(found)
-    # Numbered among all that live, by host and GPU: a restarted engine gets its number back.
+    # Numbered among all running workers, by host and GPU: a restarted engine keeps its number.
     read = [
         (index, worker, readings[worker.id])
         for index, worker in enumerate(node.workers)
@@ -103,6 +103,8 @@ def _add_engine(lines: Lines, shown: Sequence[Series], engine: EngineSamples, re
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """Unix time of an engine's data: an engine that stands still repeats old figures."""
+    """Returns the Unix time of an engine's data: an engine that stands still repeats old
+    figures.
+    """
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at

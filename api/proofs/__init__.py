@@ -1,1 +1,1 @@
-"""Jobs and rounds: admitted, stored, published, waited for."""
+"""Jobs and rounds: admission, storage, wake-up of workers, waiting for results."""

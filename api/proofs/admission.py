@@ -1,4 +1,4 @@
-"""From the bytes of a request to a stored job whose workers are woken, or why there is none."""
+"""Turns the bytes of a request into a stored job and wakes its workers, or refuses the request."""
 
 from dataclasses import replace
 
@@ -14,14 +14,14 @@ from poc_core.schemes.requests import JobBody
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
 
-# From this size on, requests are taken one at a time; smaller ones pass them by.
+# Requests of at least this size are parsed one at a time; smaller requests do not wait for them.
 _LARGE_BYTES = 256 * 1024
 # Large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
 _LARGE_AT_ONCE = 1
 
 
 class Admission:
-    """Requests for jobs: checked and stored; workers are woken."""
+    """Checks requests for jobs, stores the jobs and wakes the workers."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Admission:
         self._large = CapacityLimiter(_LARGE_AT_ONCE)
 
     async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
-        """Checks and stores a job, in a thread; errors are the client's answer."""
+        """Checks and stores a job in a thread. Raises the errors that the client gets."""
         limiter = self._large if len(raw) >= _LARGE_BYTES else None
         return await to_thread.run_sync(self._submit, raw, client, limiter=limiter)
 
@@ -49,9 +49,9 @@ class Admission:
         return self.queue(job), job
 
     def queue(self, job: NewJob) -> str:
-        """Stores a job and wakes the workers; returns its id.
+        """Stores a job and wakes the workers; returns the job's id.
 
-        A job whose client waits has entered `InlineJobs`. HTTPException 429: too many wait.
+        Counts a job whose client waits in `InlineJobs`. HTTPException 429 if too many clients wait.
         """
         if job.inline:
             self._inline.enter()
@@ -67,7 +67,10 @@ class Admission:
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """The job of a request. HTTPException 409 or 503, or ClaimsError: why there can be none."""
+    """Returns the job of a request.
+
+    HTTPException 409 or 503, or ClaimsError, if it cannot be computed.
+    """
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()
     limits = deployed_limits(body.params.model, workers)

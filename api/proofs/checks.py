@@ -1,4 +1,4 @@
-"""Whether the node can compute what a job or a round asks for, or the refusal."""
+"""Checks that the node can compute what a job or a round asks for."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,10 @@ from poc_core.state import WorkerRegistry
 
 
 def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
-    """BodyError: POC_CALLBACK_ALLOW forbids the address. A name is resolved when it is tried."""
+    """Checks a callback URL. BodyError if POC_CALLBACK_ALLOW forbids it.
+
+    A host name is resolved only at delivery.
+    """
     if url is None:
         return
     try:
@@ -25,14 +28,15 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
 
 
 def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False) -> ModelInfo:
-    """Returns the limits that every worker of the model meets. 409: other models are served; 503:
-    no worker is.
+    """Returns the limits that every worker of the model meets.
 
-    `for_round`: others count only while one is ready: the network node takes 409 for a wrong name.
+    HTTPException 409 if only other models are served, 503 if no model is. `for_round`: other models
+    count only while one of their workers is ready, because the network node takes 409 for a wrong
+    name.
     """
     infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
     if infos:
-        # A batch may go to any of them, so the smallest one sets the limits.
+        # A batch may go to any of these workers, so the smallest one sets the limits.
         return replace(
             infos[0],
             max_seq_len=min(info.max_seq_len for info in infos),
@@ -47,7 +51,7 @@ def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False
         raise unavailable(
             f"No worker serves the model {model} right now; try again when one has started."
         )
-    # Live models first: a client should ask for one of these.
+    # Running models first: a client should ask for one of these.
     deployed = list(dict.fromkeys([*(worker.model for worker in live), *known]))
     if deployed and (not for_round or any(worker.is_ready for worker in live)):
         raise _mismatch(
@@ -58,7 +62,7 @@ def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False
 
 
 def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
-    """HTTPException 409 when the model cannot do what the spec asks for."""
+    """Checks the spec against the model's limits. HTTPException 409 if one is exceeded."""
     asked = contract_of(spec.scheme).limits(spec, info)
     fields = {name: (wanted, most) for name, (wanted, most) in asked.items() if wanted > most}
     if fields:
@@ -67,7 +71,7 @@ def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
 
 
 def _mismatch(message: str, fields: Mapping[str, tuple[Any, Any]]) -> HTTPException:
-    """HTTPException 409; `fields`: name -> (requested, deployed)."""
+    """Returns HTTPException 409; `fields`: name -> (requested, deployed)."""
     return HTTPException(
         409,
         {

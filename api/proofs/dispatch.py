@@ -1,4 +1,4 @@
-"""The Celery producer: wakes workers when there is work."""
+"""The Celery producer, which wakes workers when there is work."""
 
 import logging
 from collections.abc import Iterable
@@ -19,15 +19,16 @@ _PIPELINED = 100
 
 
 class Dispatcher:
-    """Publisher of messages that say that a model has work, from any thread.
+    """Publishes wake-up messages to the workers of a model, from any thread.
 
-    A broker that fails on the way is no error for the client: the work is stored, and each worker
-    looks for work by itself every few seconds.
+    A broker failure is not an error for the client: the work is stored, and each worker polls for
+    work every few seconds.
     """
 
     def __init__(self, settings: Settings) -> None:
         config = celery_config(settings)
-        # A client waits for the answer: one try, then an error. (By default kombu tries for ever.)
+        # One try, then an error, because a client waits for the answer. (By default kombu retries
+        # for ever.)
         config["broker_transport_options"] |= {
             "max_retries": 1,
             "interval_start": 0,
@@ -37,7 +38,7 @@ class Dispatcher:
         self._celery.conf.update(config)
 
     def wake(self, model: str, most: int) -> None:
-        """Wakes `most` workers of the model, whichever are idle."""
+        """Wakes up to `most` idle workers of the model."""
         self._publish(model, repeat(model_queue(model), most))
 
     def wake_each(self, model: str, worker_ids: Iterable[str]) -> None:
@@ -63,7 +64,7 @@ class Dispatcher:
             WORK_TASK,
             [model],
             queue=queue,
-            # on Redis a queue needs no declaration, which would cost a fifth of the time
+            # a queue on Redis needs no declaration, which would take a fifth of the time
             declare=[],
             producer=producer,
             retry=False,

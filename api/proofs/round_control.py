@@ -1,4 +1,4 @@
-"""Starting, switching, stopping and looking at rounds, for both families of paths."""
+"""Starts, switches, stops and describes rounds, for both families of paths."""
 
 from typing import Any
 
@@ -37,7 +37,10 @@ class RoundControl:
         self._dispatcher = dispatcher
 
     def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
-        """Stores a round; returns the workers ready for it. HTTPException 409: one generates."""
+        """Stores a round; returns the workers ready for it.
+
+        HTTPException 409 if a round is generating.
+        """
         config = _admitted(body, self._settings, self._workers)
         try:
             self._rounds.store(config, state)
@@ -49,7 +52,10 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the current round's state. HTTPException 400: no round could take it."""
+        """Sets the current round's state.
+
+        HTTPException 400 if there is no round, or it has stopped.
+        """
         current = self._rounds.current()
         if current is None:
             raise HTTPException(400, "No round was initialised; send POST /init first.")
@@ -61,9 +67,11 @@ class RoundControl:
             self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
-        """Stops the current round and cancels the jobs in the queue; returns their number.
+        """Stops the current round and cancels the jobs in the queue;
 
-        Callbacks of jobs that nobody takes are given up.
+        returns the number of cancelled jobs.
+
+        Drops callbacks of jobs that keep failing.
         """
         current = self._rounds.current()
         if current is not None:
@@ -72,9 +80,9 @@ class RoundControl:
         return self._jobs.cancel_queued()
 
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-        """What /status says of the round; before the first, of the node as if it had an idle one.
+        """Returns the round's part of /status. Before the first round, shows an idle one.
 
-        `first` and `most`: which of the reported nonces to list (RoundStore.reported).
+        `first` and `most`: the range of reported nonces to list (RoundStore.reported).
         """
         record = seen.round.record if seen.round is not None else None
         state, stats = record.state if record is not None else RoundState.IDLE, self.stats_of(seen)
@@ -87,13 +95,16 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """The round's numbers, per worker and in sum; before the first round, those of all jobs."""
+        """Returns the round's figures, per worker and in total;
+
+        before the first round, those of all jobs.
+        """
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
         record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
         if (current := seen.round) is not None:
             record, rates, outbox = current.record, current.rates, current.outbox
-            # Once a round is over its last seconds say nothing of a current rate.
+            # After a round has ended, its last seconds give no current rate.
             if record.state is not RoundState.GENERATING:
                 rates = RoundRates(rates.totals, {})
             n, rate, excluded = (
@@ -138,7 +149,7 @@ class RoundControl:
         first: int | None,
         most: int,
     ) -> dict[str, Any]:
-        """A scheme's own part of /status; without a round, what a round of any scheme has."""
+        """Returns the scheme's part of /status; without a round, the fields of all schemes."""
         if record is None:
             return {k: v for one in contracts() for k, v in one.status_without_round.items()}
         contract = contract_of(record.config.spec.scheme)
@@ -151,7 +162,10 @@ class RoundControl:
 
 
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """The configuration of a round. HTTPException 409, 422 or 503, BodyError: why not."""
+    """Checks a body and returns the round's configuration.
+
+    Raises HTTPException 409, 422 or 503, or BodyError.
+    """
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
     check_limits(info, spec)
@@ -163,7 +177,7 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """The only model served, meant by clients that name none (those of the earlier generation)."""
+    """Returns the only served model, for clients of the earlier generation, which name none."""
     live = sorted({worker.model for worker in workers.live()})
     models = live or sorted(workers.known_models())
     if not models or (len(models) > 1 and not live):

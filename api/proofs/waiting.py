@@ -1,4 +1,4 @@
-"""A completed job's answer: sent as Redis holds it, or waited for inline (`wait: true`)."""
+"""A completed job's answer, streamed from Redis or awaited inline (`wait: true`)."""
 
 import threading
 import time
@@ -14,17 +14,20 @@ from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore
 
-# Seconds between two looks at the job: soon for a small one, seldom for many large ones.
+# Seconds between two polls of the job: short at first, longer for large jobs.
 _FIRST_LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.25
-# Looks a second of all who wait: each takes a millisecond.
+# Polls a second of all waiting requests: each takes a millisecond.
 _LOOKS_PER_S = 200
 
 _JSON = "application/json"
 
 
 def result_response(jobs: JobStore, job_id: str) -> Response | None:
-    """A completed job's answer, in pieces if large; None: expired. Reads Redis: use a thread."""
+    """Returns a completed job's answer, streamed if large; None if it has expired.
+
+    Reads Redis, so call it in a thread.
+    """
     answer = jobs.result(job_id)
     if answer is None:
         return None
@@ -36,7 +39,7 @@ def result_response(jobs: JobStore, job_id: str) -> Response | None:
 
 
 class InlineJobs:
-    """Requests that wait for the end of their job: how many may, and what they are answered."""
+    """Requests that wait for the end of their job: limits their number and answers them."""
 
     def __init__(self, settings: Settings, jobs: JobStore, rounds: RoundStore) -> None:
         self.limit = settings.max_waiting_requests
@@ -47,7 +50,10 @@ class InlineJobs:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """For any thread; `leave` follows. HTTPException 429: as many wait as may."""
+        """Counts a waiting request, from any thread; `leave` must follow.
+
+        HTTPException 429 if the limit is reached.
+        """
         with self._lock:
             if self.n_waiting >= self.limit:
                 raise unavailable(
@@ -63,11 +69,11 @@ class InlineJobs:
             self.n_waiting -= 1
 
     async def answer_when_ended(self, request: Request, job_id: str) -> Response:
-        """The result of a job whose request has entered, and leaves here; holds no thread.
+        """Waits for the end of an entered job, leaves, and returns the result. Blocks no thread.
 
-        HTTPException 503: nothing moved for generate_chunk_timeout_sec (the job is cancelled, so
-        that a repeated request does not compute it twice), or too few values for a verdict; 500:
-        the job failed otherwise; 409: it was cancelled.
+        HTTPException 503 if nothing progressed for generate_chunk_timeout_sec (the job is
+        cancelled, so that a repeated request does not compute it twice), or if there are too few
+        values for a verdict; 500 if the job failed otherwise; 409 if it was cancelled.
         """
         request.scope[BODY_DONE]()
         try:
@@ -92,21 +98,21 @@ class InlineJobs:
                     f" (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the job {job_id} was cancelled. Send it"
                     " again later, or with wait=false."
                 )
-            # the job goes on: its result can be fetched and may have a callback
+            # the job continues: its result can be fetched and may have a callback
             if await request.is_disconnected():
                 return Response(status_code=499)
             await anyio.sleep(max(pause_s, self.n_waiting / _LOOKS_PER_S))
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def _look(self, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
-        """The job and what changes while the node makes progress towards its end."""
+        """Returns the job, and values that change while the node makes progress on it."""
         record = self._jobs.read(job_id)
         if record is None:
             return None, ()
         if record.waiting_for == "chat" or self._rounds.generating(record.model) is not None:
-            # The job waits for chat, which leaves proofs their share of time, or for a round's end.
+            # The job waits for chat, which leaves proofs a share of the time, or for a round's end.
             return record, (time.monotonic(),)
-        # A job that queues behind others waits for their batches, not for its own.
+        # A queued job makes progress when the batches of jobs before it are computed.
         ahead = self._jobs.total_processed() if record.status is JobStatus.QUEUED else None
         return record, (record.status, record.n_done, ahead)
 

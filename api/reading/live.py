@@ -1,4 +1,4 @@
-"""The live state of the console's pages: one reader of Redis for any number of pages."""
+"""The live state for the console's pages: one reader of Redis for any number of pages."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 # Seconds between two readings.
 PAUSE_S = 1.0
-# Seconds after which a page must ask again: a key revoked meanwhile opens nothing more.
+# Seconds until a page must request the stream again, so that a revoked key stops working.
 LONGEST_S = 600.0
-# Pages at a time, of one process of the API.
+# Largest number of open pages, for one API process.
 MOST_PAGES = 500
 
 Sections = Mapping[str, JsonValue]
@@ -23,17 +23,17 @@ Read = Callable[[], Sections]
 
 
 class Live:
-    """Named sections, read repeatedly while somebody follows; for one event loop, no locks."""
+    """Named sections, read repeatedly while a page follows. For one event loop, without locks."""
 
     def __init__(self, pause_s: float = PAUSE_S, longest_s: float = LONGEST_S) -> None:
         self._pause_s = pause_s
         self._longest_s = longest_s
         self._followers = 0
-        self._deserted = asyncio.Event()  # the last follower has left
-        self._news = asyncio.Event()  # another one after each reading
+        self._deserted = asyncio.Event()  # set when the last follower has left
+        self._news = asyncio.Event()  # replaced after each reading
         self._reader: asyncio.Task[None] | None = None
-        self._reading = 0  # the number of the latest
-        # name -> the reading in which it changed, and its JSON
+        self._reading = 0  # number of the latest reading
+        # name -> the reading in which it last changed, and its JSON
         self._sections: dict[str, tuple[int, str]] = {}
 
     @property
@@ -45,10 +45,10 @@ class Live:
         return self._reader is not None
 
     async def follow(self, begin: Callable[[], Read]) -> AsyncGenerator[bytes]:
-        """Yields server-sent events: all sections first, then those that changed with each reading.
+        """Yields server-sent events: all sections first, then the sections that changed.
 
-        A follower that is slow misses readings and no change. `begin` makes the reader (on a
-        thread) for the first follower.
+        A slow follower skips readings but misses no change. `begin` creates the reader for the
+        first follower; the reader runs in a thread.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._longest_s
@@ -74,7 +74,9 @@ class Live:
                 self._deserted.set()
 
     async def _run(self, read: Read) -> None:
-        """Reads until nobody follows, also for those who come while it is about to end."""
+        """Reads until there are no followers, including those that come while it is about to
+        end.
+        """
         try:
             while not self._deserted.is_set():
                 self._tell(await to_thread.run_sync(_read, read))
@@ -93,10 +95,10 @@ class Live:
 
 
 def _read(read: Read) -> dict[str, str]:
-    """The sections' JSON."""
+    """Returns the sections as JSON."""
     try:
         return _texts(read())
-    except Exception as error:  # of our own: the pages say so, and the next reading may work
+    except Exception as error:  # a bug: the pages show it, and the next reading may work
         log.exception("the console's reading failed")
         why = type(error).__name__
         problem = f"The API could not read the node's state ({why}); its log tells more."

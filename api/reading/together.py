@@ -1,4 +1,4 @@
-"""Reads that many requests ask for at once, done once in one thread for all of them."""
+"""Shares reads among concurrent requests: one thread reads once for all of them."""
 
 import asyncio
 from collections.abc import Callable, Hashable
@@ -10,7 +10,7 @@ from anyio import to_thread
 
 T = TypeVar("T")
 
-# Seconds that a reading may hold up the next: with a silent Redis nobody waits for others too.
+# Seconds that one reading may delay the next, so that a silent Redis does not delay all requests.
 _PATIENCE_S = 0.25
 
 _Outcome = tuple[Any, Exception | None]
@@ -18,7 +18,7 @@ _Outcome = tuple[Any, Exception | None]
 
 @dataclass
 class _Turn:
-    """An event loop's readings: the next one and the one under way."""
+    """An event loop's readings: those requested next, and the one in progress."""
 
     asked: dict[Hashable, tuple[Callable[[], Any], asyncio.Future[_Outcome]]] = field(
         default_factory=dict
@@ -27,13 +27,16 @@ class _Turn:
 
 
 class Together:
-    """Shared reads without stale answers: who comes during a reading gets the next one."""
+    """Shared reads without stale answers:
+
+    a request that comes during a reading gets the next reading.
+    """
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
 
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Returns or raises the result of `read`; one thread calls it once for all that ask for
+        """Returns or raises the result of `read`, which runs once in a thread for all requests of
         `key`.
         """
         loop = asyncio.get_running_loop()
@@ -43,7 +46,7 @@ class Together:
         if turn.reader is None or turn.reader.done():
             turn.reader = asyncio.create_task(_read_in_turns(turn))
         found: T
-        # A client that leaves must not cancel it for the others.
+        # A client that disconnects must not cancel the reading for the others.
         found, error = await asyncio.shield(turn.asked[key][1])
         if error is not None:
             raise error

@@ -1,1 +1,1 @@
-"""The API's reference for people, by Swagger UI and ReDoc."""
+"""The API's reference pages, rendered by Swagger UI and ReDoc."""

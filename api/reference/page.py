@@ -1,4 +1,6 @@
-"""The files of the API's reference, beside this module: a browser asks nobody else for anything."""
+"""The files of the API's reference, served from this folder: browsers load nothing from
+elsewhere.
+"""
 
 from pathlib import Path
 
@@ -7,7 +9,7 @@ from api.console import page
 FOLDER = Path(__file__).with_name("files")
 SWAGGER_UI = "docs.html"
 REDOC = "redoc.html"
-# The console's policy, and what both need: pictures in styles; ReDoc makes styles and a worker.
+# The console's policy, extended: both need data: images, ReDoc also inline styles and a worker.
 _POLICY = page.HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
 HEADERS = page.HEADERS | {
     "Content-Security-Policy": _POLICY.replace(

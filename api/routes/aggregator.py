@@ -81,14 +81,14 @@ def stop(round_control: TheControl, workers: TheWorkers) -> dict[str, Any]:
 
 
 def backend_number(worker: WorkerRecord) -> int:
-    """A number for a worker's life that tells it from the others, as aggregators expect."""
+    """Returns a number that identifies a worker's run, as aggregators expect."""
     return worker.port or 10_000 + zlib.crc32(worker.id.encode()) % 50_000
 
 
 def _backend(
     worker: WorkerRecord, current: RoundRecord | None, stats: dict[str, Any]
 ) -> dict[str, Any]:
-    """A worker as aggregators read it; `stats`: its own of the current round."""
+    """Returns a worker's entry for aggregators; `stats`: its figures of the current round."""
     serves = current is not None and current.config.model == worker.model
     generates = serves and current is not None and current.state is RoundState.GENERATING
     return {

@@ -1,6 +1,6 @@
-"""Pages for people: /console with what it shows, and the API's reference, /docs and /redoc.
+"""Pages for people: /console and its data, and the API's reference, /docs and /redoc.
 
-The console's page needs no key; what it shows does, and so does the reference.
+The console's page needs no key; its data and the reference do.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,9 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/")
 async def console_with_slash() -> Response:
-    """Redirects: the page finds its files and the API by its own address."""
+    """Redirects to /console, because the page resolves its files and the API relative to its
+    address.
+    """
     return RedirectResponse("../console")
 
 
@@ -72,7 +74,7 @@ async def reference_file(name: str, request: Request) -> Response:
 
 @router.get("/api/v1/console/events")
 async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("view")]) -> Response:
-    """Server-sent events, each a JSON object of sections that have changed; all of them first."""
+    """Server-sent events: a JSON object with all sections first, then with each changed section."""
     if live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
     return _Events(live, begin)
@@ -82,7 +84,7 @@ async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("v
 async def history(
     together: TheTogether, history: TheHistory, health: TheHealth, step: int = min(STEPS)
 ) -> JSONResponse:
-    """The last 180 steps of so many seconds each."""
+    """Returns the last 180 steps of `step` seconds each."""
     if step not in STEPS:
         known = ", ".join(map(str, STEPS))
         raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
@@ -93,14 +95,14 @@ async def history(
 
 @router.get("/api/v1/console/log")
 async def log(together: TheTogether, events: TheEvents, after: float = 0.0) -> JSONResponse:
-    """Returns events after that second, the newest first; 1,000 are kept."""
+    """Returns the events after that second, the newest first; 1,000 are kept."""
     found = await together.get("events", events.read)
     return JSONResponse([event.model_dump() for event in found if event.at > after])
 
 
 @router.get("/api/v1/console/work/{work_id}")
 def work(work_id: str, works: TheWork) -> JSONResponse:
-    """All there is of a job or round."""
+    """Returns all details of a job or round."""
     found = None
     if len(work_id) == 32 and work_id.isalnum():
         found = works.job_page(work_id) or works.round_page(work_id)
@@ -113,7 +115,7 @@ def work(work_id: str, works: TheWork) -> JSONResponse:
 
 @router.get("/api/v1/console/worker")
 def worker(name: str, deployments: TheDeployments, workers: TheWorkers) -> JSONResponse:
-    """The last lines of a worker's log, and what its process counts."""
+    """Returns the last lines of a worker's log, and its counters."""
     lines = [
         line
         for host in deployments.logs()
@@ -136,7 +138,9 @@ def _answer(request: Request, folder: Path, name: str, headers: dict[str, str]) 
 
 
 class _Events(StreamingResponse):
-    """The stream's body, which leaves with its page and not at a garbage collection."""
+    """The response body; it stops following when its page disconnects, not at a garbage
+    collection.
+    """
 
     def __init__(self, live: Live, begin: Callable[[], View]) -> None:
         self._stream = live.follow(lambda: begin().read)

@@ -1,4 +1,4 @@
-"""/api/v1/gpu: what the node computes on, as NVML tells (mlnode's paths)."""
+"""/api/v1/gpu: the node's GPUs as reported by NVML (mlnode's paths)."""
 
 from functools import partial
 from typing import Annotated

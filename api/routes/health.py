@@ -87,7 +87,7 @@ def ready(reader: TheHealth) -> answers.Ready | JSONResponse:
 
 
 def _waits_for_its_first_deployment(seen: Overview) -> bool:
-    """True if a host is here, nothing was ever deployed, and nobody has started a worker."""
+    """Returns whether a host has registered, and no model or worker was ever started."""
     status = seen.deployment
     nothing = not seen.workers and status.record is None
     return nothing and bool(status.hosts) and status.is_gone

@@ -1,7 +1,7 @@
-"""/api/v1/hosts: how a new host joins with the token of `proofline hosts invite`.
+"""/api/v1/hosts: joining a new host with the token of `proofline hosts invite`.
 
-The host shows the token's id, as a client shows its key. Neither the token nor the host's password
-of Redis ever comes here.
+The host authenticates with the token's id. Neither the token nor the host's Redis password is ever
+sent to the API.
 """
 
 from typing import Annotated
@@ -58,7 +58,7 @@ def standing(
 
 
 def _peer(request: Request, rates: Rates) -> str:
-    """The address that asks. HTTPException 429: it asks too often."""
+    """Returns the peer's address. HTTPException 429 if it sends too many requests."""
     peer = request.client.host if request.client else ""
     if rates.take(of_address(peer)) > 0:
         raise unavailable("Too many tokens were tried from here; wait a little.", 429)

@@ -1,4 +1,4 @@
-"""The node as the network's client manages it: its state, its model, and another model instead."""
+"""The network node's paths to manage the node: its state, and deploying and stopping a model."""
 
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ TheDeploying = Annotated[Deploying, provided("deploying")]
 TheOverviews = Annotated[Overviews, provided("overviews")]
 TheHealth = Annotated[HealthReader, provided("health")]
 
-# MLNode's words for a deployment; "cancelled" is one that was withdrawn while it was loading.
+# MLNode's terms for a deployment; "cancelled" is one that was withdrawn while it was loading.
 _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
     DeploymentState.IDLE: "not_started",
     DeploymentState.STARTING: "in_progress",

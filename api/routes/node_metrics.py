@@ -15,12 +15,14 @@ router = APIRouter(tags=["health"])
 
 ThePage = Annotated[Page, provided("node_metrics")]
 
-# The network's own name for the switch.
+# The network's name for the switch.
 VARIABLE = "GONKA_METRICS"
 
 
 def is_on(environment: Mapping[str, str]) -> bool:
-    """True if GONKA_METRICS is full (or unset) and not off. SettingsError: it is neither."""
+    """Returns whether GONKA_METRICS is full or unset. SettingsError if it is neither full nor
+    off.
+    """
     chosen = environment.get(VARIABLE, "").strip().lower() or "full"
     if chosen not in ("full", "off"):
         raise SettingsError(f"{VARIABLE}: must be full or off, not {chosen!r}.")

@@ -1,4 +1,4 @@
-"""/v1: OpenAI's API over all workers; the worker's vLLM answers, this module picks the worker."""
+"""/v1: OpenAI's API over all workers. This module chooses the worker, whose vLLM answers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ router = APIRouter(tags=["chat"])
 
 @dataclass(frozen=True)
 class Chat:
-    """What a chat request takes of the app."""
+    """The app's services for a chat request."""
 
     gateway: Annotated[Gateway, provided("gateway")]
     workers: Annotated[WorkerRegistry, provided("workers")]
@@ -76,16 +76,16 @@ _BODY = {
         },
     }
 }
-# Ends of the paths on which models answer with embeddings.
+# Suffixes of the paths that return embeddings.
 _EMBEDDINGS = ("/embeddings", "/embed")
 _MOST_PATH_CHARS = 80
-# What clients write for true.
+# Values that clients send for true.
 _TRUE = (True, "true", "1")
 
 
 async def proxy(request: Request, chat: OfChat) -> Response:
     """Passed on unchanged to a worker of the body's `model`; see vLLM's documentation."""
-    # The route's own path: a Host header with a # or a / in it can turn request.url's into any.
+    # The route's own path: a Host header with # or / could change request.url's path.
     return await _pass_on(request, chat, str(request.scope["route"].path))
 
 
@@ -100,14 +100,14 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
         return openai_error(400, found.message)
     try:
         content_type = request.headers.get("content-type", "")
-        # One large body at a time: a parser lets nothing else of this process go on.
+        # One large body at a time: a parser blocks the rest of this process.
         limiter = chat.large_chats if len(body) > MAX_BODY else None
         asked = await to_thread.run_sync(fields_of, content_type, body, limiter=limiter)
     except UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
     model = asked.get("model")
     if model not in {worker.model for worker in workers}:
-        workers = await gateway.workers.now()  # before anybody is refused
+        workers = await gateway.workers.now()  # reads again before a client is refused
     models = sorted({worker.model for worker in workers})
     is_stored = is_among(STORED, request.method, path)
     if model is None and len(models) > 1 and not is_stored:
@@ -132,7 +132,7 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
         more["cache_salt"] = salt_of(client, asked)
     asked, body = await to_thread.run_sync(extended, asked, body, more)
     salt = more.get("cache_salt", "")
-    # One worker has every prefix.
+    # A single worker needs no prefix.
     is_read = len(chosen) > 1 and len(body) <= MAX_BODY
     prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX
     is_stream = asked.get("stream") in _TRUE and PATHS.get(path, ("", ()))[0] == "answers"
@@ -186,7 +186,9 @@ async def model(request: Request, chat: OfChat, model: str) -> Response:
 
 
 async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
-    """Each served model's entry by its name, and the last refusal of a worker, as of its key."""
+    """Returns each served model's entry by name, and the last refusal of a worker, such as of its
+    key.
+    """
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key
@@ -206,7 +208,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
 
 
 async def other(request: Request, chat: OfChat) -> Response:
-    """Other paths of a worker's vLLM, such as /v1/messages or /score; none that is not bounded."""
+    """Other bounded paths of a worker's vLLM, such as /v1/messages or /score."""
     path = request.scope["path"]
     if not is_among(PASSED_ON, request.method, path):
         message = f"The node passes on no such path. It passes on {', '.join(PASSED_ON)}."
@@ -222,7 +224,7 @@ for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
 
 
 def _not_served(model: str, path: str) -> Response:
-    """404 for a path that the model's workers do not have."""
+    """Returns 404 for a path that the model's workers do not have."""
     if path.endswith(_EMBEDDINGS):
         lacks = "makes no embeddings; deploy one that does, under its own name"
     else:
@@ -231,9 +233,9 @@ def _not_served(model: str, path: str) -> Response:
 
 
 def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
-    """404 for a name that is none of the models of a node that serves; 503 while it may become one.
+    """Returns 404 if the model is not served here, 503 if it may be served soon.
 
-    The network asks another node after 503; after a validator's 404 it convicts the executor.
+    The network tries another node after 503; after a validator's 404 it convicts the executor.
     """
     if not models or model in chat.workers.known_models() or _loads(chat):
         who = f"the model {model}" if model else "a model"
@@ -243,7 +245,7 @@ def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
 
 
 def _loads(chat: Chat) -> bool:
-    """True if a model is being loaded, whatever it is called."""
+    """Returns whether a model is being loaded, under any name."""
     return chat.deployments.status().state is DeploymentState.STARTING or any(
         worker.state == "starting" for worker in chat.workers.live()
     )

@@ -37,7 +37,7 @@ TheAdmission = Annotated[Admission, provided("admission")]
 TheOverviews = Annotated[Overviews, provided("overviews")]
 TheHealth = Annotated[HealthReader, provided("health")]
 
-# Which of a round's reported nonces /status lists, where it does.
+# The range of a round's reported nonces that /status lists, if the scheme lists them.
 ValidFrom = Annotated[
     int | None,
     Query(
@@ -170,7 +170,7 @@ async def status(
 ) -> Response:
     """Only rounds change the state, jobs do not."""
 
-    def read() -> bytes:  # once for all who ask together
+    def read() -> bytes:  # once for all concurrent requests
         seen = overviews.read()
         round_status = round_control.status_of(seen, valid_from, valid_limit)
         return _status(seen, round_status, health)
@@ -180,7 +180,7 @@ async def status(
 
 
 def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) -> bytes:
-    """The status as JSON."""
+    """Returns the status as JSON."""
     health = reader.of(seen)
     names = names_of(health.seats, seen.workers)
     whole = round_status | {

@@ -1,4 +1,4 @@
-"""/api/v1/pow/validate: judging a batch reported in a round (protocol.md, section 3)."""
+"""/api/v1/pow/validate: checking a batch reported in a round (protocol.md, section 3)."""
 
 from dataclasses import replace
 from typing import Annotated, Any
@@ -58,7 +58,7 @@ async def validate(
 
 
 def _validating_round(rounds: RoundStore, scheme: str) -> RoundConfig:
-    """The current round, if it validates. HTTPException 400 says which step is missing."""
+    """Returns the current round if it is validating. HTTPException 400 names the missing step."""
     current = rounds.current()
     if current is None or current.config.spec.scheme != scheme:
         raise HTTPException(

@@ -1,1 +1,1 @@
-"""Bodies, examples and OpenAPI's description of the routes."""
+"""Request bodies, examples and the OpenAPI document."""

@@ -1,4 +1,4 @@
-"""From the bytes that clients send to one of a scheme's bodies (protocol.md, section 5)."""
+"""Parses request bodies into the models of a scheme (protocol.md, section 5)."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -26,11 +26,11 @@ from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
 from poc_core.serving.dtypes import Dtype, dtype_of
 
-# Commas a body may hold per nonce that may wait; a nonce with an artifact to validate takes 3.
-# Parsing takes memory per item: a body of short items alone would take 30 times its size.
+# Commas allowed in a body for each nonce that may be queued; a nonce with an artifact to validate
+# takes 3. Parsing takes memory per item: a body of short items could take 30 times its size.
 _MAX_COMMAS_PER_NONCE = 4
 _MAX_COMMAS_BESIDE = 1000
-# Bytes of a body that starts a round; a right one has no lists and takes below 3,000.
+# Largest body that starts a round, in bytes; a valid one has no lists and takes less than 3,000.
 _MAX_ROUND_BYTES = 64 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -47,9 +47,9 @@ def _dtype(given: Any) -> Any:
 
 
 class DeployBody(BaseModel):
-    """A model to deploy, as the network's client asks for it."""
+    """A model to deploy, as the network node requests it."""
 
-    # What begins with a dash would be read as an argument.
+    # A leading dash would be read as an argument.
     model: Annotated[Text, Field(pattern=r"^[^\s-]"), AfterValidator(_printable)] = Field(
         description=(
             "A name on the Hugging Face hub, a shipped model's, or a directory on every host."
@@ -68,7 +68,10 @@ class DeployBody(BaseModel):
 
 
 async def whole_body(request: Request) -> bytes:
-    """The request's body; request.body() would keep it as long as the request, which may wait."""
+    """Reads the request's body.
+
+    request.body() would keep it as long as the request, which may wait.
+    """
     body = BytesIO()
     while await _read_more(request, body):
         pass
@@ -76,7 +79,7 @@ async def whole_body(request: Request) -> bytes:
 
 
 async def _read_more(request: Request, body: BytesIO) -> bool:
-    """Reads one part; whether more come. Until then `body` alone holds those before."""
+    """Reads one part into `body`; returns whether more parts follow."""
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
@@ -85,28 +88,31 @@ async def _read_more(request: Request, body: BytesIO) -> bool:
 
 
 def job_bodies() -> dict[str, type[JobBody]]:
-    """Bodies of POST /generate, by scheme."""
+    """Returns the body models of POST /generate, by scheme."""
     return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
 
 
 def round_bodies() -> dict[str, type[RoundBody]]:
-    """Bodies that start a round, by scheme."""
+    """Returns the body models that start a round, by scheme."""
     return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
 
 
 def phased_round_bodies() -> dict[str, type[RoundBody]]:
-    """Bodies that store a round with phases, by scheme."""
+    """Returns the body models that store a round with phases, by scheme."""
     bodies = batch_bodies()
     return {name: body for name, body in round_bodies().items() if name in bodies}
 
 
 def batch_bodies() -> dict[str, type[BatchBody]]:
-    """Bodies of POST /validate, by scheme."""
+    """Returns the body models of POST /validate, by scheme."""
     return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
 
 
 def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """A body that lists nonces, and its scheme. HTTPException 422: wrong; 413: too many items."""
+    """Parses a body that lists nonces; returns its scheme and the body.
+
+    HTTPException 422 if it is invalid, 413 if it has too many items.
+    """
     if raw.count(b",") > _MAX_COMMAS_PER_NONCE * max_nonces + _MAX_COMMAS_BESIDE:
         raise HTTPException(
             413, f"The body has far more items than {max_nonces} nonces need; split the request."
@@ -115,8 +121,8 @@ def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tu
 
 
 def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
-    """A body that starts or stores a round. HTTPException 413 or 422 says what is wrong with it."""
-    # Before it is parsed: 32 MB of short items would take a gigabyte, and the event loop's time.
+    """Parses a body that starts or stores a round. HTTPException 413 or 422 if it is invalid."""
+    # Checked before parsing: 32 MB of short items would take a gigabyte, and block the event loop.
     if len(raw) > _MAX_ROUND_BYTES:
         raise HTTPException(
             413, f"A body that starts a round has at most {_MAX_ROUND_BYTES} bytes."
@@ -125,7 +131,7 @@ def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
 
 
 def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Parsed straight from the bytes: 10 MB of JSON do not become Python objects twice."""
+    """Parses the bytes directly, so that 10 MB of JSON do not become Python objects twice."""
     candidates = [contract for contract in contracts() if contract.name in bodies]
     try:
         scheme = recognised(_marks(raw, candidates), candidates).name
@@ -135,7 +141,7 @@ def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
 
 
 def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
-    """The fields by which a body says which of several schemes it is of."""
+    """Returns the fields by which the scheme of a body is recognised."""
     if len(candidates) < 2:
         return {}
     marked = _marks_model(
@@ -152,7 +158,7 @@ def _marks_model(names: tuple[str, ...]) -> type[BaseModel]:
 
 
 def config_of(config: RoundConfig) -> dict[str, Any]:
-    """The round's configuration in the words of the body that started it."""
+    """Returns the round's configuration with the field names of the body that started it."""
     body = contract_of(config.spec.scheme).round_body
-    assert body is not None  # else no request could have started it
+    assert body is not None  # otherwise no request could have started it
     return body.of(config.model_copy(update={"url": redacted(config.url)}))

@@ -1,4 +1,4 @@
-"""OpenAPI for bodies that routes, not FastAPI, read (api/schema/bodies.py)."""
+"""OpenAPI for bodies that are parsed by routes instead of FastAPI (api/schema/bodies.py)."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ def _refusal(description: str, schema: dict[str, Any] = _SENTENCE) -> dict[str, 
     return {"description": description, "content": {"application/json": content}}
 
 
-# Refusals of every operation, before it begins.
+# Refusals that any operation may return before it begins.
 _REFUSALS = {
     "400": _refusal("The request is not valid HTTP."),
     "401": _refusal(
@@ -48,7 +48,7 @@ _RETRY_AFTER = {
         "schema": {"type": "integer", "minimum": 1},
     }
 }
-# What each tag of the routes is for, in the order of the reference's page.
+# Description of each tag, in the order of the reference page.
 TAGS = [
     {"name": "proof of compute", "description": "Jobs: artifacts of given nonces, validations."},
     {"name": "rounds", "description": "Rounds: start, switch and judge them."},
@@ -70,7 +70,7 @@ _SECURITY = {
 def json_body(
     bodies: Mapping[str, type[JobBody] | type[RoundBody] | type[BatchBody]],
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads one of the schemes' JSON bodies."""
+    """Returns the `openapi_extra` of a route that reads one of the schemes' JSON bodies."""
     refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies.values()]
     examples = {
         name: example for body in bodies.values() for name, example in body.examples.items()
@@ -82,7 +82,7 @@ def json_body(
 def json_examples(
     description: str, examples: dict[str, dict[str, Any]], model: Any
 ) -> dict[str, Any]:
-    """An entry of `responses` with several examples."""
+    """Returns an entry of `responses` with several examples."""
     return {
         "model": model,
         "description": description,
@@ -91,8 +91,9 @@ def json_examples(
 
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], without_key: Collection[str]) -> None:
-    """Adds to /openapi.json the schemas of `bodies` and of all that they refer to, refusals, and
-    keys, which the paths of `without_key` never need.
+    """Adds the schemas of `bodies` and their references, common refusals and keys to /openapi.json.
+
+    `without_key`: paths that never need a key.
     """
 
     def openapi() -> dict[str, Any]:
@@ -131,7 +132,9 @@ def _with_retry_after(responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve_as_bytes(app: FastAPI) -> None:
-    """Serves the document as bytes: FastAPI writes it per request, and blocks others for that."""
+    """Serves the document as cached bytes: FastAPI serializes it per request, which blocks
+    others.
+    """
     assert app.openapi_url is not None
     documents: list[bytes] = []
 

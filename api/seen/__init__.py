@@ -1,1 +1,1 @@
-"""Events that only this API process sees, written to Redis for history and events."""
+"""Events that only this API process sees, written to Redis for the history and the event log."""

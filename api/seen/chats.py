@@ -1,4 +1,4 @@
-"""The chats that pass through this process: counts for the node's history, times for Prometheus."""
+"""The chats of this process: counts for the node's history, durations for Prometheus."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from poc_core.state.past.history import CHAT_MS, CHATS, FAILED, History, bucket
 
 
 class Chat:
-    """One request under way."""
+    """One request in progress."""
 
     def __init__(self, chats: "Chats", model: str) -> None:
         self._chats = chats
@@ -19,17 +19,17 @@ class Chat:
         self._began = chats.clock()
 
     def first_token(self) -> None:
-        """Its stream has begun."""
+        """Records that the answer's stream has begun."""
         seconds = self._seconds()
         self._chats.count(bucket(seconds))
         self._chats.times.first_token.labels(self._model).observe(seconds)
 
     def ended(self) -> None:
-        """The client has its whole answer."""
+        """Records that the client has the complete answer."""
         self._chats.times.whole.labels(self._model).observe(self._seconds())
 
     def failed(self) -> None:
-        """It is answered by 5xx, or by nobody."""
+        """Records that the answer is a 5xx, or that no worker answered."""
         self._chats.count(FAILED)
 
     def _seconds(self) -> float:
@@ -37,7 +37,7 @@ class Chat:
 
 
 class Chats:
-    """Counts and times of chats since the last report; for any thread."""
+    """Counts and durations of chats since the last report. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -45,12 +45,12 @@ class Chats:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._active = 0
-        self._busy_ms = 0.0  # of requests under way, together; not told yet
-        self._since = clock()  # when `_active` was added to `_busy_ms`
+        self._busy_ms = 0.0  # total time of requests in progress that is not yet reported
+        self._since = clock()  # when `_active` was last added to `_busy_ms`
 
     @contextmanager
     def under_way(self, model: str) -> Iterator[Chat]:
-        """A request to `model`, from its arrival to the end of its answer."""
+        """Counts a request to `model` from its arrival to the end of its answer."""
         self._change(1)
         self.count(CHATS)
         try:
@@ -63,7 +63,9 @@ class Chats:
             self._counts[field] += 1
 
     def tell(self, history: History, second: float) -> None:
-        """Adds what is new to the history. RedisError: it stays for the next time."""
+        """Adds the new counts to the history. After a RedisError they are kept for the next
+        report.
+        """
         self._change(0)
         with self._lock:
             whole_ms = int(self._busy_ms)

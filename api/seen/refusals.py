@@ -1,7 +1,7 @@
-"""Requests that were refused, and keys that were used, as events: each kind once in a while.
+"""Reports refused requests and used keys as events, at a limited rate for each kind.
 
-Whoever sends thousands of wrong requests fills no log: the first of a kind is told at once, further
-ones together.
+Thousands of wrong requests do not fill the log: the first of a kind is reported at once, later ones
+together.
 """
 
 import threading
@@ -13,22 +13,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from poc_core.state.past.events import Events
 
-# Seconds within which requests of one kind are one event, and uses of one key.
+# Seconds for which refusals of one kind, and uses of one key, are combined into one event.
 REFUSALS_S = 60.0
 KEYS_S = 3600.0
-# Kinds told apart at a time; others wait until there is room.
+# Kinds counted at the same time; further kinds wait for a free place.
 _MOST_KINDS = 30
 _MOST_PATH_CHARS = 80
-# Answers to what is merely not there, or asked by whoever waits for the node to get ready.
+# Statuses and paths that are not reported: missing resources, and probes of a starting node.
 _NO_REFUSALS = {404, 405, 409, 499}
 _PROBES = {"/livez", "/readyz", "/ready", "/health", "/healthz"}
-# In a request's scope: the name of its key.
+# Scope key of the name of the request's key.
 CALLER = "proofline.caller"
 
 
 @dataclass
 class _Told:
-    """A kind of event: what there is to tell, and from when on it may be."""
+    """A kind of event: its unreported count, and when it may be reported."""
 
     n: int
     client: str
@@ -36,12 +36,12 @@ class _Told:
 
 
 class Refusals:
-    """Refused requests and used keys since the last report; for any thread."""
+    """Refused requests and used keys since the last report. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._refused: dict[str, _Told] = {}  # by what was asked and answered
+        self._refused: dict[str, _Told] = {}  # by request and answer
         self._keys: dict[str, _Told] = {}  # by the key's name
 
     def refused(self, status: int, method: str, path: str, client: str) -> None:
@@ -53,7 +53,7 @@ class Refusals:
         self._count(self._keys, key, client)
 
     def tell(self, events: Events) -> None:
-        """Notes what is due. RedisError: what was not noted is lost."""
+        """Writes the events that are due. After a RedisError, unwritten events are lost."""
         for what, told in self._due(self._refused, REFUSALS_S):
             times = f", {told.n} times" if told.n > 1 else ""
             events.note("refused", f"{what}{times}; the last client is {told.client}.")
@@ -81,7 +81,7 @@ class Refusals:
 
 
 class Watch:
-    """Middleware: notes refusals and keys, beyond all that may refuse a request."""
+    """Middleware: records refusals and used keys, outside all layers that may refuse a request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

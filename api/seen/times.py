@@ -1,4 +1,4 @@
-"""How long chat requests take, as this process sees them: histograms for Prometheus."""
+"""Durations of chat requests in this process: histograms for Prometheus."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from prometheus_client import Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-# Seconds: from a tiny model's answer to a long one behind a queue.
+# Seconds: from a tiny model's answer to a long answer after a queue.
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -17,7 +17,7 @@ def _histogram(name: str, documentation: str) -> Histogram:
 
 @dataclass(frozen=True)
 class ChatTimes(Collector):
-    """Seconds from a request's arrival to its first token, and to its end; by model."""
+    """Seconds from a request's arrival to its first token, and to its end, by model."""
 
     first_token: Histogram = field(
         default_factory=lambda: _histogram(
@@ -34,7 +34,8 @@ class ChatTimes(Collector):
     def collect(self) -> Iterable[Metric]:
         for histogram in (self.first_token, self.whole):
             for family in histogram.collect():
-                # When a series began is a series of its own in Prometheus' text, which nobody asks.
+                # `_created` series, which Prometheus' text format adds for each series' start, are
+                # not needed.
                 family.samples = [
                     sample for sample in family.samples if not sample.name.endswith("_created")
                 ]
