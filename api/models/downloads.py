@@ -51,7 +51,7 @@ class Downloads:
             for task_id in ended:
                 del self._processes[task_id]
         for task_id in ended:
-            self.store.leave(task_id)  # as it could not say itself where it was killed
+            self.store.leave(task_id)  # a killed process could not report its end
         for download in self.store.running():
             if download.machine == self.machine and self.store.claim(download):
                 logger.info("the download of %s goes on", download.name)
