@@ -1,4 +1,4 @@
-"""The app's services, created once. Each route names the services that it uses (`provided`)."""
+"""The app's services, created once; each route names those that it uses."""
 
 import time
 from collections.abc import Callable

@@ -1,27 +1,18 @@
 """The paths of the network's aggregators: the same jobs and rounds, with one entry per worker."""
 
 import zlib
-from typing import Annotated, Any
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.health.reading import HealthReader
-from api.proofs.round_control import RoundControl
-from api.provided import provided
+from api.routes.provided import TheControl, TheHealth, TheOverviews, TheWorkers
 from api.schema import examples
 from api.schema.bodies import config_of, parse_round, round_bodies, whole_body
 from api.schema.openapi import json_body
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
-from poc_core.state import WorkerRegistry
-from poc_core.state.overview import Overviews
 
 router = APIRouter(prefix="/api/v1", tags=["aggregator"])
-
-TheControl = Annotated[RoundControl, provided("round_control")]
-TheOverviews = Annotated[Overviews, provided("overviews")]
-TheHealth = Annotated[HealthReader, provided("health")]
-TheWorkers = Annotated[WorkerRegistry, provided("workers")]
 
 
 @router.post(

@@ -16,25 +16,23 @@ from api.console import page, past
 from api.console.view import View
 from api.console.work import Work
 from api.errors import unavailable
-from api.health.reading import HealthReader
-from api.provided import provided
 from api.reading.live import MOST_PAGES, Live
-from api.reading.together import Together
 from api.reference import page as reference
-from poc_core.state import DeploymentStore, WorkerRegistry
-from poc_core.state.past.events import Events
-from poc_core.state.past.history import STEPS, History
+from api.routes.provided import (
+    TheDeployments,
+    TheEvents,
+    TheHealth,
+    TheHistory,
+    TheLive,
+    TheTogether,
+    TheWorkers,
+    provided,
+)
+from poc_core.state.past.history import STEPS
 
 router = APIRouter(include_in_schema=False)
 
-TheLive = Annotated[Live, provided("live")]
-TheTogether = Annotated[Together, provided("together")]
-TheHistory = Annotated[History, provided("history")]
-TheEvents = Annotated[Events, provided("events")]
 TheWork = Annotated[Work, provided("work")]
-TheDeployments = Annotated[DeploymentStore, provided("deployments")]
-TheWorkers = Annotated[WorkerRegistry, provided("workers")]
-TheHealth = Annotated[HealthReader, provided("health")]
 
 _files = cache(page.load)
 

@@ -1,21 +1,17 @@
 """/api/v1/gpu: the node's GPUs as reported by NVML (mlnode's paths)."""
 
 from functools import partial
-from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.provided import provided
+from api.routes.provided import TheGpus, TheWorkers
 from api.schema import examples
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
 from poc_core.state import WorkerRegistry
 from poc_core.state.unreadable import readable
 
 router = APIRouter(prefix="/api/v1/gpu", tags=["GPU"])
-
-TheGpus = Annotated[GpuWatch, provided("gpus")]
-TheWorkers = Annotated[WorkerRegistry, provided("workers")]
 
 
 class Gpus(BaseModel):

@@ -10,17 +10,15 @@ from prometheus_client.registry import Collector
 
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
-from api.health.reading import HealthReader, told
-from api.provided import provided
+from api.health.reading import told
+from api.routes.provided import TheHealth, TheOverviews, provided
 from api.schema import examples
 from poc_core import answers
 from poc_core.serving.deployments import HostState
-from poc_core.state.overview import Overview, Overviews
+from poc_core.state.overview import Overview
 
 router = APIRouter(tags=["health"])
 
-TheOverviews = Annotated[Overviews, provided("overviews")]
-TheHealth = Annotated[HealthReader, provided("health")]
 TheMetrics = Annotated[Collector, provided("metrics")]
 
 

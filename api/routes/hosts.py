@@ -4,27 +4,18 @@ The host authenticates with the token's id. Neither the token nor the host's Red
 sent to the API.
 """
 
-from typing import Annotated
-
 from fastapi import APIRouter, HTTPException, Request
 
 from api.edge.doorkeeper import Rates
 from api.edge.shares import of_address
 from api.errors import unavailable
-from api.health.reading import HealthReader
-from api.provided import provided
+from api.routes.provided import TheEvents, TheHealth, TheInvitations, TheRates
 from api.schema import examples
 from poc_core import answers
-from poc_core.joining.invitations import Invitations, SpentTokenError, UnknownTokenError
+from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
 from poc_core.joining.offers import SealedOffer
-from poc_core.state.past.events import Events
 
 router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"])
-
-TheRates = Annotated[Rates, provided("token_rates")]
-TheInvitations = Annotated[Invitations, provided("invitations")]
-TheEvents = Annotated[Events, provided("events")]
-TheHealth = Annotated[HealthReader, provided("health")]
 
 
 @router.post("/join", summary="Join with a token", responses=examples.JOIN_ERRORS)

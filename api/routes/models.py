@@ -7,19 +7,14 @@ from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, BaseModel, Field
 
 from api.errors import unavailable
-from api.models.cache import CacheError, ModelCache
-from api.models.downloads import Downloads
-from api.provided import provided
+from api.models.cache import CacheError
+from api.routes.provided import TheCache, TheDeployments, TheDownloads, TheWorkers
 from api.schema import examples
 from poc_core.state import DeploymentStore, WorkerRegistry
 from poc_core.state.downloads import MOST_AT_A_TIME
 
 router = APIRouter(prefix="/api/v1/models", tags=["aggregator"])
 
-TheDownloads = Annotated[Downloads, provided("downloads")]
-TheCache = Annotated[ModelCache, provided("model_cache")]
-TheDeployments = Annotated[DeploymentStore, provided("deployments")]
-TheWorkers = Annotated[WorkerRegistry, provided("workers")]
 
 ModelStatus = Literal["DOWNLOADED", "DOWNLOADING", "PARTIAL", "NOT_FOUND"]
 

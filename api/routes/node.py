@@ -1,13 +1,20 @@
 """The network node's paths to manage the node: its state, and deploying and stopping a model."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from api.health.reading import HealthReader, told
-from api.models.deployments import Deploying
-from api.provided import provided
+from api.health.reading import told
+from api.routes.provided import (
+    TheDeploying,
+    TheDeployments,
+    TheHealth,
+    TheOverviews,
+    TheRounds,
+    TheSettings,
+    TheWorkers,
+)
 from api.schema import examples
 from api.schema.bodies import DeployBody
 from api.version import VERSION
@@ -15,18 +22,9 @@ from poc_core import answers
 from poc_core.records import RoundState
 from poc_core.serving.deployments import DeploymentState, HostReport
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, RoundStore, WorkerRegistry
-from poc_core.state.overview import Overviews
 
 router = APIRouter(prefix="/api/v1", tags=["node"])
 
-TheDeployments = Annotated[DeploymentStore, provided("deployments")]
-TheRounds = Annotated[RoundStore, provided("rounds")]
-TheWorkers = Annotated[WorkerRegistry, provided("workers")]
-TheSettings = Annotated[Settings, provided("settings")]
-TheDeploying = Annotated[Deploying, provided("deploying")]
-TheOverviews = Annotated[Overviews, provided("overviews")]
-TheHealth = Annotated[HealthReader, provided("health")]
 
 # MLNode's terms for a deployment; "cancelled" is one that was withdrawn while it was loading.
 _STARTUP: dict[DeploymentState, answers.StartupStatus] = {

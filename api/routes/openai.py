@@ -15,7 +15,7 @@ from api.chat.gateway import Gateway, ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
 from api.edge.shares import client_of
 from api.errors import openai_error
-from api.provided import provided
+from api.routes.provided import provided
 from api.schema.bodies import whole_body
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, is_among

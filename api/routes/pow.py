@@ -9,11 +9,17 @@ from pydantic import BaseModel
 from api.edge.shares import client_of
 from api.health.reading import HealthReader, told, told_seat
 from api.health.roster import names_of
-from api.proofs.admission import Admission
-from api.proofs.round_control import RoundControl
-from api.proofs.waiting import InlineJobs, result_response
-from api.provided import provided
-from api.reading.together import Together
+from api.proofs.waiting import result_response
+from api.routes.provided import (
+    TheAdmission,
+    TheControl,
+    TheHealth,
+    TheInline,
+    TheJobs,
+    TheOverviews,
+    TheSettings,
+    TheTogether,
+)
 from api.schema import examples
 from api.schema.bodies import job_bodies, whole_body
 from api.schema.openapi import json_body, json_examples
@@ -23,19 +29,11 @@ from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
 from poc_core.state import JobStore
-from poc_core.state.overview import Overview, Overviews
+from poc_core.state.overview import Overview
 from poc_core.state.rounds import MOST_LISTED
 
 router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"])
 
-TheJobs = Annotated[JobStore, provided("jobs")]
-TheInline = Annotated[InlineJobs, provided("inline")]
-TheTogether = Annotated[Together, provided("together")]
-TheSettings = Annotated[Settings, provided("settings")]
-TheControl = Annotated[RoundControl, provided("round_control")]
-TheAdmission = Annotated[Admission, provided("admission")]
-TheOverviews = Annotated[Overviews, provided("overviews")]
-TheHealth = Annotated[HealthReader, provided("health")]
 
 # The range of a round's reported nonces that /status lists, if the scheme lists them.
 ValidFrom = Annotated[

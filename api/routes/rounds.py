@@ -1,12 +1,9 @@
 """/api/v1/pow: starting and switching rounds (protocol.md, section 5)."""
 
-from typing import Annotated
-
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.proofs.round_control import RoundControl
-from api.provided import provided
+from api.routes.provided import TheControl
 from api.schema import examples
 from api.schema.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
 from api.schema.openapi import json_body
@@ -15,7 +12,6 @@ from poc_core.records import RoundState
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
 
-TheControl = Annotated[RoundControl, provided("round_control")]
 
 _PHASED_BODY = json_body(phased_round_bodies())
 

@@ -1,30 +1,22 @@
 """/api/v1/pow/validate: checking a batch reported in a round (protocol.md, section 3)."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from api.edge.shares import client_of
-from api.proofs.admission import Admission
-from api.proofs.waiting import InlineJobs
-from api.provided import provided
+from api.routes.provided import TheAdmission, TheInline, TheRounds, TheSettings
 from api.schema import examples
 from api.schema.bodies import batch_bodies, parse_body, whole_body
 from api.schema.openapi import json_body
 from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes import contract_of
-from poc_core.settings import Settings
 from poc_core.state import RoundStore
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
-
-TheSettings = Annotated[Settings, provided("settings")]
-TheAdmission = Annotated[Admission, provided("admission")]
-TheInline = Annotated[InlineJobs, provided("inline")]
-TheRounds = Annotated[RoundStore, provided("rounds")]
 
 
 @router.post(

@@ -1,0 +1,55 @@
+"""Parameters of routes that the app provides (`Services`), by their types."""
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from api.edge.doorkeeper import Rates
+from api.health.reading import HealthReader
+from api.models.cache import ModelCache
+from api.models.deployments import Deploying
+from api.models.downloads import Downloads
+from api.proofs.admission import Admission
+from api.proofs.round_control import RoundControl
+from api.proofs.waiting import InlineJobs
+from api.reading.live import Live
+from api.reading.together import Together
+from poc_core.gpus import GpuWatch
+from poc_core.joining.invitations import Invitations
+from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
+from poc_core.state.overview import Overviews
+from poc_core.state.past.events import Events
+from poc_core.state.past.history import History
+
+
+def provided(name: str) -> Any:
+    """Returns a dependency that resolves to the app's service of that name (`Services`)."""
+
+    # async: FastAPI runs a synchronous dependency in a thread
+    async def of_app(request: Request) -> Any:
+        return getattr(request.app.state.services, name)
+
+    return Depends(of_app)
+
+
+TheAdmission = Annotated[Admission, provided("admission")]
+TheCache = Annotated[ModelCache, provided("model_cache")]
+TheControl = Annotated[RoundControl, provided("round_control")]
+TheDeploying = Annotated[Deploying, provided("deploying")]
+TheDeployments = Annotated[DeploymentStore, provided("deployments")]
+TheDownloads = Annotated[Downloads, provided("downloads")]
+TheEvents = Annotated[Events, provided("events")]
+TheGpus = Annotated[GpuWatch, provided("gpus")]
+TheHealth = Annotated[HealthReader, provided("health")]
+TheHistory = Annotated[History, provided("history")]
+TheInline = Annotated[InlineJobs, provided("inline")]
+TheInvitations = Annotated[Invitations, provided("invitations")]
+TheJobs = Annotated[JobStore, provided("jobs")]
+TheLive = Annotated[Live, provided("live")]
+TheOverviews = Annotated[Overviews, provided("overviews")]
+TheRates = Annotated[Rates, provided("token_rates")]
+TheRounds = Annotated[RoundStore, provided("rounds")]
+TheSettings = Annotated[Settings, provided("settings")]
+TheTogether = Annotated[Together, provided("together")]
+TheWorkers = Annotated[WorkerRegistry, provided("workers")]
