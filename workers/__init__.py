@@ -1,1 +1,1 @@
-"""Celery workers and the engines that they host."""
+"""Celery workers and their engines."""

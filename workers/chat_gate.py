@@ -1,4 +1,4 @@
-"""The chat gate: decides before each slice whether proofs or chat have the engine now."""
+"""The chat gate: decides before each slice whether proofs or chat may use the engine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 from poc_core.settings import ChatPolicy
 
-# Seconds between two looks at the engine while chat has it.
+# Seconds between two checks of the engine while chat uses it.
 _POLL_S = 0.005
-# Seconds without a question after which nobody waits for chat to end.
+# Seconds without a call of `wait` after which proofs no longer count as waiting.
 _GIVEN_UP_S = 5.0
-# The part of the time that a validation gets beside chat: the chain waits two minutes for it.
+# Share of the time that a validation gets during chat: the chain waits two minutes for its result.
 VALIDATION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Starvation:
-    """The proofs' share under constant chat by policy `yield` (POC_CHAT_POLICY).
+    """The proofs' share under constant chat, for the policy `yield` (POC_CHAT_POLICY).
 
-    `share` of the time, once they have had none for `after_s` seconds.
+    Proofs get `share` of the time once chat has blocked them for `after_s` seconds.
     """
 
     after_s: float = 60.0
@@ -30,25 +30,25 @@ class Starvation:
 
 @dataclass(frozen=True)
 class GateStats:
-    """Counters since the process began."""
+    """Counters since the process started."""
 
-    chat_active: int  # chat requests under way
+    chat_active: int  # chat requests in progress
     chat_total: int
-    chat_refused: int  # answered 503, by policy `exclusive`
-    skips: int  # times proofs began to wait for chat
-    proof_busy_s: float  # time of the engine that proofs took
+    chat_refused: int  # answered with 503 by the policy `exclusive`
+    skips: int  # times that proofs began to wait for chat
+    proof_busy_s: float  # engine time used by proofs
 
 
 class _Pace:
-    """When the next slice beside chat may begin, so that slices have `share` of the time."""
+    """Schedules slices during chat, so that slices use `share` of the time."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self.not_before = 0.0
 
     def ran(self, started: float, busy_s: float) -> None:
-        # From when the slice should have begun, so that the share holds although each is late.
-        # At most one period back: time that chat did not want is not held against proofs.
+        # Counted from when the slice should have started, so that late slices do not lower the
+        # share. At most one period back: time that chat did not use is not counted.
         period_s = busy_s / self._share
         self.not_before = min(started, max(self.not_before, started - period_s)) + period_s
 
@@ -56,12 +56,11 @@ class _Pace:
 class ChatGate:
     """Gate between proofs and chat, asked before each slice by the thread that computes proofs.
 
-    `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat
-    it is as `share` with the starvation's share, until chat is idle again. `share`: slices also run
-    beside chat, but so seldom that proofs have the fraction F of the time. `exclusive`: proofs
-    never wait, chat is refused while a round runs, and what is under way then is ended; without a
-    round, as `yield`. Under each,
-    urgent slices (validations) have half of the time at least.
+    Policy `yield`: a slice runs only while the engine has no unfinished chat request. Under
+    constant chat, proofs get the starvation's share until chat is idle. Policy `share`: slices also
+    run during chat, but only for the fraction F of the time. Policy `exclusive`: proofs never wait;
+    while a round runs, new chat is refused and chat in progress is ended. Without a round it works
+    like `yield`. Under each policy, urgent slices (validations) get at least half of the time.
     """
 
     def __init__(
@@ -71,7 +70,10 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`: chat requests that the engine works on, not what clients have to read."""
+        """`unfinished`:
+
+        returns the chat requests in the engine, not those whose answer is still being sent.
+        """
         self._policy = policy
         self._unfinished = unfinished
         self._starvation = starvation
@@ -83,19 +85,19 @@ class ChatGate:
         self._skips = 0
         self._proof_busy_s = 0.0
         self._computes_round = False
-        # Called, on whichever thread, when chat that was let in is to end: a round has the engine.
+        # Called, on any thread, when admitted chat must end because a round takes the engine.
         self.on_exclusive: Callable[[], None] = lambda: None
         share = policy.fraction if policy.mode == "share" else starvation.share
         self._pace = _Pace(share)
         self._urgent_pace = _Pace(max(share, VALIDATION_SHARE))
-        # `yield`: when chat took the engine from proofs that want it.
+        # `yield`: when chat began to block waiting proofs.
         self._denied_since: float | None = None
         self._asked_at = 0.0
 
-    # The chat server's side.
+    # Called by the chat server.
 
     def enter_chat(self) -> bool:
-        """Lets a chat request in, which must `leave_chat` later; False: refuse it."""
+        """Admits a chat request, which must call `leave_chat` later; returns False to refuse it."""
         with self._changed:
             if self._policy.mode == "exclusive" and self._computes_round:
                 self._refused += 1
@@ -105,16 +107,16 @@ class ChatGate:
             return True
 
     def leave_chat(self) -> None:
-        """The request's answer was sent, or its client left."""
+        """Records that the request's answer was sent, or that its client disconnected."""
         with self._changed:
             self._active -= 1
-            if self._active == 0:  # idle, although maybe nobody asks now
+            if self._active == 0:  # also resets the time if no proofs are waiting
                 self._denied_since = None
 
-    # The proofs' side.
+    # Called by the proofs' thread.
 
     def set_computes_round(self, computes: bool) -> None:
-        """Whether this worker computes for a round, which is when `exclusive` refuses chat."""
+        """Sets whether this worker computes for a round, during which `exclusive` refuses chat."""
         with self._changed:
             self._computes_round = computes
             self._changed.notify_all()
@@ -123,13 +125,13 @@ class ChatGate:
             self.on_exclusive()
 
     def chat_waits(self) -> bool:
-        """True if a slice would run beside chat now."""
+        """Returns whether a slice would run during chat now."""
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
-        """Waits until a slice may run, at most `timeout_s`; False: it may not.
+        """Waits up to `timeout_s` until a slice may run; returns whether it may.
 
-        With 0 it only asks, which does not count as a skip.
+        A timeout of 0 only checks, and does not count as a skip.
         """
         deadline = self._clock() + timeout_s
         with self._changed:
@@ -143,7 +145,9 @@ class ChatGate:
             return True
 
     def ran(self, started: float, busy_s: float) -> None:
-        """Slices that began at `started` (this gate's clock) kept the engine busy for `busy_s`."""
+        """Records that slices started at `started` (this gate's clock) and used the engine for
+        `busy_s`.
+        """
         with self._changed:
             self._proof_busy_s += busy_s
             self._pace.ran(started, busy_s)
@@ -159,7 +163,7 @@ class ChatGate:
         return self._policy.mode == "exclusive" and self._computes_round
 
     def _wait_s(self, urgent: bool) -> float:
-        """Seconds a slice has to wait as things stand; infinite until something changes."""
+        """Returns the seconds that a slice must wait now; infinite until something changes."""
         if self._is_exclusive_now() or self._unfinished() == 0:
             self._denied_since = None
             return 0.0

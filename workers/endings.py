@@ -1,4 +1,7 @@
-"""Quick ends of processes that loaded vLLM: the interpreter would collect its garbage first."""
+"""Ends processes that loaded vLLM quickly:
+
+the interpreter would first run a long garbage collection.
+"""
 
 import atexit
 import multiprocessing
@@ -16,9 +19,9 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Ends this multiprocessing process like that after its work; a failing one ends as before."""
+    """Makes this multiprocessing process end with `os._exit` after its work, unless it fails."""
     if multiprocessing.parent_process() is not None:
-        # The lowest priority: after all others.
+        # The lowest priority: after all other finalizers.
         util.Finalize(None, _end_unless_failed, exitpriority=-1)
 
 

@@ -1,4 +1,4 @@
-"""A worker's heartbeat, on a thread of its own: the worker lives on whatever takes long."""
+"""A worker's heartbeat, sent by a separate thread so that long operations do not delay it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Keeps one worker registered, and tells what it serves, counts and has in hand.
+    """Keeps one worker registered, and reports its model, its counters and its leased batches.
 
-    Each beat is made anew from what is only ever added: the record of the start, what is served,
-    and whether the worker drains or hangs. One beat is made and sent at a time, so none says less
-    than the one before.
+    Each beat is built from state that only ever grows: the start record, what the worker serves,
+    and whether it drains or hangs. Beats are built and sent one at a time, so no beat contains less
+    than an earlier one.
     """
 
     def __init__(
@@ -39,8 +39,9 @@ class Heartbeat:
         # With the chat's port; None: the worker loads its model.
         self._served: tuple[Proofs, int | None] | None = None
         self._gpus = GpuWatch(record.host)
-        self._still_since: float | None = None  # when the engine last went on; None: it goes on
-        self._mute_since: float | None = None  # since when the chat port gives no answer
+        # when the engine stopped making progress; None while it makes progress
+        self._still_since: float | None = None
+        self._mute_since: float | None = None  # when the chat port stopped answering
         self._draining = threading.Event()
         self._told_draining = self._told_chat = False
         self._hung = threading.Event()
@@ -57,18 +58,20 @@ class Heartbeat:
         self._pulse.start()
 
     def ready(self, proofs: Proofs, chat_port: int | None) -> None:
-        """From now on clients may use this worker."""
+        """Announces that clients may use this worker."""
         self._served = proofs, chat_port
         self.beat()
 
     def drain(self) -> None:
-        """Turns new work away from the next pulse on. For signal handlers; does not wait."""
+        """Stops taking new work, starting with the next pulse. For signal handlers; does not
+        wait.
+        """
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """How long the engine has stood still while requests wait; 0: it goes on.
+        """Reports how long the engine has made no progress while requests wait; 0 if it does.
 
-        Sent with the next beat: what the engine's server says meanwhile is as old as that.
+        Sent with the next beat: the metrics of the engine's server are as old as this.
         """
         if not seconds:
             self._still_since = None
@@ -76,16 +79,16 @@ class Heartbeat:
             self._still_since = round(time.time() - seconds, 1)
 
     def chat_answers(self, does: bool) -> None:
-        """Whether the chat port gave an answer; sent with the next beat."""
+        """Reports whether the chat port answered; sent with the next beat."""
         self._mute_since = None if does else self._mute_since or round(time.time(), 1)
 
     def hung(self) -> None:
-        """The engine hangs: from now on nobody counts on this worker, which is about to end."""
+        """Announces that the engine hangs and that this worker is about to end."""
         self._hung.set()
         self.beat()
 
     def stop(self) -> None:
-        """Leaves the registry at once, so that nobody waits for this worker."""
+        """Removes the worker from the registry immediately, so that no client waits for it."""
         self._pulse.stop(self._interval_s)
         self._beats.stop(self._interval_s)
         try:
@@ -96,11 +99,11 @@ class Heartbeat:
             )
 
     def beat(self) -> None:
-        """Sends a beat at once. Raises nothing: failures are logged."""
+        """Sends a beat immediately. Logs failures instead of raising."""
         self._beats.once()
 
     def _live_on(self) -> None:
-        """A sign of life beside the beats, which read sensors that may hang: it waits for none."""
+        """Sends a sign of life that does not wait for sensors, which may hang and delay a beat."""
         newly_draining = self._draining.is_set() and not self._told_draining
         chat_ended = self._told_chat and not self._chats()
         if not self._registry.pulse(self.record.id) or newly_draining or chat_ended:

@@ -1,4 +1,4 @@
-"""A worker's periodic work: looks for work, recovers what is stuck."""
+"""A worker's periodic work: checks its engine, looks for work and recovers stuck jobs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from workers.work import finish_or_fail
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which waiting nonces are counted anew without an expired job: nobody else sees those
-# of a model whose workers are all gone.
+# Seconds after which queued nonces are recounted even without an expired job, because no other
+# process counts those of a model whose workers have all ended.
 _RECOUNT_S = 60.0
 
-# Seconds for the chat port's answer.
+# Seconds to wait for the chat port's answer.
 _ANSWER_S = 2.0
 
-# Jobs whose trouble was logged, to log it once.
+# Jobs whose error was logged, remembered to log each error once.
 _MOST_REMEMBERED = 1000
 
 
 class Housekeeper:
-    """A thread beside the heartbeat's that keeps this worker's model moving."""
+    """A thread that runs in parallel to the heartbeat and keeps this worker's model progressing."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Housekeeper:
             return
         self._turns.look()
         if time.monotonic() >= self._next_reap_s:
-            # Jitter: many workers should not look at the same moment.
+            # Jitter, so that workers do not check at the same moment.
             self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
             if self._jobs.survey.take_turn(self._model, self._worker_id):
                 self._reap()
@@ -85,7 +85,7 @@ class Housekeeper:
                 self._rounds.forget_followed()
 
     def _check_engine(self, proofs: Proofs) -> None:
-        """Ends an idle worker whose engine died: clients would be offered it for ever."""
+        """Ends a worker whose engine died or hangs, so that clients are no longer sent to it."""
         try:
             proofs.engine.check()
         except EngineLostError as error:
@@ -101,7 +101,10 @@ class Housekeeper:
             proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
     def _reap(self) -> None:
-        """Brings stuck jobs on: batches of dead workers, missed finishes."""
+        """Recovers stuck jobs:
+
+        frees batches of dead workers, and finishes jobs whose finish was missed.
+        """
         n_dropped = 0
         for found in self._jobs.survey.stuck(self._model):
             if self._work.is_stopping:
@@ -130,12 +133,14 @@ class Housekeeper:
             )
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
-        """Runs a step for one job; a bad record must not keep others from being looked after."""
+        """Runs a step for one job, so that an unreadable record does not stop the care for other
+        jobs.
+        """
         try:
             step(job_id)
         except Exception as error:
             if is_transient(error):
-                raise  # not about a single job
+                raise  # not the error of a single job
             if job_id not in self._logged:
                 logger.exception("job %s cannot be looked after", job_id)
                 self._logged[job_id] = None
@@ -144,7 +149,7 @@ class Housekeeper:
 
 
 def _answers(host: str, port: int) -> bool:
-    """True if anything answers there, as a client that nobody knows is."""
+    """Returns whether the server answers an unauthenticated request."""
     try:
         with socket.create_connection((host, port), _ANSWER_S) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

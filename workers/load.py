@@ -1,4 +1,4 @@
-"""Picks an engine and imports only that one: no worker needs what another's imports."""
+"""Creates an engine and imports only its modules: a worker needs no other engine's packages."""
 
 from poc_core.errors import ProoflineError
 from workers.engines.base import Engine
@@ -6,9 +6,9 @@ from workers.engines.options import EngineOptions
 
 
 def load_engine(options: EngineOptions, rpc_timeout_s: float = 60.0) -> Engine:
-    """A loaded engine. ProoflineError: something is not installed, or the model cannot be loaded.
+    """Loads an engine. ProoflineError if a package is missing or the model cannot be loaded.
 
-    `rpc_timeout_s`: how long a micro-batch of vLLM may take before the engine counts as lost.
+    `rpc_timeout_s`: time limit of a vLLM micro-batch, after which the engine counts as lost.
     """
     try:
         if options.engine == "vllm":

@@ -41,28 +41,28 @@ from workers.work import Work
 
 logger = logging.getLogger(__name__)
 
-# Seconds after SIGTERM in which chat requests under way may end; supervisors wait for 30.
+# Seconds after SIGTERM in which chat requests in progress may end; supervisors wait for 30.
 CHAT_GRACE_S = 20.0
 _CHAT_POLL_S = 0.1
-# Seconds between two looks for validations, which pass what is computed.
+# Seconds between two checks for validations, which run before other work.
 _VALIDATIONS_LOOK_S = 0.5
-# Python's are 700, 10, 10: an answer's objects die without a search, and beside forty long streams
-# each search, which found nothing, held up everybody's answers for 0.04 to 0.2 s.
+# Python's defaults are 700, 10, 10. Objects of an answer are freed without a collection; during
+# forty long streams each collection found nothing and delayed all answers by 0.04 to 0.2 s.
 _GARBAGE_THRESHOLDS = (10_000, 10, 50)
 
 
 def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT; batches in progress are finished first.
+    """Runs until SIGTERM or SIGINT; finishes batches in progress first.
 
-    `worker_id`: None for host, slot and a random part; must be new for every process.
-    `redis_url`: None for POC_REDIS_URL. Everything else comes from the settings (POC_...).
-    ProoflineError: the engine cannot be loaded.
+    `worker_id`: unique for every process; None generates host, slot and a random part. `redis_url`:
+    None for POC_REDIS_URL. Everything else comes from the settings (POC_...). ProoflineError if the
+    engine cannot be loaded.
     """
     log_to_stderr()
-    raise_file_limit()  # the engine's processes too, which inherit it
-    # Two lines a batch would bury what matters.
+    raise_file_limit()  # also for the engine's processes, which inherit the limit
+    # Two lines for each batch would hide important lines.
     for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
@@ -71,9 +71,9 @@ def run_worker(
 
 
 class WorkerProcess:
-    """A worker: its registration, its engine, and Celery, which brings it messages.
+    """A worker: its registration, its engine, and Celery, which delivers its messages.
 
-    Never two in one process: Celery's signal handlers and the engine belong to the whole process.
+    Only one per process: Celery's signal handlers and the engine are global to the process.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WorkerProcess:
         self._began_to_leave: float | None = None
 
     def run(self) -> None:
-        """Loads the engine and works until a signal ends it. ProoflineError: as `run_worker`."""
+        """Loads the engine and works until a signal. ProoflineError as in `run_worker`."""
         self._heartbeat.start()
         try:
             engine = load_engine(self._options, self._settings.rpc_timeout_ms / 1000)
@@ -118,7 +118,7 @@ class WorkerProcess:
         tasks.install(turns)
 
         def leave(**_: object) -> None:
-            # Else SIGTERM waits for a round's task or chat, too long for some supervisors.
+            # Otherwise SIGTERM waits for a round's task or for chat, too long for some supervisors.
             turns.leave()
             self._heartbeat.drain()
             self._began_to_leave = time.monotonic()
@@ -141,17 +141,17 @@ class WorkerProcess:
             proofs.stop()
             if gate is not None and self._began_to_leave is not None:
                 self._heartbeat.beat()
-                # Until no API remembers this worker as one that takes chat.
+                # Until no API process remembers this worker as available for chat.
                 time.sleep(CHAT_MEMORY_S)
                 _let_chat_end(gate, self._began_to_leave + CHAT_GRACE_S)
         finally:
             housekeeper.stop()
 
     def _take_messages(self) -> None:
-        """Returns when a signal has ended Celery's worker."""
+        """Consumes messages until a signal has ended Celery's worker."""
         queues = [model_queue(self._record.model), worker_queue(self._record.id)]
         self._app.conf.task_queues = [broker.queue(queues[0]), broker.queue_of_one(queues[1])]
-        # Threads: prefork's daemonic children may not start children, as vLLM does.
+        # Threads: prefork's daemonic children are not allowed to start processes, which vLLM does.
         self._app.Worker(
             pool="threads",
             concurrency=1,
@@ -164,7 +164,7 @@ class WorkerProcess:
 
 
 def _record(options: EngineOptions, settings: Settings, worker_id: str) -> WorkerRecord:
-    """The worker as it starts."""
+    """Returns the worker's record at its start."""
     return WorkerRecord(
         id=worker_id,
         model=options.name,
@@ -183,14 +183,14 @@ def _record(options: EngineOptions, settings: Settings, worker_id: str) -> Worke
 
 
 def _let_garbage_wait() -> None:
-    """Exempts existing objects from garbage collection and collects later ones more rarely."""
+    """Excludes existing objects from garbage collection, and makes later collections rarer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def _let_chat_end(gate: ChatGate, deadline: float) -> None:
-    """Returns when no chat request is under way, at `deadline` (time.monotonic) at the latest."""
+    """Waits until no chat request is in progress, or until `deadline` (time.monotonic)."""
     while (active := gate.stats().chat_active) and time.monotonic() < deadline:
         time.sleep(_CHAT_POLL_S)
     if active:
@@ -200,11 +200,10 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
-    """Returns the name before the host's in Flower, and the worker's id: its name and a random
-    part.
+    """Returns the worker's Celery name and its id; Flower shows the name with the host.
 
-    The name holds the worker's GPUs, its supervisor's slot, or its pid where there is neither; each
-    start of a worker needs a new id.
+    The name contains the worker's GPUs, else its supervisor's slot, else its pid. Each start of a
+    worker needs a new id, so a generated id has a random part.
     """
     if given:
         return given, given
@@ -217,7 +216,10 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
 def _serve_chat(
     engine: Engine, settings: Settings, secret: str | None
 ) -> tuple[ChatGate | None, int | None]:
-    """Starts the chat server, if engine and settings have one; returns its gate and port."""
+    """Starts the chat server unless chat is off;
+
+    returns its gate and port, or None without a server.
+    """
     if settings.chat.mode == "off":
         return None, None
     starvation = Starvation(settings.generate_chunk_timeout_sec)

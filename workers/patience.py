@@ -1,4 +1,4 @@
-"""Waiting out a Redis that is away: its restart must not lose what an engine computed."""
+"""Waits until an unavailable Redis is back, so that its restart does not lose computed values."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds between tries, each of which lasts as long as the client's own retries and timeouts.
+# Seconds between tries; each try includes the client's retries and timeouts.
 PAUSE_S = 0.5
-# Seconds between two lines in the log while Redis stays away.
+# Seconds between two log lines while Redis is unavailable.
 _LOG_INTERVAL_S = 10.0
 
 
 def until_redis_answers(step: Callable[[], T]) -> T:
-    """The result of `step`, tried again while Redis is away. `step` must be repeatable."""
+    """Returns the result of `step`, retried while Redis is unavailable. `step` must be
+    idempotent.
+    """
     logged_at = 0.0
     while True:
         try:
             return step()
         except RedisError as error:
             if isinstance(error, ResponseError) and not is_transient(error):
-                raise  # an error in a command would come again
+                raise  # an error in a command would repeat
             if time.monotonic() - logged_at > _LOG_INTERVAL_S:
                 logger.warning("waiting for Redis with unfinished work: %s", error)
                 logged_at = time.monotonic()

@@ -1,7 +1,7 @@
-"""Micro-batches on their way through an engine's pipeline stages, one slice of each stage a tick.
+"""Moves micro-batches through an engine's pipeline stages; each tick runs one slice of each stage.
 
-With one stage, slices run one after the other. With several, a micro-batch enters the first
-stage as soon as the one before has left it: no stage waits while there is work.
+With one stage, slices run one after the other. With several stages, a micro-batch enters the first
+stage as soon as the previous one has left it, so no stage waits while there is work.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """Forms ticks and takes their results. Not for several threads."""
+    """Builds ticks and processes their results. Not thread-safe."""
 
     def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine
         self.plan = plan
         self._waiting: deque[MicroBatch] = deque()
-        self._going: dict[int, MicroBatch] = {}  # begun on the engine, oldest first
-        self._measured: dict[int, MicroBatch] = {}  # ended ones whose times may still come
+        self._going: dict[int, MicroBatch] = {}  # started on the engine, oldest first
+        # ended micro-batches whose slice times may still arrive
+        self._measured: dict[int, MicroBatch] = {}
         self._drop: list[int] = []
 
     @property
@@ -38,23 +39,23 @@ class Pipeline:
 
     @property
     def is_launched(self) -> bool:
-        """True if nothing is to be launched, and only values are awaited."""
+        """Returns whether everything is launched, so that only values are awaited."""
         return not self._waiting and all(one.launched for one in self._going.values())
 
     @property
     def is_urgent(self) -> bool:
-        """True if something urgent is to be launched, at once or behind what has its stage."""
+        """Returns whether an urgent micro-batch has slices to launch."""
         going = (one for one in self._going.values() if not one.launched)
         return any(one.urgent for one in (*self._waiting, *going))
 
     def add(self, micro_batch: MicroBatch) -> None:
-        """Queues it: an urgent one before all that are not."""
+        """Queues a micro-batch; urgent ones go before all others."""
         waiting = self._waiting
         n_before = sum(one.urgent for one in waiting) if micro_batch.urgent else len(waiting)
         waiting.insert(n_before, micro_batch)
 
     def cancel(self, micro_batch: MicroBatch) -> None:
-        """Forgets the micro-batch; nothing of it is launched any more."""
+        """Removes the micro-batch; none of its slices is launched any more."""
         for part in micro_batch.parts:
             self.cancel(part)
         if self._going.pop(micro_batch.id, None) is not None:
@@ -63,17 +64,19 @@ class Pipeline:
             self._waiting.remove(micro_batch)
 
     def fetch(self) -> None:
-        """Waits for the first launched micro-batch, if any, and takes its values."""
+        """Waits for the oldest launched micro-batch, if any, and takes its values."""
         first = next((one.id for one in self._going.values() if one.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
             self._call(Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
-        """One tick: launches each stage's next slice; returns seconds of device time heard of.
+        """Runs one tick: launches each stage's next slice.
 
-        `wait`: until all that was launched is done. The engine's errors pass through, after the
-        micro-batches that end with them were told.
+        Returns the device seconds newly reported.
+
+        `wait`: waits until everything launched is done. Engine errors are raised, after the failed
+        micro-batches got them.
         """
         begin: list[MicroBatch] = []
         slices: list[Slice] = []
@@ -105,7 +108,7 @@ class Pipeline:
             raise
 
     def fail(self, error: ProoflineError) -> None:
-        """Ends all micro-batches, waiting ones too."""
+        """Ends all micro-batches with the error, including waiting ones."""
         ended = [*self._forget_going(), *self._waiting]
         self._waiting.clear()
         for micro_batch in ended:
@@ -122,7 +125,7 @@ class Pipeline:
         return self._waiting.popleft()
 
     def _next_slice(self, micro_batch: MicroBatch, busy: set[int]) -> list[Slice]:
-        """The micro-batch's next slice, unless another one has its stage in this tick."""
+        """Returns the micro-batch's next slice, unless another one uses its stage in this tick."""
         if micro_batch.stage in busy:
             return []
         if not micro_batch.slices:
@@ -130,7 +133,10 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
-        """The stage's slices of the current pass, or of several passes where there is one stage."""
+        """Cuts the current pass of a stage into slices;
+
+        with a single stage, a slice may span passes.
+        """
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
         measured = stage if engine.sliceable else range(1)
@@ -144,7 +150,7 @@ class Pipeline:
         return [Slice(micro_batch.id, layers.start, layers.stop, first, until) for layers in cut]
 
     def _move_on(self, micro_batch: MicroBatch, ran: Slice) -> None:
-        """Goes to the next stage or pass, where the slice was the last one of its stage."""
+        """Moves the micro-batch to the next stage or pass after the last slice of its stage."""
         if micro_batch.slices:
             return
         if ran.end != self._engine.stages[-1].stop:
@@ -155,13 +161,18 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: MicroBatch) -> int:
-        """Nonces of one forward of all rows: all where the micro-batch goes on without steps."""
+        """Returns the nonces of one forward pass over all rows;
+
+        all nonces if there are no decode steps.
+        """
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """True if another micro-batch may begin: with steps, each stage has caches for one."""
+        """Returns whether another micro-batch may start: each stage has step caches for only
+        one.
+        """
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]
@@ -178,7 +189,8 @@ class Pipeline:
         for one, seconds in result.ran:
             busy_s += seconds / len(self._engine.stages)
             if (micro_batch := self._measured.get(one.micro_batch)) is not None:
-                # To the plan a stage that cannot be cut is one layer: what chat waits for.
+                # For the plan, a stage that cannot be cut is one layer, because chat waits for all
+                # of it.
                 layers = one.end - one.first if self._engine.sliceable else 1
                 layers, order = layers * (one.until - one.step), micro_batch.order
                 n, are_steps = len(order.members(one.step)), order.is_step(one.step)
@@ -192,9 +204,9 @@ class Pipeline:
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """Begins the forgotten micro-batches again, of half the size from now on.
+        """Restarts the micro-batches in progress, from now on with half the size.
 
-        A single nonce that does not fit has no smaller size: its micro-batch ends.
+        A micro-batch whose single nonce does not fit ends with the error.
         """
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
@@ -217,7 +229,10 @@ class Pipeline:
         )
 
     def _forget_going(self) -> list[MicroBatch]:
-        """Forgets what goes on; after an error all processes of the engine must drop it too."""
+        """Removes the micro-batches in progress;
+
+        the engine's processes must drop them after an error.
+        """
         going = [*self._going.values()]
         self._drop = [one.id for one in going]
         self._going.clear()
@@ -226,7 +241,7 @@ class Pipeline:
 
 
 def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
-    """The engine's own plan. `max_step_ms`: see SlicePlan."""
+    """Returns the engine's slice plan. `max_step_ms`: see SlicePlan."""
     return SlicePlan(
         max_step_ms, engine.slices_in_flight, engine.longest_call_s, engine.token_layer_s
     )
@@ -235,10 +250,10 @@ def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
 def compute_all(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
-    """One value per nonce, in order; None for a nonce that the model gave no finite state for.
+    """Computes one value per nonce, in order; None for a nonce without a finite state.
 
-    For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not
-    at all, unless a call would last too long. SpecError: this model cannot follow the spec.
+    The caller must have exclusive use of the engine. `plan`: how micro-batches are cut; None cuts
+    only calls that would last too long. SpecError if the model does not support the spec.
     """
     engine.check_spec(spec)
     if not nonces:

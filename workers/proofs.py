@@ -1,4 +1,4 @@
-"""A worker's proofs: its engine, the chat gate before it, and the thread that runs slices."""
+"""A worker's proofs: its engine, its chat gate, and the thread that runs slices."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from workers.pipeline import Pipeline, plan_of
 
 logger = logging.getLogger(__name__)
 
-# Exit status of a worker whose engine died (EX_SOFTWARE): told from a crash by supervisor and log.
+# Exit status of a worker whose engine died (EX_SOFTWARE), so that supervisor and log can
+# distinguish this from a crash.
 ENGINE_LOST_STATUS = 70
-# Failures in a row, without a success between, after which an engine is replaced.
+# Consecutive failures after which an engine is replaced.
 _MOST_FAILURES = 3
-# Seconds to wait for chat before looking for cancelled work.
+# Seconds to wait for chat before checking for cancelled work.
 _LOOK_S = 0.1
 
 
 class Proofs:
-    """Runs micro-batches on the engine, slice by slice, when chat allows. For many threads."""
+    """Runs micro-batches on the engine, slice by slice, when chat allows. Thread-safe."""
 
     def __init__(
         self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
@@ -52,30 +53,32 @@ class Proofs:
         self._thread.start()
 
     def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
-        """Sets the chat gate, None: no chat, and what chat may wait for slices launched already.
+        """Sets the chat gate (None without chat), and the longest wait of chat for launched slices.
 
-        Not while anything is computed.
+        Must not be called during a computation.
         """
         self.gate = gate
         self._pipeline.plan = plan_of(self.engine, None if gate is None else max_step_ms)
 
     @property
     def depth(self) -> int:
-        """Micro-batches to be in hand so that no stage of the engine ever waits for one.
+        """Returns how many micro-batches keep every stage of the engine busy.
 
-        Without chat they run whole, and two are on a GPU at a time: a third has to be there when
-        the first ends. Chat would wait for all three.
+        Without chat they run uncut, and a GPU has two at a time: a third must be ready when the
+        first ends. With chat there are fewer, because chat would wait for all three.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
     def batch_size(self, spec: ProofSpec) -> int:
-        """Nonces that a micro-batch holds best now."""
+        """Returns the best number of nonces for the next micro-batch."""
         contract = contract_of(spec.scheme)
         most = contract.max_batch(spec, self.engine.info)
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
     def submit(self, spec: ProofSpec, nonces: Sequence[int], urgent: bool = False) -> MicroBatch:
-        """Queues the nonces as one micro-batch. SpecError: the model cannot follow the spec."""
+        """Queues the nonces as one micro-batch. SpecError if the model does not support the
+        spec.
+        """
         self.engine.check_spec(spec)
         micro_batch = MicroBatch(spec, nonces, urgent=urgent)
         micro_batch.future.add_done_callback(self._ended)
@@ -85,22 +88,24 @@ class Proofs:
         return micro_batch
 
     def cancel(self, micro_batch: MicroBatch) -> None:
-        """Launches nothing more of the micro-batch, which then never ends."""
+        """Stops launching slices of the micro-batch. Its future never completes."""
         with self._changed:
             self._cancelled.append(micro_batch)
             self._changed.notify_all()
 
     def chat_allows(self, wait_s: float, urgent: bool = False) -> bool:
-        """True if a slice may run, after waiting for chat for at most `wait_s`."""
+        """Waits for chat for up to `wait_s`; returns whether a slice may run."""
         return self.gate is None or self.gate.wait(wait_s, urgent)
 
     def set_computes_round(self, computes: bool) -> None:
-        """Tells the gate whether this worker computes for a round."""
+        """Informs the gate whether this worker computes for a round."""
         if self.gate is not None:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """For the heartbeat: slices run of each stage, the gate's counts, validations of chats."""
+        """Returns figures for the heartbeat: slices run, the gate's counters, validations of
+        chats.
+        """
         counted: dict[str, int | float] = {"slices": self._slices}
         if self.gate is not None:
             counted |= vars(self.gate.stats())
@@ -109,7 +114,10 @@ class Proofs:
 
     @property
     def is_lost(self) -> bool:
-        """True if this process ends for another engine: it takes no more work."""
+        """Returns whether this process is ending because its engine is lost;
+
+        it then takes no more work.
+        """
         if not self._is_lost:
             try:
                 self.engine.check()
@@ -118,11 +126,12 @@ class Proofs:
         return self._is_lost
 
     def note(self, error: ProoflineError) -> None:
-        """Counts an error that ended work, before the work is given back: an engine that is lost
-        must not take it again.
+        """Counts an error that ended work.
+
+        Must be called before the work is given back, so that a lost engine does not take it again.
         """
         with self._changed:
-            is_new = error is not self._last_error  # one failure ends several micro-batches
+            is_new = error is not self._last_error  # one failure may end several micro-batches
             if is_new and not isinstance(error, SpecError):
                 self._last_error = error
                 self._failures += 1
@@ -130,9 +139,11 @@ class Proofs:
                 self._is_lost = True
 
     def judge(self, error: ProoflineError) -> bool:
-        """True if work that ended with `error` gets another try; False: it fails on any engine.
+        """Returns whether work that ended with `error` should be retried;
 
-        To be called when the work was given back: does not return when this process needs another
+        False if it fails on any engine.
+
+        Must be called after the work was given back: does not return if this process needs a new
         engine.
         """
         self.note(error)
@@ -148,7 +159,7 @@ class Proofs:
         return True
 
     def exit_without_engine(self, error: EngineLostError) -> NoReturn:
-        """Ends this process for a fresh one by its supervisor; other workers take its batches."""
+        """Ends this process, so that its supervisor restarts it. Other workers take its batches."""
         self._is_lost = True
         logger.critical(
             "%s This worker exits with status %d; its batches run elsewhere.",
@@ -158,11 +169,11 @@ class Proofs:
         try:
             self.engine.close()
         finally:
-            # Not sys.exit: Celery would catch it in a task's thread and go on without an engine.
+            # Not sys.exit: Celery would catch it in a task's thread and continue without an engine.
             os._exit(ENGINE_LOST_STATUS)
 
     def stop(self) -> None:
-        """Launches nothing more. Returns when the engine is free to be closed."""
+        """Stops launching slices. Returns when the engine may be closed."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -172,7 +183,7 @@ class Proofs:
         while self._take_orders():
             try:
                 self._step()
-            except ProoflineError as error:  # the micro-batches that it ended have it
+            except ProoflineError as error:  # the ended micro-batches have the error
                 logger.error("%s", error)
             except Exception as error:
                 logger.exception("proofs cannot be computed")
@@ -183,7 +194,10 @@ class Proofs:
                 )
 
     def _take_orders(self) -> bool:
-        """Waits until there is something to do. False: this thread is to end."""
+        """Waits for work and takes over added and cancelled micro-batches.
+
+        False if the thread must end.
+        """
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
@@ -196,7 +210,9 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Runs a slice of every stage; without any, or under chat, fetches what was left."""
+        """Runs a slice of every stage, or fetches launched values if chat or a lack of slices
+        prevents it.
+        """
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):
@@ -204,7 +220,7 @@ class Proofs:
             return
         beside_chat = self.gate is not None and self.gate.chat_waits()
         started = time.monotonic()
-        # Beside chat one slice at a time, so that its share of the time is known before the next.
+        # During chat one slice at a time, so that its time is known before the next slice.
         busy_s = self._pipeline.run(wait=beside_chat)
         self._slices += 1
         if self.gate is not None:

@@ -1,6 +1,6 @@
-"""A worker's loop over its leases: lease, compute, store the values.
+"""A worker's main loop: leases nonces, computes them and stores the values.
 
-As many micro-batches are under way as keep every stage of the engine busy while Redis is written.
+Enough micro-batches are in progress to keep every stage of the engine busy while Redis is written.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from poc_core.records import Lease
 from workers.engines.ticks import MicroBatch
 from workers.proofs import Proofs
 
-# Seconds between two looks whether the work is still wanted; delays /stop by as much. Of many
-# workers with slow batches they are most of what Redis is asked.
+# Seconds between two checks whether the work is still wanted, and so the longest delay of /stop.
+# With many workers and slow batches, most requests to Redis are these checks.
 _LOOK_S = 0.25
 
 
 class Source(Protocol):
-    """Where leases come from."""
+    """A source of leases."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Leases of one spec to compute alongside the held ones. Empty: none now; None: no more."""
+        """Returns leases of one spec, in addition to `held`.
+
+        Empty if there are none now, None at the end.
+        """
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
-        """True if the leases are still to be computed; asked with each look."""
+        """Returns whether the leases are still to be computed."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
-        """Stores one value per nonce, at the latest with the next question."""
+        """Stores one value per nonce, at the latest with the next call."""
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
-        """Gives a lease back uncomputed; `lost_engine`: because the engine could not."""
+        """Gives a lease back uncomputed; `lost_engine`: because the engine failed."""
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
         """Ends the jobs and rounds of leases that no engine can compute."""
@@ -43,30 +46,31 @@ class Source(Protocol):
 
 @dataclass
 class _Unit:
-    """Leases whose nonces are computed together, in their order."""
+    """Leases whose nonces are computed together, in order."""
 
     leases: Sequence[Lease]
-    waiting: list[int]  # nonces of no micro-batch yet
+    waiting: list[int]  # nonces without a micro-batch so far
     micro_batches: deque[MicroBatch] = field(default_factory=deque)
     values: list[JsonValue] = field(default_factory=list)
 
 
 class Runner:
-    """Computes what one source gives. Not for several threads."""
+    """Computes the leases of one source. Not thread-safe."""
 
     def __init__(self, proofs: Proofs, source: Source) -> None:
         self._proofs = proofs
         self._source = source
-        self._units: deque[_Unit] = deque()  # oldest first; kept from one `run` to the next
+        self._units: deque[_Unit] = deque()  # oldest first; kept between calls of `run`
 
     @property
     def held(self) -> list[Lease]:
         return [lease for unit in self._units for lease in unit.leases]
 
     def run(self, is_over: Callable[[], bool]) -> bool:
-        """Computes until `is_over` (True; leases stay held) or until nothing is left (False).
+        """Computes until `is_over` (returns True, leases stay held) or until no work is left
+        (False).
 
-        What is held at the end without `is_over` goes back.
+        Gives back held leases at the end, unless `is_over`.
         """
         goes_on = False
         try:
@@ -77,7 +81,10 @@ class Runner:
         return goes_on
 
     def _bring_home(self) -> bool:
-        """Completes the oldest leases if they are done within a look. False: they failed."""
+        """Stores the values of the oldest leases if they are ready in time.
+
+        Returns False on failure.
+        """
         unit = self._units[0]
         try:
             values = unit.micro_batches[0].result(_LOOK_S)
@@ -119,7 +126,10 @@ class Runner:
         return True
 
     def _fill(self) -> bool:
-        """Submits as many micro-batches as the engine needs. False: no more leases will come."""
+        """Submits as many micro-batches as the engine needs.
+
+        Returns False if there are no more leases.
+        """
         while sum(len(unit.micro_batches) for unit in self._units) < self._proofs.depth:
             if not self._units or not self._units[-1].waiting:
                 leases = self._source.next(self.held)
@@ -142,9 +152,11 @@ class Runner:
         return True
 
     def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
-        """Fails leases that no engine can compute; else gives all back. True: work goes on.
+        """Fails leases that no engine can compute, and gives back all others.
 
-        After one engine's failure this engine tries again or is replaced.
+        Returns whether to continue.
+
+        After an engine's failure the engine is tried again or replaced.
         """
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:

@@ -1,9 +1,9 @@
-"""Sizes of micro-batches and of their slices, from how long layers of earlier ones took.
+"""Sizes of micro-batches and of their slices, from the measured times of earlier layers.
 
-Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: that is
-what makes proofs fast and chat's wait short. Only where one layer of a full micro-batch is longer
-than that (CPUs, long sequences) the micro-batch shrinks, down to one nonce. No call into the engine
-is to take long, whether or not chat waits: one that does counts as a lost engine.
+Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: proofs
+are fast and chat waits briefly. If one layer of a full micro-batch takes longer than that (CPUs,
+long sequences), the micro-batch shrinks, down to one nonce. With or without chat, calls into the
+engine must be short, because a long call counts as a lost engine.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from poc_core.schemes import contract_of
 
 # Least weight of the newest layer time in the running mean of a size.
 _NEWEST = 0.05
-# A larger micro-batch is tried although its layers would be longer than the limit by this factor
-# if all costs grew with the nonces: some do not. After so many measurements it counts as too long,
-# and is not tried again for so many seconds.
+# A larger micro-batch is tried if its layers would exceed the limit by at most this factor,
+# assuming that all costs grow with the nonces: some do not. After so many measurements it counts as
+# too long, and is not tried again for so many seconds.
 _TRY, _SURE, _RETRY_S = 1.15, 8, 600.0
-# Kinds of micro-batches remembered: a round and the jobs beside it.
+# Kinds of micro-batches remembered: those of a round and of concurrent jobs.
 _KINDS_KEPT = 32
-# Steps of one slice at most: keeps a call into the engine short where no chat limits it.
+# Largest number of steps in a slice: keeps calls into the engine short without chat's limit.
 _MOST_STEPS = 16
-# Sizes of shrunk micro-batches from one power of two to the next. Each size that an engine meets
-# costs it memory for good: libraries keep code for it, and on CPUs what it leaves fits no other.
+# Number of allowed sizes of shrunk micro-batches between two powers of two. Each new size costs
+# memory permanently: libraries keep code for it, and on CPUs its freed memory fits no other size.
 _SIZES = 4
 _SIZES_KEPT = 32
-# Largest growth at a time of a shrunk micro-batch: a short one says little about a long one.
+# Largest growth factor of a shrunk micro-batch: a short one predicts little about a long one.
 _GROWTH = 2
 
 
-# Scheme, rows of a nonce's first forward, and whether it is one of the steps after that.
+# Scheme, rows of a nonce's first forward pass, and whether it is a later decode step.
 _Kind = tuple[str, int, bool]
 
 
@@ -46,7 +46,7 @@ class _LayerTimes:
 
     n: int  # nonces of the last one measured
     layer_s: float  # seconds of one of its layers
-    measured: int = 1  # so often
+    measured: int = 1  # number of measurements
     too_long: TTLCache[int, bool] = field(default_factory=lambda: TTLCache(_SIZES_KEPT, _RETRY_S))
 
     @property
@@ -61,7 +61,7 @@ class _LayerTimes:
         self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
 
     def most_within(self, limit_s: float, most: int) -> int:
-        """The largest size whose layers last `limit_s` at most, or may do so."""
+        """Returns the largest size whose layers take at most `limit_s`, or may do so."""
         if self.layer_s > limit_s and self.measured >= _SURE:
             self.too_long[self.n] = True
         if self.per_nonce_s * most <= limit_s:
@@ -75,7 +75,7 @@ class _LayerTimes:
 
 
 class SlicePlan:
-    """Sizes for one engine."""
+    """Sizes of micro-batches and slices for one engine."""
 
     def __init__(
         self,
@@ -84,37 +84,44 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: chat's wait for launched slices; None: no chat. The others: see Engine."""
+        """`max_step_ms`: longest wait of chat for launched slices; None without chat. The others:
+
+        see Engine.
+        """
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
         self._token_layer_s = token_layer_s
-        # Guards `_times`, which threads that fill micro-batches read.
+        # Guards `_times`, which the threads that fill micro-batches also read.
         self._lock = threading.Lock()
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 
     def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
-        """Nonces of the next micro-batch: `most`, or fewer where one layer would last too long.
+        """Returns the nonces of the next micro-batch:
 
-        `steps`: a layer of one of its steps, else of a forward of all rows.
+        `most`, or fewer if a layer would take too long.
+
+        `steps`: limits a layer of a decode step instead of a forward pass over all rows.
         """
         kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
             times = self._times.get(kind)
-            if times is None:  # too rough for chat's limit
+            if times is None:  # no measurement: too rough for chat's limit
                 times, limit_s = self._expected(kind, most), self._longest_call_s
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Slices of one stage for `n` nonces, each as short as the limit wants, about equally long.
+        """Cuts one stage into slices for `n` nonces, within the limit and about equally long.
 
-        One layer each until a micro-batch of this kind was measured.
+        Each slice has one layer until a micro-batch of this kind was measured.
         """
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """The slices of one step on one stage and, where that is one, how many steps it may hold.
+        """Cuts one decode step on one stage;
 
-        A whole step until one was measured.
+        if it needs no cut, also returns how many steps fit a slice.
+
+        Does not cut a step until one was measured.
         """
         layers = self._layers_within_limit(_kind(spec, steps=True), n, unknown=len(stage))
         if layers < len(stage):
@@ -124,9 +131,9 @@ class SlicePlan:
     def ran(
         self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
     ) -> None:
-        """Notes that `layers` layers of `n` nonces kept their stage busy for `seconds`.
+        """Records that `layers` layers of `n` nonces kept their stage busy for `seconds`.
 
-        `steps`: of one of its steps, or of several, each of which counts its layers.
+        `steps`: the layers are of decode steps; layers of several steps are added up.
         """
         kind, layer_s = _kind(spec, steps), seconds / layers
         with self._lock:
@@ -149,13 +156,13 @@ class SlicePlan:
         return max(1, int(limit_s / max(times.per_nonce_s * n, 1e-9)))
 
     def _expected(self, kind: _Kind, n: int) -> _LayerTimes:
-        """Times of a kind that was not measured, by the self-test's."""
+        """Estimates the times of a kind that was not measured, from the self-test."""
         _, rows, steps = kind
         return _LayerTimes(n, self._token_layer_s * n * (1 if steps else rows))
 
 
 def _cut(stage: range, most: float) -> list[range]:
-    """Runs of at most `most` layers, about equally long."""
+    """Cuts a stage into runs of at most `most` layers, about equally long."""
     n_slices = math.ceil(len(stage) / min(most, len(stage)))
     bounds = [stage.start + round(i * len(stage) / n_slices) for i in range(n_slices + 1)]
     return [range(first, end) for first, end in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""The Celery task of a worker: a message only wakes it, what there is to do stands in Redis."""
+"""The Celery task of a worker: a message only wakes the worker; the work itself is in Redis."""
 
 from celery import shared_task
 
@@ -9,14 +9,14 @@ _turns: Turns | None = None
 
 
 def install(turns: Turns) -> None:
-    """Gives this process's task what it works with, before Celery starts consuming."""
+    """Sets the object that runs this process' task, before Celery starts consuming."""
     global _turns
     _turns = turns
 
 
 @shared_task(name=WORK_TASK)
 def work(*_: object) -> str:
-    """Computes whatever is next for some seconds; what it computed is for Flower."""
+    """Computes for some seconds; returns what was computed, for Flower."""
     if _turns is None:
         raise RuntimeError("no engine is loaded in this process; start it with `proofline worker`")
     return _turns.take()

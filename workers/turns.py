@@ -1,4 +1,4 @@
-"""A worker's turns: some seconds of whatever is next for each message."""
+"""A worker's turns: each message makes it compute for some seconds."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from workers.work import Work
 
 logger = logging.getLogger(__name__)
 
-# Seconds of one turn: far below the broker's visibility timeout, and so long that the few ms
-# between two turns do not show.
+# Seconds of one turn: far below the broker's visibility timeout, and long enough that the few ms
+# between two turns do not matter.
 TURN_S = 10.0
-# Jobs and rounds that are named in what a turn did.
+# Jobs and rounds named in a turn's report.
 _MOST_NAMED = 10
 
 
 class Turns:
-    """Computes what is next of a model on this process's engine, one turn at a time."""
+    """Computes a model's work on this process' engine, one turn at a time."""
 
     def __init__(
         self, model: str, work: Work, validations: Work, wake: Wake, turn_s: float = TURN_S
     ) -> None:
-        """`validations`: what another thread computes alongside, reported with the turns."""
+        """`validations`: work that another thread computes in parallel, reported with the turns."""
         self._model = model
         self._work = work
         self._validations = validations
@@ -34,14 +34,14 @@ class Turns:
         self._in_turn = threading.Lock()
 
     def leave(self) -> None:
-        """Takes no more work: the worker ends. For signal handlers; does not wait."""
+        """Stops taking work because the worker is ending. For signal handlers; does not wait."""
         self._work.leaving.set()
         self._validations.leaving.set()
 
     def take(self) -> str:
-        """Takes a turn, and publishes the next one while there is work; nothing during another.
+        """Takes a turn and, if work is left, queues the next one. Does nothing during another turn.
 
-        Returns what was computed, in words.
+        Returns a description of the computed work.
         """
         if not self._in_turn.acquire(blocking=False):
             return ""
@@ -57,12 +57,12 @@ class Turns:
         return report
 
     def look(self) -> None:
-        """Publishes a turn of this worker if it has work and takes none: messages may be lost."""
+        """Queues a turn if this worker is idle although it has work: messages may get lost."""
         if not self._in_turn.locked() and not self.wake.waits() and self._work.has_some():
             self.wake.myself()
 
     def end(self) -> None:
-        """Gives back what is held between two turns."""
+        """Gives back the leases held between two turns."""
         self._work.give_back()
 
     def _report(self) -> str:

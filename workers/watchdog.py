@@ -1,4 +1,4 @@
-"""Tells an engine that hangs from a busy one: by its progress, not by a request's duration."""
+"""Distinguishes a hung engine from a busy one by its progress, not by a request's duration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workers.engines.base import Pulse
 
 
 class Watchdog:
-    """Notes since when an engine stands still; for one thread that looks every so often."""
+    """Measures how long an engine makes no progress. For one thread that checks periodically."""
 
     def __init__(
         self,
@@ -17,10 +17,10 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: what one look counts for at most.
+        """`longest_look_s`: largest time that one check may add.
 
-        A process that was itself stopped, or had no core to run on, saw nothing meanwhile and must
-        not hold that against its engine.
+        A process that was stopped, or had no core to run on, must not count that time against its
+        engine.
         """
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
@@ -31,11 +31,11 @@ class Watchdog:
 
     @property
     def still_s(self) -> float:
-        """Seconds that the engine stood still while somebody waited, as of the last look."""
+        """Returns the seconds without progress while requests waited, as of the last check."""
         return self._still_s
 
     def is_hung(self, pulse: Pulse) -> bool:
-        """True if the engine has stood still for `hung_after_s` while somebody waited for it."""
+        """Returns whether the engine made no progress for `hung_after_s` while requests waited."""
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:
             self._still_s = 0.0

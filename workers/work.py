@@ -1,4 +1,7 @@
-"""A worker's part in its model's work: leases what is next, a round before jobs; stores values."""
+"""A worker's part in its model's work:
+
+leases nonces, of a round before those of jobs, and stores values.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ from workers.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# Seconds that chat keeps the engine before clients are told that their job waits for it.
+# Seconds that chat uses the engine before clients see that their job waits for chat.
 _CHAT_WAIT_S = 1.0
-# Seconds between two looks at a full outbox, and between two lines in the log about one.
+# Seconds between two checks of a full outbox, and between two log lines about one.
 _FULL_PAUSE_S = 0.2
 _FULL_LOG_S = 10.0
 
@@ -35,9 +38,10 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 
 
 class Work:
-    """Computes its model's work on this process's engine, turn by turn.
+    """Computes its model's work on this process' engine, turn by turn.
 
-    `urgent`: validations alone, at once whatever chat does: not for the thread that takes turns.
+    `urgent`: computes only validations, without waiting for chat; not for the thread that takes
+    turns.
     """
 
     def __init__(
@@ -50,7 +54,10 @@ class Work:
         urgent: bool = False,
         pass_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`hand`: of this worker, as its heartbeats tell; `pass_on` wakes another worker."""
+        """`hand`: this worker's leases, reported in its heartbeats. `pass_on`:
+
+        wakes another worker.
+        """
         self.leaving = threading.Event()
         self._proofs = proofs
         self._worker_id = worker_id
@@ -60,18 +67,22 @@ class Work:
         self._hand = hand
         self._urgent = urgent
         self._pass_on = pass_on
-        self._runner = Runner(proofs, self)  # holds leases from turn to turn
+        self._runner = Runner(proofs, self)  # keeps leases between turns
         self._held: Counter[str] = Counter()  # batches in progress, by the names of their leases
-        self._round: RoundRecord | None = None  # whose nonces are leased
-        # Computed of a round, and stored with the next question, which follows at once.
+        self._round: RoundRecord | None = None  # the round whose nonces are leased
+        # Computed values of a round, stored with the next lease request, which follows immediately.
         self._done: _Done | None = None
         self._counts: Counter[str] = Counter()
-        self._waits_since: float | None = None  # monotonic time; None: chat is not waited for
-        self._said = False  # to the jobs' clients, that they wait
+        # monotonic time; None if work does not wait for chat
+        self._waits_since: float | None = None
+        self._said = False  # whether the jobs' clients were informed that they wait
         self._full_logged_at = 0.0
 
     def run(self, deadline: float = math.inf) -> bool:
-        """Computes until `deadline` (time.monotonic). False: nothing is left, and nothing held."""
+        """Computes until `deadline` (time.monotonic).
+
+        Returns False if no work is left and none is held.
+        """
         self._passes_on = True
         goes_on = False
         try:
@@ -91,7 +102,7 @@ class Work:
         self._runner.give_back()
 
     def has_some(self) -> bool:
-        """True if there is work, or a round to be ended."""
+        """Returns whether there is work, or a round to end."""
         return (
             self._round is not None
             or self._rounds.generating(self._model) is not None
@@ -99,11 +110,11 @@ class Work:
         )
 
     def take_counts(self) -> dict[str, int]:
-        """Nonces computed since it was asked last, by job or round."""
+        """Returns the nonces computed since the last call, by job or round."""
         counts, self._counts = self._counts, Counter()
         return dict(counts)
 
-    # What the runner asks for, see Source.
+    # Methods for the runner, see Source.
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
         if self.leaving.is_set() or self._proofs.is_lost:
@@ -117,7 +128,7 @@ class Work:
         if leases or (not self._urgent and self._begin_round()):
             return leases
         if held:
-            return []  # what comes meanwhile joins what is computed
+            return []  # new work joins the work in progress
         return None if chat_allows else self._wait_for_chat()
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
@@ -143,7 +154,7 @@ class Work:
             return
         try:
             self._jobs.release(lease.owner_id, lease.place, self._worker_id, lost_engine)
-        except RedisError as error:  # it is free once the heartbeats do not name it
+        except RedisError as error:  # the batch is freed once the heartbeats do not contain it
             logger.warning("could not give back a batch of job %s: %s", lease.owner_id, error)
         finally:
             self._drop(lease.name)
@@ -156,7 +167,7 @@ class Work:
             else:
                 self._jobs.fail(lease.owner_id, str(error))
 
-    # Of jobs.
+    # Methods for jobs.
 
     def _next_of_jobs(self, only_validations: bool) -> list[Lease]:
         name = self._hand.take()
@@ -188,7 +199,7 @@ class Work:
             self._drop(lease.name)
 
     def _drop(self, name: str, n_batches: int = 1) -> None:
-        """So many batches are no longer in progress, of those leased under this name."""
+        """Removes `n_batches` from the batches in progress that were leased under this name."""
         self._held[name] -= n_batches
         if not self._held[name]:
             del self._held[name]
@@ -205,16 +216,16 @@ class Work:
         except RedisError as again:
             logger.error("job %s cannot even be failed: %s", job_id, again)
 
-    # Of a round.
+    # Methods for a round.
 
     def _begin_round(self) -> bool:
-        """Whether a round generates now, which is leased from next."""
+        """Returns whether a round is generating; the next leases are then the round's."""
         round_id = until_redis_answers(lambda: self._rounds.generating(self._model))
         record = round_id and until_redis_answers(lambda: self._rounds.read(round_id))
         if not record or record.state is not RoundState.GENERATING:
             return False
         self._round = record
-        # Before the next look at the gate: `exclusive` does not wait for chat.
+        # Before the next check of the gate: `exclusive` does not wait for chat.
         self._proofs.set_computes_round(True)
         return True
 
@@ -240,7 +251,7 @@ class Work:
     def _ask(
         self, done: _Done | None, record: RoundRecord, held: Sequence[Lease]
     ) -> Lease | Refusal:
-        """The next lease, asked for together with storing the values that are there."""
+        """Requests the next lease, and stores available values in the same call."""
         size = self._proofs.batch_size(record.config.spec)
         if done is None:
             return self._rounds.lease(record, self._worker_id, size, held)
@@ -269,16 +280,18 @@ class Work:
             )
         self.leaving.wait(_FULL_PAUSE_S)
 
-    # Chat.
+    # Methods for chat.
 
     def _wait_for_chat(self) -> Sequence[Lease] | None:
-        """Before anything is leased: a worker with idle chat may take it."""
+        """Waits for chat before leasing anything, so that a worker with idle chat may take the
+        work.
+        """
         self._store_done()
         if self._round is None:
             job_id = until_redis_answers(lambda: self._jobs.next_in_line(self._model))
             if job_id is None:
                 return None
-            if self._passes_on:  # it may have taken the only message
+            if self._passes_on:  # this worker may have taken the only message
                 self._passes_on = False
                 self._pass_on()
             if not self._proofs.chat_allows(_CHAT_WAIT_S):
@@ -308,7 +321,10 @@ class Work:
         return True
 
     def _note(self, job_ids: Sequence[str], what: str) -> bool:
-        """Shows the jobs' clients what they wait for. False: none of them is to be computed now."""
+        """Shows the jobs' clients what they wait for.
+
+        Returns False if no job is to be computed now.
+        """
         wanted = [self._jobs.note_waiting(job_id, what) for job_id in job_ids]
         return any(wanted)
 
@@ -316,8 +332,7 @@ class Work:
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:
     """Builds the answer of a job whose batches are all done.
 
-    What would go wrong with every try fails the job. An error of Redis is raised, and housekeeping
-    tries again.
+    A permanent error fails the job. An error of Redis is raised, and housekeeping retries.
     """
     try:
         jobs.finish(job_id)

@@ -1,1 +1,1 @@
-"""Celery's side of a worker: broker, application, tasks and what they work with."""
+"""Celery in a worker: broker connection, application, Flower, and wake-up messages."""

@@ -8,10 +8,10 @@ from workers.queue.broker import SteadyAMQP
 
 
 def create_app(redis_url: str | None = None, consumer: Consumer = "monitor") -> Celery:
-    """A Celery application on the broker of the settings, or on `redis_url`."""
+    """Creates a Celery application with the broker of the settings, or with `redis_url`."""
     app = Celery("proofline", amqp=SteadyAMQP, include=["workers.tasks"])
     app.conf.update(celery_config(load_settings(redis_url=redis_url), consumer))
-    # Without Celery's own tasks, messages can only ask for those of workers.tasks.
+    # Without Celery's built-in tasks, messages can only run the tasks of workers.tasks.
     for name in [one for one in app.tasks if one.startswith("celery.")]:
         del app.tasks[name]
     return app

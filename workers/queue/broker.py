@@ -1,4 +1,6 @@
-"""Celery's connection to Redis, made to outlive Redis: its restart must not cost an engine."""
+"""Celery's connection to Redis, changed to survive a restart of Redis: it must not end an
+engine.
+"""
 
 import logging
 import time
@@ -19,34 +21,35 @@ from poc_core.state.scripts import SharedScript
 
 logger = logging.getLogger(__name__)
 
-# Seconds between tries to reach Redis: Celery's pause grows to 30 s, idle with Redis back.
+# Seconds between tries to reach Redis. Celery's pause grows to 30 s, idle although Redis is back.
 _RECONNECT_S = 2.0
-# Between asking for messages of a Redis that refuses: its disk is full, say.
+# Seconds between polls of a Redis that refuses commands, for example because its disk is full.
 _REFUSED_S = 0.5
 
-# What reading an odd message raises.
+# Errors raised while an unexpected message is parsed.
 _ODD = (AttributeError, ArithmeticError, KeyError, RecursionError, TypeError, ValueError)
-_dropped = count(1)  # messages of this process
+_dropped = count(1)  # messages dropped by this process
 
-# Seconds that a worker's own queue outlives it: each worker has a new one, they would add up.
+# Seconds for which a worker's queue outlives the worker; without a limit the queues would pile up.
 _QUEUE_OF_ONE_S = 3600
 
 
 class _Client(Redis):
-    """A client whose scripts, kombu's own, are the API's to load."""
+    """A client whose scripts (kombu's) are loaded by the API."""
 
     def register_script(self, script: Any) -> Any:
         return SharedScript(self, script)
 
 
 class RefusedError(ConnectionError, ResponseError):
-    """Redis takes nothing for a while. Celery lives with a connection's error, and with no other:
-    a worker would end that connects, say, while Redis is out of memory.
+    """Redis refuses commands for a while. Celery survives only connection errors:
+
+    without this class a worker would end if it connects while Redis is out of memory.
     """
 
 
 class _OfWorker:
-    """A connection on which what Redis refuses for a while counts as the connection's error."""
+    """A connection that raises temporary refusals by Redis as connection errors."""
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -74,14 +77,15 @@ class _SentinelSSL(_OfWorker, connections.SentinelSSLConnection):
 
 
 class _Channel(kombu_redis.Channel):
-    """Channel that survives a broken connection, which Celery 5.7 gives up while tasks use it.
+    """A channel that survives a broken connection, which Celery 5.7 gives up while tasks use it.
 
-    To acknowledge a message or to put it back, kombu's channel wants to connect anew, finds no
-    address, and its AttributeError ends the whole worker. Such a message may as well stay: it comes
-    back after the visibility timeout, and the task that it brings finds its work done.
+    To acknowledge a message or to requeue it, kombu's channel tries to reconnect, finds no address,
+    and its AttributeError ends the worker. Such a message can stay in Redis: it returns after the
+    visibility timeout, and its task finds the work done.
 
-    For every message kombu makes a new client, for which redis-py copies some 250 callbacks: a
-    fifth of a worker's CPU time for a batch. One will do, as it only borrows connections.
+    For every message kombu creates a new client, for which redis-py copies some 250 callbacks: a
+    fifth of a worker's CPU time for a batch. This channel reuses one client, which only borrows
+    connections.
     """
 
     connection_class: Any = _Primary
@@ -99,7 +103,8 @@ class _Channel(kombu_redis.Channel):
         except ResponseError as error:
             if not is_transient(error):
                 raise
-            # It would end the worker, and a new engine takes longer than a disk is full.
+            # The error would end the worker, and a new engine takes longer to load than Redis to
+            # recover.
             time.sleep(_REFUSED_S)
             raise Empty from error
 
@@ -115,14 +120,15 @@ class _Channel(kombu_redis.Channel):
         except RedisError as error:
             if not is_transient(error):
                 raise
-            # Here the message is done with: it would count as one in hand, of the few that a worker
-            # may have, for as long as the connection lives. In Redis it stays, as above.
+            # Mark the message as done locally: otherwise it would count against the few
+            # unacknowledged messages that a worker may have, as long as the connection lives. In
+            # Redis it stays, as above.
             logger.info("a task ended whose message Redis does not let go yet; it will come again")
             QoS.ack(self.qos, delivery_tag)
 
     def _connparams(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_given_up:
-            # Celery knows to live with this error.
+            # Celery handles this error.
             raise ConnectionError("this connection was given up when Redis went away")
         return super()._connparams(*args, **kwargs)
 
@@ -130,7 +136,7 @@ class _Channel(kombu_redis.Channel):
         return _Client
 
     def _create_client(self, asynchronous: bool = False) -> Any:
-        if asynchronous:  # such a client owns the connection that it polls
+        if asynchronous:  # an asynchronous client owns the connection that it polls
             return super()._create_client(asynchronous=True)
         # A closed channel gets another pool.
         if self._client_kept is None or self._client_kept.connection_pool is not self.pool:
@@ -143,13 +149,13 @@ class _Channel(kombu_redis.Channel):
 
 
 class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
-    """The same where Sentinels say which server is the primary."""
+    """The same channel for a primary that is found through Sentinels."""
 
     from_transport_options: Any = (
         *kombu_redis.SentinelChannel.from_transport_options,
         "sentinels",
     )
-    # set by kombu, of these options
+    # set by kombu from these options
     master_name: str
     sentinels: tuple[tuple[str, int], ...]
     sentinel_kwargs: dict[str, Any]
@@ -159,12 +165,12 @@ class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
 
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
         given = self._connparams(asynchronous)
-        for name in ("host", "port"):  # of the first Sentinel
+        for name in ("host", "port"):  # the first Sentinel's
             given.pop(name)
         pool = connections.sentinel_pool(
             self.master_name, self.sentinels, self.sentinel_kwargs, **given
         )
-        # Where kombu finds them to close them.
+        # Stored where kombu finds the managers to close them.
         if asynchronous:
             self._async_sentinel_manager = pool.sentinel_manager
         else:
@@ -179,7 +185,7 @@ class _Transport(kombu_redis.Transport):
         try:
             super().register_with_event_loop(connection, loop)
         except RefusedError:
-            time.sleep(_REFUSED_S)  # Celery tries again at once
+            time.sleep(_REFUSED_S)  # Celery retries immediately
             raise
 
     def _deliver(self, message: Any, queue: str) -> None:
@@ -190,14 +196,14 @@ class _Transport(kombu_redis.Transport):
             self._forget(message)
 
     def _forget(self, message: Any) -> None:
-        """Acknowledges a message that failed after it was counted as under way."""
+        """Acknowledges a message that failed after it was counted as unacknowledged."""
         try:
             tag = message["properties"]["delivery_tag"]
             for channel in self.channels:
                 if tag in channel.qos._delivered:  # noqa: SLF001
                     channel.basic_ack(tag)
         except _ODD:
-            return  # it has no tag, and so was not
+            return  # a message without a tag was not counted
 
 
 class _SentinelTransport(_Transport, kombu_redis.SentinelTransport):
@@ -212,7 +218,7 @@ _STEADY = {
 
 def _note_dropped(queue: str, error: Exception) -> None:
     n = next(_dropped)
-    if n & (n - 1) == 0:  # whoever can send one can send millions
+    if n & (n - 1) == 0:  # a client that can send one can send millions
         logger.error(
             "dropped a message of %s that is none of Proofline's, the %d. so far: %r",
             queue,
@@ -231,16 +237,16 @@ class SteadyConnection(Connection):
 
 
 def queue(name: str, **options: Any) -> Queue:
-    """The queue that a producer means who knows only its name."""
+    """Returns the queue with this name, declared as producers declare it."""
     return Queue(name, Exchange(name), routing_key=name, **options)
 
 
 def queue_of_one(name: str) -> Queue:
-    """A queue that ends with its only consumer."""
+    """Returns a queue that expires after its only consumer."""
     return queue(name, expires=_QUEUE_OF_ONE_S)
 
 
 class SteadyAMQP(AMQP):
-    """Celery's AMQP with these queues, for `Celery(amqp=...)`."""
+    """Celery's AMQP with these connections, for `Celery(amqp=...)`."""
 
     Connection = SteadyConnection

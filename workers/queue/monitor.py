@@ -1,7 +1,8 @@
-"""`celery -A workers.queue.app flower`, with Flower's password for all that it serves.
+"""`celery -A workers.queue.app flower`, with Flower's password for all of its pages.
 
-Flower gives its metrics, which name models, workers and hosts, to anyone, and answers unknown
-paths and methods itself. Here all get 401, but for /healthcheck, which says OK.
+Flower serves its metrics, which name models, workers and hosts, without a password, and answers
+unknown paths and methods itself. With this module all of these return 401 except /healthcheck,
+which returns OK.
 """
 
 import sys
@@ -20,7 +21,9 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
 class AllSentinels(broker.RedisSentinel):
-    """Asks for the lengths of queues as workers do: any Sentinel, and the url's database."""
+    """Reads the lengths of queues as workers do: through any Sentinel, in the database of the
+    URL.
+    """
 
     def _get_redis_client(self, broker_options: Any, broker_use_ssl: Any) -> Redis:
         limits = {
@@ -42,21 +45,21 @@ class AllSentinels(broker.RedisSentinel):
 
 
 class LockedFiles(BaseHandler, StaticFileHandler):
-    """Flower's stylesheets and scripts, behind the password."""
+    """Serves Flower's stylesheets and scripts with the password."""
 
 
 def lock() -> None:
-    """Locks all handlers; to be called once, before Flower starts."""
+    """Requires the password for all handlers. Must be called once, before Flower starts."""
     Healthcheck.prepare = RequestHandler.prepare
     for base in (BaseHandler, BaseApiHandler):
         base.prepare = _for_users(base.prepare)
-    # Tornado adds its own handlers, for static files, /favicon.ico and /robots.txt.
+    # Tornado adds handlers for static files, /favicon.ico and /robots.txt.
     settings["static_handler_class"] = LockedFiles
     handlers[:] = [_locked(handler) for handler in handlers]
 
 
 def _for_users(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Asks for the password before every method, also before those a handler does not have."""
+    """Wraps `prepare` to require the password for every method, including unsupported ones."""
 
     def prepare_for_users(handler: Any) -> None:
         if not handler.get_current_user():

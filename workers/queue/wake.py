@@ -1,4 +1,4 @@
-"""A worker's messages to itself, and those of its model that nobody needs."""
+"""Wake-up messages of a worker to itself and to its model, and the removal of superfluous ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poc_core.state import keys
 
 
 class Wake:
-    """The queues of one worker: its own, and its model's."""
+    """The message queues of one worker: its own, and its model's."""
 
     def __init__(self, app: Celery, redis: Redis, model: str, worker_id: str) -> None:
         self._app = app
@@ -21,18 +21,20 @@ class Wake:
         self._own_queue = worker_queue(worker_id)
 
     def another(self) -> None:
-        """Some worker of the model takes a turn: this one waits, and took its message."""
+        """Wakes some worker of the model, because this worker took its message and now waits for
+        chat.
+        """
         self._app.send_task(WORK_TASK, args=[self._model], queue=model_queue(self._model))
 
     def myself(self) -> None:
-        """This worker takes another turn, after those that wait in its own queue."""
+        """Queues another turn of this worker, after the messages in its own queue."""
         self._app.send_task(WORK_TASK, args=[self._model], queue=self._own_queue)
 
     def trim(self) -> None:
-        """Drops the model's messages beyond one for each worker, which only busy workers leave."""
+        """Drops the model's messages beyond one per worker; only busy workers leave so many."""
         n_workers = max(1, self._redis.zcard(keys.WORKERS))
         self._redis.ltrim(messages(model_queue(self._model)), 0, n_workers - 1)
 
     def waits(self) -> bool:
-        """True if this worker has a message that it has not taken."""
+        """Returns whether this worker's queue has a message."""
         return bool(self._redis.llen(messages(self._own_queue)) > 0)

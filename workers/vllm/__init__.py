@@ -1,1 +1,1 @@
-"""Code on and in vLLM: the engine, the code inside its processes, the gated chat server."""
+"""The vLLM integration: the engine, the code inside vLLM's processes, the gated chat server."""

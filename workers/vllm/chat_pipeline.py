@@ -1,5 +1,7 @@
-"""The steps of a chat between vLLM's server and its engine, in order: the network's fields, limits,
-known tokens, fair shares, vLLM."""
+"""The steps of a chat between vLLM's server and its engine:
+
+the network's fields, limits, known tokens, fair shares, vLLM.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from workers.vllm.release import answers
 
 
 class ChatPipeline:
-    """For one AsyncLLM, on the loop that runs it."""
+    """The steps for one AsyncLLM, on the event loop that runs it."""
 
     def __init__(self, llm: Any, no_hooks: str) -> None:
-        """`no_hooks`: why the ranks have no hooks for known tokens; empty: they have."""
+        """`no_hooks`: why the ranks have no hooks for known tokens; empty if they have hooks."""
         model = llm.vllm_config.model_config
         n_ids = model.get_vocab_size()
         self._llm = llm
@@ -31,15 +33,17 @@ class ChatPipeline:
         self._begin = llm.output_processor.add_request
 
     def install(self) -> None:
-        """From now on each request to the engine takes these steps."""
+        """Makes every request to the engine take these steps from now on."""
         core = self._llm.engine_core
         self._llm.generate = self.generate
         self._llm.output_processor.add_request = self.begin_answer
         core.get_output_async = partial(self.fair.next_step, core.get_output_async)
 
     async def read(self, path: str, request: Any, values: Iterable[Any]) -> None:
-        """Looks through a body that vLLM's server has parsed, with stops in which other work goes
-        on. `request`: Starlette's, which keeps the JSON; `values`: what the route's function gets.
+        """Checks a body that vLLM's server has parsed, and yields to other work in between.
+
+        `request`: Starlette's request, which keeps the JSON. `values`: the arguments of the route's
+        function.
         """
         if path in PATHS:
             TOLD.set(await self._fields.of(await request.json()) or TOLD.get())
@@ -51,8 +55,10 @@ class ChatPipeline:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """vLLM's outputs for one request. Refused: at once, where it is known; else at the first
-        output."""
+        """Yields vLLM's outputs for one request.
+
+        Refuses a request immediately if possible, else at the first output.
+        """
         if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": SALT.get()}
         told = TOLD.get()
@@ -66,7 +72,10 @@ class ChatPipeline:
         return self.fair.shared(outputs, sampling_params)
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        """Every request to the engine core comes by here, whatever path it came by."""
+        """Checks and registers a request to the engine core;
+
+        requests of all paths come through here.
+        """
         self._limits.refuse(request)
         self._limits.refuse(request.sampling_params)
         self._limits.refuse_tokens(request.sampling_params)

@@ -1,5 +1,6 @@
-"""The vLLM engine: an AsyncLLM on a thread of its own, proof batches through `collective_rpc`
-by method name.
+"""The vLLM engine: an AsyncLLM on a separate thread;
+
+proof batches are sent by `collective_rpc` with the method's name.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ logger = logging.getLogger(__name__)
 # The first batch compiles kernels, which can take minutes.
 _WARM_UP_TIMEOUT_S = 600.0
 _SHUTDOWN_TIMEOUT_S = 30.0
-# Seconds between two questions to an engine that has nothing to do.
+# Seconds between two probes of an idle engine.
 _PROBE_S = 5.0
 
 
-# Of a rank, see ProofExtension.
+# A rank's answer, see ProofExtension.
 _Answer = dict[str, Any]
 
 
@@ -52,42 +53,44 @@ class EngineFailedError(ProoflineError):
 
 
 class VllmEngine(Engine):
-    """One vLLM engine with its child processes. Do not start two in one process: they would
-    share GPU memory limits.
+    """One vLLM engine with its child processes.
+
+    Do not start two in one process: they would share GPU memory limits.
     """
 
-    # Seconds that a call may take; the first ones compile kernels.
+    # Seconds that a call may take; the first calls compile kernels.
     rpc_timeout_s: float = _WARM_UP_TIMEOUT_S
 
     def __init__(self, options: EngineOptions) -> None:
-        """Loads the model; `self_tests.py` tests it before it takes work.
+        """Loads the model; `self_tests.py` tests the engine before it takes work.
 
-        ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs
-        beside chat.
+        ProoflineError if vLLM is not installed, the model cannot be loaded, or it cannot serve
+        proofs alongside chat.
         """
         self._validation = options.validation
         self._ids_for_all = options.logprob_tokens == "ids"
         self._closed = False
-        self._chat: Any = None  # ChatPipeline, once chat was served
-        self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
-        self._calls = 0  # under way
-        self._stepping: set[int] = set()  # micro-batches that go on step by step
-        # Seconds of slices, of those ranks that have told theirs.
+        self._chat: Any = None  # ChatPipeline, once chat is served
+        self._steps = self._answers = 0  # steps reported by the engine core; answers of all ranks
+        self._calls = 0  # in progress
+        self._stepping: set[int] = set()  # micro-batches that continue with decode steps
+        # Seconds of slices, from the ranks that have reported them.
         self._heard: dict[Slice, list[float]] = {}
         self._probe: concurrent.futures.Future[int] | None = None
         self._probed_at = 0.0
-        self._in_core = 0  # requests that the core has not finished, by its last answer
+        self._in_core = 0  # unfinished requests in the core, by its last answer
         self._seen_steps = 0  # at the last pulse
-        # Requests that the front knows of though the core has none, and since when.
+        # Requests known only to the front end and not to the core, and since when.
         self._remembered: dict[str, float] = {}
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an
         # undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        # Compiled grammars that the core keeps: vLLM's own 512 MB fill with whatever clients send.
+        # Cache of compiled grammars in the core: vLLM's default of 512 MB fills with clients'
+        # grammars.
         os.environ.setdefault("VLLM_XGRAMMAR_CACHE_MB", "64")
         os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
-        # A host that an operator allows pictures from sends the engine to no other one.
+        # A host that an operator allows pictures from must not redirect the engine to another host.
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         lifeline.offer()
         self._sockets = Sockets()
@@ -107,7 +110,7 @@ class VllmEngine(Engine):
                     )
             except ProoflineError:
                 raise
-            except Exception as error:  # of any of vLLM's parts; its log above tells more
+            except Exception as error:  # from any part of vLLM; its log above has details
                 said = why_unknown(str(error)) or " ".join(str(error).split())
                 raise ProoflineError(
                     f"vLLM cannot start with the model {options.model}: {said}"
@@ -164,13 +167,13 @@ class VllmEngine(Engine):
         except (EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
-                # What one stage sent and the other did not take would be taken for the next
-                # micro-batch.
+                # Data that one stage sent and the next did not receive would be received by the
+                # next micro-batch.
                 raise EngineLostError(
                     f"A pipeline stage failed while another waited for it: {error}."
                 ) from error
             if _waits_for_another(said, len(self.stages)):
-                # The sums that it left out would be taken from the next work, chat's too.
+                # The missing sums would be taken from the next work, including chat.
                 raise EngineLostError(
                     f"A tensor-parallel rank failed, for whose sums the others wait: {error}."
                     " If it was short of memory, lower --max-num-batched-tokens or"
@@ -183,15 +186,16 @@ class VllmEngine(Engine):
             self._stepping -= answer["values"].keys()
             for one, seconds in answer["ran"]:
                 self._heard.setdefault(Slice(*one), []).append(seconds)
-        n_ranks = len(answers) // len(self.stages)  # that run a slice
+        n_ranks = len(answers) // len(self.stages)  # ranks that run a slice
         ran = [(one, max(heard)) for one, heard in self._heard.items() if len(heard) == n_ranks]
         for one, _ in ran:
             del self._heard[one]
         return TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: Slice) -> bool:
-        """True if a pipeline stage waits for what another has of this slice: activations, or
-        points for the next step.
+        """Returns whether a pipeline stage waits for another stage's data for this slice:
+
+        activations, or points for the next decode step.
         """
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
@@ -201,7 +205,8 @@ class VllmEngine(Engine):
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
-            # A call for each: every rank begins when all have ended the one before.
+            # A separate call for each run: every rank begins when all ranks have ended the previous
+            # run.
             return self._run(
                 "profile", spec.model_dump(), list(nonces), watch, timeout_s=_WARM_UP_TIMEOUT_S
             )
@@ -240,7 +245,7 @@ class VllmEngine(Engine):
         return self._run("spent")
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Whether steps of decode proofs are recorded and replayed from now on, see
+        """Sets whether steps of decode proofs are recorded and replayed, see
         ProofRunner.use_graphs.
         """
         answers = self._run("use_graphs", on)
@@ -250,15 +255,16 @@ class VllmEngine(Engine):
         }
 
     def pulse(self) -> Pulse:
-        """Chat that the engine core has not finished waits for steps. The core is asked where there
-        were none, and now and then; every rank too where the core has nothing to do, so that an
-        engine that hangs is found before a client is. A call under way has its own limit
-        (rpc_timeout_s).
+        """Returns a progress counter, and whether unfinished chat waits for progress.
+
+        The core is probed if there was no step, and periodically. If the core is idle, every rank
+        is probed too, so that a hung engine is found before a client arrives. A call in progress
+        has its own limit (rpc_timeout_s).
         """
         chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
         self._seen_steps = self._steps
         if self._probe is not None and self._probe.done():
-            # An error is an answer too; `check` tells of an engine that died.
+            # An error is an answer too; `check` reports a dead engine.
             failed = self._probe.cancelled() or self._probe.exception() is not None
             self._in_core = int(chat) if failed else self._probe.result()
             self._answers += not self._in_core
@@ -276,14 +282,16 @@ class VllmEngine(Engine):
         return Pulse(self._steps + self._answers, waits)
 
     async def _ask_core(self) -> int:
-        """How many requests the core has not finished. Where it has none, all ranks answer too, and
-        what the front alone has remembered for some time is dropped: vLLM registers a request
-        before it is sent, and a failure to send leaves it there."""
+        """Returns how many requests the core has not finished.
+
+        If there are none, probes all ranks, and drops requests that only the front end has had for
+        some time: vLLM registers a request before it is sent, and leaves it there if sending fails.
+        """
         from workers.vllm.release import engine_core
 
         llm = self._llm
         n = await engine_core.unfinished_in_core(llm)
-        # What the core has told of it may still wait to be read.
+        # Outputs of the core may still be unread.
         if n or not llm.engine_core.outputs_queue.empty():
             self._remembered = {}
             return n
@@ -316,8 +324,11 @@ class VllmEngine(Engine):
         return port
 
     def _score_known_tokens(self) -> Validations:
-        """Known tokens of chat, as one node of the network checks another's, are answered from now
-        on: told is how."""
+        """Enables scoring of known tokens, which a node of the network sends to check another
+        node's chat.
+
+        Returns the counters of these validations.
+        """
         from workers.vllm.chat.trial import choose_way
         from workers.vllm.chat_pipeline import ChatPipeline
 
@@ -360,7 +371,7 @@ class VllmEngine(Engine):
         return self._rpc("proof_run", (method, *args), timeout_s or self.rpc_timeout_s)
 
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
-        """Every rank's value (see ProofExtension)."""
+        """Calls a method on every rank and returns the ranks' values (see ProofExtension)."""
         return _values(self._ask(method, args, timeout_s))
 
     def _ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[_Answer]:
@@ -391,7 +402,10 @@ class VllmEngine(Engine):
 
 
 def _values(answers: Sequence[_Answer]) -> list[Any]:
-    """EngineMemoryError, EngineFailedError: a rank has an error, of the first of which it tells."""
+    """Returns the values of all ranks.
+
+    EngineMemoryError or EngineFailedError with the first rank's error.
+    """
     failed = [answer for answer in answers if "error" in answer]
     if failed:
         in_memory = all(answer["kind"] == "memory" for answer in failed)
@@ -401,7 +415,10 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
 
 
 def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
-    """True if a part of a stage's tensor-parallel ranks failed, the answers in order of ranks."""
+    """Returns whether only some of a stage's tensor-parallel ranks failed.
+
+    Answers are ordered by rank.
+    """
     n = len(answers) // n_stages
     failed = ["error" in answer for answer in answers]
     stages = [failed[first : first + n] for first in range(0, len(failed), n)]

@@ -14,39 +14,42 @@ from workers.vllm.start import lifeline
 
 logger = logging.getLogger(__name__)
 
-# On import, which is before the model is loaded: loading takes minutes, in which a worker may be
-# killed too.
+# At import, before the model is loaded: a worker may be killed during the minutes of loading.
 lifeline.hold()
 
 
 class ProofExtension:
-    """Proof methods of a vLLM worker. All names begin with `proof_` so that none meets one of
-    vLLM's.
+    """Proof methods of a vLLM worker.
 
-    Each answers {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. They never
-    raise: with several ranks vLLM reads only the first rank's exception and would take the others'
-    for the answer to the next call.
+    All names begin with `proof_`, so that none collides with vLLM's.
+
+    Each method returns {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. None
+    raises: with several ranks vLLM reads only the first rank's exception, and would take the
+    others' for answers to the next call.
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
-        """Calls a method of ProofRunner. The first call makes the runner and fails if proofs would
-        corrupt chat with this model.
+        """Calls a method of ProofRunner.
+
+        The first call creates the runner, and fails if proofs would corrupt chat with this model.
         """
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:
-        """Lets the model runner take known tokens and tell the logprobs that each request asks
-        for: what it lacks for that, or nothing. Again changes nothing."""
+        """Hooks known tokens and per-request logprobs into the model runner. Idempotent.
+
+        Returns what the model runner lacks for the hooks, or an empty string.
+        """
         return _answer(self._hook_chat)
 
     def proof_ping(self) -> dict[str, Any]:
-        """Says that this rank answers."""
+        """Answers, to show that this rank is alive."""
         return {"value": None}
 
     def _hook_chat(self) -> str:
         from workers.vllm.chat.v1_hooks import V1Hooks
         from workers.vllm.chat.v2_hooks import V2Hooks
-        from workers.vllm.release import faults  # here as below
+        from workers.vllm.release import faults  # imported here, as below
 
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         if "_proof_chat_lacks" in self.__dict__:
@@ -75,7 +78,7 @@ class ProofExtension:
 
 
 def _said(error: Exception) -> str:
-    """An error's own words; of one that has none (vLLM asserts much), where it was raised."""
+    """Returns an error's text; if it has none (vLLM asserts much), the line that raised it."""
     words = str(error)
     if not words and (frames := traceback.extract_tb(error.__traceback__)):
         words = (

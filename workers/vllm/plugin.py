@@ -10,10 +10,12 @@ from workers.vllm.start import lifeline, lone_rank, random_weights
 
 
 def register() -> None:
-    """Lets vLLM's processes share few cores with others, end at once, do without known faults, and
-    make up weights for benchmarks.
+    """Patches vLLM's processes:
 
-    Does nothing in a vLLM that is not a worker's.
+    to share few cores, to end quickly, to avoid known faults, and to use random weights for
+    benchmarks.
+
+    Does nothing in a vLLM that was not started by a worker.
     """
     if multiprocessing.parent_process() is not None:
         gc.enable()  # see start/spawned.py

@@ -1,4 +1,6 @@
-"""Self-tests of a freshly loaded engine: own caches, slices that change nothing, memory."""
+"""Self-tests of a newly loaded engine: separate caches, slices that do not change values,
+memory.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,21 @@ from workers.vllm.start.repeats import as_near_as_repeats
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a nonce in the tests. Two short ones are more than the 32 up to which vLLM joins
+# Tokens of a nonce in the tests. Two short nonces have more than 32 tokens: up to 32, vLLM joins
 # DeepSeek-V4's layers in kernels that add in another order, and that leave some residuals unwritten
-# in 0.25.1: proofs of use are larger.
+# in 0.25.1. Real proofs are larger.
 _SHORT = 32
 _LONG = 1024
 _USUAL = 256
 _FEW = 4
-# For the caches: more than most windows and blocks, so that each sequence takes several.
+# For the caches: more than most windows and blocks, so that each sequence uses several blocks.
 _SEVERAL_BLOCKS = 160
 _SEQUENCES = 3
 _TRIES = 3
 
 
-# For chains: two blocks, the second one begun by a step, and steps enough to show a state that is
-# not the sequence's own: of a tiny Qwen3-Next, three of them lay 0.08 off, sixteen 0.18.
+# For chains: two blocks, of which a decode step begins the second, and enough steps to show a state
+# of another sequence: with a tiny Qwen3-Next, three steps gave a deviation of 0.08, sixteen 0.18.
 _CHAIN_STEPS = 16
 _CHAIN = ProofSpec(
     scheme="decode",
@@ -50,31 +52,31 @@ _CHAIN = ProofSpec(
     seq_len=31,
     options={"max_tokens": _CHAIN_STEPS},
 )
-# Of as many nonces as there is room for: one step warms a shape up, one is recorded, two replayed.
+# For as many nonces as fit: one step warms a shape up, one is recorded, two are replayed.
 _FEW_STEPS = _CHAIN.model_copy(update={"options": {"max_tokens": 4}})
-# Times as many chains that may differ from plain ones as of plain steps once more.
+# Replayed chains may differ from plain ones this many times as often as repeated plain ones do.
 _MOST_OTHERS = 3
-# Seconds that a call of theirs may take where they are recorded: all kernels are compiled by then.
+# Seconds allowed for a call that records steps; all kernels are compiled by then.
 _GRAPHS_TIMEOUT_S = 120.0
-# Seconds until the memory of an engine that was killed is free.
+# Seconds until the memory of a killed engine is free.
 _GPU_FREE_S = 10.0
-# Times as long as planned that a call into the engine may take before the engine counts as lost:
-# the machine may be busy, and a first call compiles.
+# Ratio of the time after which an engine counts as lost to the longest planned call: the machine
+# may be busy, and a first call compiles.
 _CALL_MARGIN = 6
-# Margin of a point that roundings may disagree about; other states' chains are off by 0.1 or more.
+# Margin of a point that rounding may change; chains of other states are off by 0.1 or more.
 _NEAR_TIE = 0.075
 
 
 class RecordingError(ProoflineError):
-    """An engine broke as it recorded or replayed steps of decode proofs."""
+    """An engine broke while it recorded or replayed steps of decode proofs."""
 
 
 def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
-    """An engine that has passed the tests. Where one broke as it recorded steps, the next one,
-    which records none: proofs and chat are worth more than the speed of decode proofs.
+    """Returns an engine that passed the tests.
 
-    Errors: see VllmEngine and the tests below. RecordingError: the engine spans several hosts,
-    which must be told alike.
+    If an engine broke while recording decode steps, starts another without recording: proofs and
+    chat matter more than the speed of decode proofs. Errors: see VllmEngine and the tests below.
+    RecordingError if the engine spans several hosts, which must all use the same setting.
     """
     try:
         return _tested(options, rpc_timeout_s)
@@ -82,7 +84,7 @@ def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
         if options.span is not None:
             raise
         logger.warning("%s It starts again so.", error)
-        os.environ[SWITCH] = "off"  # the engine's processes take it over
+        os.environ[SWITCH] = "off"  # inherited by the engine's processes
         time.sleep(_GPU_FREE_S)
         return _tested(options, rpc_timeout_s)
 
@@ -96,7 +98,7 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
         check_memory(engine, whole=engine.on_gpu)
         check_chains(engine)
         tell_speed(engine)
-        # Over several hosts nobody has seen it yet, and it takes their ranks' agreement.
+        # Over several hosts this is untested, and it needs the agreement of their ranks.
         if engine.on_gpu and (options.span is None or os.environ.get(SWITCH) == "on"):
             check_graphs(engine)
     except BaseException:
@@ -109,11 +111,11 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
 
 
 def check_isolation(engine: VllmEngine) -> None:
-    """Runs a small micro-batch with caches that layers share and one with a cache for each layer.
+    """Compares a micro-batch with caches shared by layers to one with a cache for each layer.
 
-    Values that differ by a bit each time end the sharing with this model: also where it gives other
-    bits by itself, as nobody can tell then. ProoflineError: proofs touch chat's caches, or cannot
-    be computed with this model at all.
+    Sharing is disabled if the bits always differ, even if the model's results are not reproducible,
+    because then sharing cannot be tested. ProoflineError if proofs write to chat's caches, or
+    cannot be computed with this model.
     """
     name = engine.info.name
     spec = _spec(min(_SEVERAL_BLOCKS, engine.info.max_seq_len, engine.info.max_batch_tokens))
@@ -123,8 +125,9 @@ def check_isolation(engine: VllmEngine) -> None:
     can_share = False
     try:
         engine.watch(len(nonces), spec.seq_len)
-        # Noise may hit one run alone, and what an engine computes first may choose its kernels. The
-        # same bits once are enough: a layer that read another's cache would not give them.
+        # Noise may affect a single run, and an engine's first computation may choose its kernels.
+        # Equal bits once are enough: a layer that read another layer's cache would not produce
+        # them.
         while not can_share and len(shared) < _TRIES:
             engine.settle(private=False, replicated=True)
             shared.append(compute_all(engine, spec, nonces))
@@ -158,9 +161,10 @@ def check_isolation(engine: VllmEngine) -> None:
 
 
 def check_slices(engine: Engine) -> None:
-    """Runs a small micro-batch whole and layer by layer: a bit that differs each time ends slicing.
+    """Compares a micro-batch computed at once to one computed layer by layer.
 
-    Where whole ones differ too, the limit is how far those lie apart.
+    Slicing is disabled if any bit differs. If repeated runs differ too, the limit is the distance
+    between those.
     """
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
@@ -179,9 +183,9 @@ def check_slices(engine: Engine) -> None:
 def _layer_by_layer(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int]
 ) -> list[JsonValue] | None:
-    """Values computed layer by layer.
+    """Computes values layer by layer.
 
-    None: a model that does not stop after a layer takes what comes back for an error.
+    None if the model does not stop after a layer and fails on the intermediate result.
     """
     try:
         return compute_all(engine, spec, nonces, SlicePlan(0.0, 1))
@@ -192,15 +196,15 @@ def _layer_by_layer(
 
 
 def check_memory(engine: Engine, whole: bool) -> None:
-    """Runs as many tokens as the engine may be given; halves that until the memory suffices.
+    """Runs the largest allowed number of tokens, and halves it until the memory suffices.
 
-    `whole`: through all layers, else through the first one, which needs as much memory.
-    EngineMemoryError: not even one nonce fits.
+    `whole`: runs all layers, else only the first one, which needs as much memory. EngineMemoryError
+    if not even one nonce fits.
     """
     spec = _spec(min(_LONG, engine.info.max_seq_len, engine.info.max_batch_tokens))
     asked = engine.info.max_batch_tokens
     if whole:
-        # Layer by layer: memory that is short between two pipeline stages would lose the engine.
+        # Layer by layer: a lack of memory between two pipeline stages would lose the engine.
         compute_all(engine, spec, range(engine.info.max_batch(spec.seq_len)), SlicePlan(0.0, 1))
     else:
         _check_first_layer(engine, spec)
@@ -214,13 +218,14 @@ def check_memory(engine: Engine, whole: bool) -> None:
 
 
 def tell_speed(engine: VllmEngine) -> None:
-    """Tells how long a micro-batch takes: on a GPU a full one, on a CPU, which larger ones do not
-    make faster, a small one.
+    """Measures and reports how long a micro-batch takes.
+
+    Uses a full micro-batch on a GPU and a small one on a CPU, where larger ones are no faster.
     """
     info = engine.info
     seq_len = min(_LONG if engine.on_gpu else _USUAL, info.max_seq_len, info.max_batch_tokens)
     nonces = range(info.max_batch(seq_len))[: None if engine.on_gpu else _FEW]
-    plan = SlicePlan(0.0, 1) if engine.on_gpu else None  # as check_memory has seen to be possible
+    plan = SlicePlan(0.0, 1) if engine.on_gpu else None  # check_memory has shown this to work
     began = time.monotonic()
     compute_all(engine, _spec(seq_len), nonces, plan)
     seconds = time.monotonic() - began
@@ -229,9 +234,9 @@ def tell_speed(engine: VllmEngine) -> None:
 
 
 def check_chains(engine: VllmEngine) -> None:
-    """Makes room for decode steps, and holds a short chain against one forward that follows it.
+    """Reserves memory for decode steps, and compares a short chain to one forward pass along it.
 
-    What speaks against either is registered, and such proofs are refused.
+    If either fails, decode proofs are refused with the reason.
     """
     if why_no_chains(engine.info):
         return
@@ -259,10 +264,10 @@ def check_chains(engine: VllmEngine) -> None:
 
 
 def check_graphs(engine: VllmEngine) -> None:
-    """Compares chains replayed with those of steps run plainly: two, and as many as there is room
-    for, whose sums over ranks are others. A point that differs ends replay.
+    """Compares replayed chains to plain ones; any different point disables replay.
 
-    RecordingError: the engine is broken.
+    Tests two chains, and as many as fit, because their sums over ranks use other kernels.
+    RecordingError if the engine is broken.
     """
     if why_no_chains(engine.info):
         return
@@ -295,7 +300,9 @@ def _repeats_differ_as(
     plain: list[list[JsonValue]],
     replayed: list[list[JsonValue]],
 ) -> bool:
-    """True if an engine that gives other bits each time gave as many other chains unreplayed."""
+    """Returns whether repeated plain runs also give other chains, nearly as often as replayed
+    ones.
+    """
     engine.use_graphs(False)
     again = [compute_all(engine, *one) for one in work]
     return _n_others(replayed, plain) <= _MOST_OTHERS * _n_others(again, plain)

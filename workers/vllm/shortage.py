@@ -1,17 +1,17 @@
-"""Tells memory that is short from all else that can fail in an engine."""
+"""Distinguishes a lack of memory from all other failures of an engine."""
 
 import re
 
-# In a RuntimeError: torch on a CPU, and vLLM's operations of torch's stable interface, which say
-# only that they got no tensor of theirs (vLLM 0.30, a full H200).
+# Texts of a RuntimeError: from torch on a CPU, and from vLLM's operations with torch's stable
+# interface, which report only that they got no tensor (vLLM 0.30, a full H200).
 NO_MEMORY = re.compile(
     r'not enough memory|torch_call_dispatcher\( *"aten::(new_)?(empty|zeros|full)\w*".*call failed'
 )
 
 
 def is_of_memory(error: Exception) -> bool:
-    """True if an operation failed because the device had too little memory."""
-    import torch  # here: who reads logs has none
+    """Returns whether an operation failed because the device had too little memory."""
+    import torch  # imported here: processes that only read logs may lack torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error)))
