@@ -149,7 +149,9 @@ class NodeMetrics(Collector):
             "round_excluded_nonces", "Nonces without a finite state.", current.n_excluded
         )
         yield _gauge(
-            "round_seconds", "Since the round began, until it stopped.", stats["elapsed_seconds"]
+            "round_seconds",
+            "Seconds from the round's start until now or its end.",
+            stats["elapsed_seconds"],
         )
         yield _gauge(
             "outbox_waiting", "Artifacts the receiver is still to get.", stats["artifacts_waiting"]

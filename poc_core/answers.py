@@ -23,13 +23,13 @@ class Progress(BaseModel):
     request_id: str
     model: str
     n_total: int = Field(description="Nonces of the job.")
-    n_done: int = Field(description="Of these, computed so far.")
+    n_done: int = Field(description="Nonces computed so far.")
     created_at: float = Field(description="Seconds since the epoch, as the other times.")
     started_at: float | None = None
     finished_at: float | None = None
-    error: str | None = Field(None, description="Of a failed job: why, and what to do.")
+    error: str | None = Field(None, description="For a failed job: the reason, and what to do.")
     waiting_for: str | None = Field(
-        None, description='"chat" while chat requests keep the engine from the job.'
+        None, description='"chat" while the job waits for chat requests.'
     )
 
 
@@ -39,25 +39,21 @@ class WorkerStats(BaseModel):
 
 
 class OutboxStats(BaseModel):
-    bytes: int = Field(description="Of Redis' memory, that what waits takes.")
+    bytes: int = Field(description="Bytes of Redis memory that undelivered callbacks use.")
     limit_bytes: int = Field(
-        description="Of these, at most (POC_OUTBOX_MAX_BYTES); at it the round pauses."
+        description="Limit of these bytes (POC_OUTBOX_MAX_BYTES), at which the round pauses."
     )
     full: bool
-    dropped: int = Field(
-        description="Artifacts given up after POC_CALLBACK_MAX_RETRIES; 0 unless that is set."
-    )
-    failures: int = Field(description="Tries in a row that failed.")
+    dropped: int = Field(description="Artifacts dropped after POC_CALLBACK_MAX_RETRIES tries.")
+    failures: int = Field(description="Failed tries in a row.")
     next_try_at: float | None
     last_error: str | None
 
 
 class SilentReceiver(BaseModel):
     receiver: str = Field(description="host:port.")
-    failures: int = Field(description="Tries in a row without any answer.")
-    next_try_at: float = Field(
-        description="Until then no job's callback is sent there, and then one at a time."
-    )
+    failures: int = Field(description="Tries in a row without an answer.")
+    next_try_at: float = Field(description="Time of the next try, of one callback.")
 
 
 class Stats(BaseModel):
@@ -65,31 +61,29 @@ class Stats(BaseModel):
 
     total_processed: int = Field(description="Nonces computed by all workers.")
     nonces_per_second: float = Field(
-        description="Mean of the last 10 s, or since a younger round began; all workers."
+        description="Rate of all workers over the last 10 s, or since the round began."
     )
     nonces_per_second_of_round: float | None = Field(
-        None, description="Mean since the round began."
+        None, description="Mean rate since the round began."
     )
     elapsed_seconds: float | None = Field(
-        None, description="Since the round began, until it stopped."
+        None, description="Seconds from the round's start until now or its end."
     )
     n_excluded: int | None = Field(
-        None, description="Nonces for which the model gave no finite state."
+        None, description="Number of nonces without a finite model output."
     )
-    excluded_nonces: list[int] | None = Field(
-        None, description="These nonces; of very many the last ones."
-    )
+    excluded_nonces: list[int] | None = Field(None, description="These nonces; the last 1,000.")
     workers: dict[str, WorkerStats] | None = None
     artifacts_delivered: int | None = Field(
-        None, description="Artifacts (or valid nonces) the receiver has."
+        None, description="Artifacts (or valid nonces) that the receiver has accepted."
     )
     artifacts_waiting: int | None = Field(
-        None, description="Artifacts (or valid nonces) it still has to be sent."
+        None, description="Artifacts (or valid nonces) that the receiver has not accepted yet."
     )
     outbox: OutboxStats | None = None
     exhausted: bool | None = Field(
         None,
-        description="Whether the round stopped because all nonces of its sequence are computed.",
+        description="true: the round stopped because all nonces of its sequence were computed.",
     )
     error: str | None = Field(None, description="Why the round stopped by itself.")
 
@@ -97,43 +91,49 @@ class Stats(BaseModel):
 class HealthReason(BaseModel):
     kind: Literal["redis", "deployment", "workers", "restarts", "host", "receiver", "courier"]
     level: Literal["degraded", "down"]
-    text: str = Field(description="The trouble in a sentence, with how long it lasts.")
-    what: str = Field(description="Its first part, without the time.")
-    more: str = Field(description="What follows the time; may be empty.")
-    since: float | None = Field(description="Seconds since the epoch, where it is known.")
+    text: str = Field(description="The problem in a sentence, with its duration.")
+    what: str = Field(description="The first part of the sentence, without the duration.")
+    more: str = Field(description="The part after the duration; may be empty.")
+    since: float | None = Field(description="Start in seconds since the epoch, if known.")
 
 
 class NodeHealth(BaseModel):
     """The node's health, equal in /readyz, /status, up/status, the metrics and the console."""
 
     level: Literal["ok", "degraded", "down"] = Field(
-        description="down: it computes nothing for anybody; degraded: something of it does not."
+        description="down: nothing is computed. degraded: the node works, but has a problem."
     )
-    since: float | None = Field(description="As far as is known.")
-    workers: int = Field(description="That the node has or should have.")
+    since: float | None = Field(
+        description="Start of the level in seconds since the epoch, if known."
+    )
+    workers: int = Field(description="Number of workers that the node has or should have.")
     workers_ready: int
-    reasons: list[HealthReason] = Field(description="The worst first; none where all is well.")
+    reasons: list[HealthReason] = Field(
+        description="The problems, the worst first; empty if there are none."
+    )
 
 
 class Seat(BaseModel):
     """A worker's place on its host, which outlives restarts of the worker process."""
 
-    name: str = Field(description="Of the host and its slot: host1/gpu0-1.")
+    name: str = Field(description="Host and GPUs: host1/gpu0-1.")
     host: str
     model: str
     state: Literal["starting", "ready", "draining", "hung", "silent", "ended", "given up"]
-    since: float | None = Field(description="When it got ready, or ceased to be.")
-    worker_id: str | None = Field(description="Of the start that lives; in `workers`.")
+    since: float | None = Field(
+        description="Time at which the worker became ready or stopped being ready."
+    )
+    worker_id: str | None = Field(description="Id of the running worker in `workers`.")
     pid: int | None
     restarts: int
-    restarts_lately: int = Field(description="Of these, within 10 minutes.")
+    restarts_lately: int = Field(description="Restarts within the last 10 minutes.")
     last_exit: str | None = Field(description="killed by SIGKILL, exit code 70, ...")
     last_exit_at: float | None
 
 
 class Worker(BaseModel):
-    id: str = Field(description="Of this start.")
-    name: str = Field("", description="Over its restarts: host1/gpu0-1.")
+    id: str = Field(description="Id of this start of the worker.")
+    name: str = Field("", description="Name of the worker across restarts: host1/gpu0-1.")
     model: str
     engine: str
     state: Literal["starting", "ready", "draining", "hung"]
@@ -147,26 +147,27 @@ class Worker(BaseModel):
 
 class Status(BaseModel):
     status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
-        description="What the node does; IDLE once the round has ended."  # STOPPED: of older nodes
+        description="Activity of the node; IDLE after the round has"
+        " ended."  # STOPPED: of older nodes
     )
     state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
-        description="Of the round stored last; IDLE before the first."
+        description="State of the current round; IDLE before the first round."
     )
     config: dict[str, JsonValue] | None = Field(
-        description="Of the round that runs; null without one."
+        description="Body of the current round; null without a round."
     )
     stats: Stats
-    queued_nonces: int = Field(description="Nonces accepted and not yet computed, over all jobs.")
+    queued_nonces: int = Field(description="Nonces of all jobs that are not computed yet.")
     callbacks_waiting: int = Field(
-        description="Rounds and jobs, also past ones, whose receiver lacks something; a stopped"
-        " round also while workers still compute some of it."
+        description="Rounds and jobs with undelivered callbacks; a stopped round also while workers"
+        " still compute for it."
     )
     silent_receivers: list[SilentReceiver] = Field(
-        description="Receivers that did not answer for some tries in a row; of many the latest."
+        description="Receivers that did not answer several tries in a row; at most the latest 20."
     )
     workers: list[Worker]
     health: NodeHealth | None = None
-    seats: list[Seat] = Field([], description="Workers over their restarts, also those away.")
+    seats: list[Seat] = Field([], description="Workers across restarts, including missing workers.")
     version: str
 
 
@@ -205,13 +206,13 @@ class Stopped(BaseModel):
     status: Literal["OK"] = "OK"
     pow_status: PowStatus = PowStatus(status="STOPPED")
     cancelled_jobs: int = Field(
-        description="Jobs that waited in the queue with wait=false and are cancelled now."
+        description="Number of cancelled jobs: queued ones with wait=false."
     )
 
 
 class Cancelled(BaseModel):
     status: Literal["OK"] = "OK"
-    cancelled: bool = Field(description="false: it had ended before.")
+    cancelled: bool = Field(description="false: the job had already ended.")
 
 
 class Health(BaseModel):
@@ -220,13 +221,13 @@ class Health(BaseModel):
 
 class EngineHealth(Health):
     reason: str | None = Field(
-        None, description="Where no worker is ready: why the node has not failed all the same."
+        None, description="Without a ready worker: why the node is still healthy."
     )
 
 
 class Ready(BaseModel):
     status: Literal["ready"] = "ready"
-    models: list[str] = Field(description="Models with a worker that is ready.")
+    models: list[str] = Field(description="Models with a ready worker.")
     health: NodeHealth | None = None
 
 
@@ -244,25 +245,29 @@ class NodeState(BaseModel):
     version: str
     poc_status: Literal["IDLE", "GENERATING", "VALIDATING"]
     inference_healthy: bool = Field(description="A worker of the deployed model is ready.")
-    loaded_model: str = Field(description="As it was asked for; empty while none is served.")
-    poc_validation_inference: bool = Field(description="Chat is served while proofs are computed.")
+    loaded_model: str = Field(
+        description="The model as it was requested; empty while none is served."
+    )
+    poc_validation_inference: bool = Field(
+        description="true: chat is served while proofs are computed."
+    )
 
 
 class HostStatus(BaseModel):
     id: str
     host: str
     state: Literal["idle", "stopping", "keeping", "starting", "serving", "failed"] = Field(
-        description="keeping: what was stopped while it was loading goes on for 120 s."
+        description="State of the host. keeping: a stopped load continues for 120 s."
     )
     model: str | None = None
-    workers: int = Field(description="Workers that the host runs.")
-    ready: int = Field(description="Of these, ready.")
+    workers: int = Field(description="Number of workers on the host.")
+    ready: int = Field(description="Number of these workers that are ready.")
     error: str | None = None
     left_out: list[str] = Field(
-        default=[], description="Arguments that the host's vLLM does not know, with the reason."
+        default=[], description="Arguments that the host's vLLM does not support, with the reason."
     )
     follows: str = Field(
-        "", description="HOST:PORT of the head, where it is a part of another host's engine."
+        "", description="HOST:PORT of the head, if the host is part of another host's engine."
     )
 
 
@@ -273,19 +278,19 @@ class UpStatus(BaseModel):
     is_running: bool
     status: Literal["idle", "starting", "running", "failed"]
     startup_status: StartupStatus | None = Field(
-        None, description="The same in MLNode's words; cancelled: stopped while it was loading."
+        None, description="The status in MLNode's words. cancelled: stopped while loading."
     )
     elapsed_seconds: float | None = Field(
-        description="From the request until now, or until it served or failed."
+        description="Seconds from the request until now, or until the model served or failed."
     )
-    error: str | None = Field(description="Why it failed.")
-    model: str | None = Field(description="What is deployed.")
+    error: str | None = Field(description="Why the deployment failed.")
+    model: str | None = Field(description="The deployed model.")
     left_out: list[str] = Field(
-        default=[], description="Arguments that no engine is given, with the reason."
+        default=[], description="Arguments that no engine gets, with the reason."
     )
     hosts: list[HostStatus]
     is_starting: bool
-    models: list[str] = Field(description="Models with a worker that is ready.")
+    models: list[str] = Field(description="Models with a ready worker.")
     workers_running: int
     workers_starting: int
     health: NodeHealth | None = None
@@ -294,13 +299,13 @@ class UpStatus(BaseModel):
 class Versions(BaseModel):
     version: str
     vllm_version: str | None = Field(
-        description="Of the hosts; several where they differ, null without a host."
+        description="vLLM's version on the hosts; several if they differ, null without a host."
     )
     poc_validation_inference: bool
 
 
 class Problem(BaseModel):
-    loc: list[str | int] = Field(description="Where in the body.")
+    loc: list[str | int] = Field(description="Path of the field in the body.")
     msg: str
     type: str
 

@@ -47,7 +47,7 @@ class OneStatus(BaseModel):
     status: ModelStatus
     progress: DownloadProgress | None = None
     error_message: str | None = Field(
-        None, description="Why the last download failed, or what cannot be read on disk."
+        None, description="Why the last download failed or the model cannot be read; or null."
     )
 
 

@@ -40,8 +40,8 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "vLLM's answer, unchanged; with `stream` as server-sent events."},
     400: {
         "description": (
-            "The body is no JSON object, names no model where several are served, or asks for more"
-            " answers or tokens than one request may."
+            "The body is no JSON object, does not name one of several models, or exceeds a limit"
+            " of one request."
         )
     },
     404: {"description": "No worker serves this model; the message lists those that are served."},
@@ -50,7 +50,7 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     "5XX": {"description": "vLLM's own error."},
     503: {
         "description": (
-            "The model's workers are away, or compute a round under POC_CHAT_POLICY=exclusive."
+            "The model has no ready worker, or POC_CHAT_POLICY is exclusive during a round."
         )
     },
 }
@@ -84,7 +84,7 @@ _TRUE = (True, "true", "1")
 
 
 async def proxy(request: Request, chat: OfChat) -> Response:
-    """Passed on unchanged to a worker of the body's `model`; see vLLM's documentation."""
+    """Forwards the request to a worker of the body's `model`; see vLLM's documentation."""
     # The route's own path: a Host header with # or / could change request.url's path.
     return await _pass_on(request, chat, str(request.scope["route"].path))
 
@@ -154,7 +154,13 @@ for _path in (
     "/detokenize",
 ):
     router.add_api_route(
-        _path, proxy, methods=["POST"], response_model=None, responses=_ANSWER, openapi_extra=_BODY
+        _path,
+        proxy,
+        methods=["POST"],
+        summary=f"Forward {_path} to vLLM",
+        response_model=None,
+        responses=_ANSWER,
+        openapi_extra=_BODY,
     )
 
 

@@ -41,10 +41,12 @@ ValidFrom = Annotated[
     Query(
         ge=0,
         le=MAX_NONCE,
-        description="Place of the first valid nonce to be listed, from 0; absent: the newest.",
+        description="Index of the first listed valid nonce; absent: the newest are listed.",
     ),
 ]
-ValidLimit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="Valid nonces listed at most.")]
+ValidLimit = Annotated[
+    int, Query(ge=1, le=MOST_LISTED, description="Largest number of listed valid nonces.")
+]
 
 # Aggregators have these two routes under their own paths.
 of_aggregators = APIRouter(prefix="/api/v1/inference/pow", tags=["aggregator"])
@@ -67,7 +69,7 @@ _READ_ROUTE: dict[str, Any] = {
     "response_model": None,
     "responses": {
         200: json_examples(
-            "The result of a completed job; of others, how they stand.",
+            "The result of a completed job, otherwise the job's progress.",
             {"running": examples.RUNNING_EXAMPLE, **examples.RESULTS},
             answers.one_of(answers.Progress, *answers.RESULTS),
         ),

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
 
 @router.post(
     "/validate",
-    summary="Recompute a batch of distances and judge it",
+    summary="Recompute a batch of distances and validate it",
     response_model=None,
     openapi_extra=json_body(batch_bodies()),
     responses={

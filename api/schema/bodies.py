@@ -52,7 +52,7 @@ class DeployBody(BaseModel):
     # A leading dash would be read as an argument.
     model: Annotated[Text, Field(pattern=r"^[^\s-]"), AfterValidator(_printable)] = Field(
         description=(
-            "A name on the Hugging Face hub, a shipped model's, or a directory on every host."
+            "A name on the Hugging Face hub, a shipped model, or a directory on every host."
         ),
         examples=["Qwen/Qwen3-8B"],
     )
@@ -62,7 +62,8 @@ class DeployBody(BaseModel):
     additional_args: list[Annotated[str, Field(max_length=8192)]] = Field(
         default=[],
         max_length=200,
-        description="Those of `vllm serve`; what runs code, opens ports or reads files is refused.",
+        description="Arguments of `vllm serve`, except those that run code, open ports or"
+        " read files.",
         examples=[["--tensor-parallel-size", "4", "--max-model-len", "32768"]],
     )
 

@@ -41,35 +41,35 @@ def _error(model: type[BaseModel], description: str, detail: Any) -> dict[str, A
 UNKNOWN_JOB: dict[int | str, dict[str, Any]] = {
     404: _error(
         Refused,
-        "Unknown or expired.",
+        "The request_id is unknown or expired.",
         "No job has this request_id; results are kept for 300 s (POC_GENERATE_RESULT_TTL_SEC).",
     ),
 }
 REDIS_AWAY: dict[int | str, dict[str, Any]] = {
     503: _error(
         Refused,
-        "Redis is away; see Retry-After.",
+        "Redis is unavailable; see Retry-After.",
         "The node cannot reach its Redis; try again in 5 s.",
     ),
 }
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: _error(
         NotReady,
-        "Redis is away or no worker is ready; see Retry-After.",
+        "Redis is unavailable or no worker is ready; see Retry-After.",
         "No worker is ready: 0 of 1 workers ready for 41 s: host1/gpu0 loads its model.",
     ),
 }
 GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     400: _error(
         Refused,
-        "The artifacts to validate are not those of the nonces.",
+        "The artifacts to validate do not match the nonces.",
         "validation.artifacts must hold exactly one artifact for each of nonces, and no others;"
         " they differ.",
     ),
     409: _error(
         Conflict,
-        "Another model is deployed, or it cannot do what params ask for; or a job waited for was"
-        " cancelled.",
+        "Another model is deployed, or cannot compute these params; or the job was cancelled"
+        " (wait=true).",
         {
             "error": "params_mismatch",
             "message": "The model tiny-qwen3 takes seq_len at most 1024.",
@@ -85,7 +85,7 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     422: _error(
         Malformed,
-        "The body is not as described.",
+        "The body is invalid.",
         [
             {
                 "loc": ["body", "nonces", 3],
@@ -96,7 +96,7 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     429: _error(
         Refused,
-        "Too many nonces wait; see Retry-After.",
+        "Too many nonces are queued; see Retry-After.",
         "99000 nonces wait already and 2000 more would exceed the 100000 that may"
         " (POC_MAX_QUEUED_NONCES); send at most 1000 now, or try again later.",
     ),
@@ -111,8 +111,8 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     503: _error(
         Refused,
-        "No worker serves the model, no batch was done in time (wait=true), or Redis is away; see"
-        " Retry-After.",
+        "No worker serves the model, no batch was done in time (wait=true), or Redis is"
+        " unavailable; see Retry-After.",
         "No worker serves the model tiny-qwen3 right now; try again when one has started.",
     ),
 }
@@ -120,7 +120,7 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
 ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
     409: _error(
         Refused,
-        "A round generates already, or the workers cannot do what is asked for (see /generate).",
+        "A round generates already, or the workers cannot compute these params (see /generate).",
         "A round is generating already: end it with POST /api/v1/pow/stop, or ...",
     ),
     413: GENERATE_ERRORS[413],
@@ -158,7 +158,7 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     422: _error(
         Malformed,
-        "The body is not as described, or has an argument that a deployment may not bring.",
+        "The body is invalid, or an argument is not allowed in a deployment.",
         [
             {
                 "loc": ["body", "additional_args"],
@@ -173,13 +173,13 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     500: _error(
         Refused,
-        "The model cannot be started; the node is STOPPED and can be asked again.",
+        "The model cannot be started. The node is STOPPED; the request can be repeated.",
         "The model could not be started: h1/cpu0: the model does not fit: use more"
         " --tensor-parallel.",
     ),
     503: _error(
         Refused,
-        "No host is here, or Redis is away; see Retry-After.",
+        "There is no host, or Redis is unavailable; see Retry-After.",
         "No host is here to run a model: start `proofline up` or `proofline workers` on one.",
     ),
 }
@@ -193,7 +193,7 @@ HOST_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     429: _error(
         Refused,
-        "Too many tried from this address; see Retry-After.",
+        "Too many tries from this address; see Retry-After.",
         "Too many tokens were tried from here; wait a little.",
     ),
     **REDIS_AWAY,
@@ -211,12 +211,12 @@ JOIN_ERRORS: dict[int | str, dict[str, Any]] = {
 DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
     409: _error(
         Refused,
-        "It is being downloaded already, or HF_HUB_OFFLINE is set.",
+        "The model is already being downloaded, or HF_HUB_OFFLINE is set.",
         "Qwen/Qwen3-8B is being downloaded already; /api/v1/models/status tells how it goes.",
     ),
     429: _error(
         Refused,
-        "As many downloads as may be are under way; see Retry-After.",
+        "Three downloads are in progress; see Retry-After.",
         "3 models are being downloaded, as many as may; try again later.",
     ),
     **REDIS_AWAY,
@@ -224,19 +224,19 @@ DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
 CACHE_AWAY: dict[int | str, dict[str, Any]] = {
     503: _error(
         Refused,
-        "The folder of the models cannot be read.",
+        "The models' folder cannot be read.",
         "The cache /models cannot be read: Permission denied; HF_HOME names another.",
     )
 }
 DELETE_ERRORS: dict[int | str, dict[str, Any]] = {
     404: _error(
         Refused,
-        "It is not on disk.",
+        "The model is not on disk.",
         "Qwen/Qwen3-8B is not in the cache /root/.cache/huggingface/hub.",
     ),
     409: _error(
         Refused,
-        "Workers serve it, or its files cannot be deleted.",
+        "Workers serve the model, or its files cannot be deleted.",
         "Workers serve Qwen/Qwen3-8B; deploy another model first.",
     ),
     **REDIS_AWAY,

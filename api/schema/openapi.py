@@ -51,7 +51,7 @@ _RETRY_AFTER = {
 # Description of each tag, in the order of the reference page.
 TAGS = [
     {"name": "proof of compute", "description": "Jobs: artifacts of given nonces, validations."},
-    {"name": "rounds", "description": "Rounds: start, switch and judge them."},
+    {"name": "rounds", "description": "Rounds: start, switch, validate and stop them."},
     {"name": "aggregator", "description": "The network node's paths for rounds, jobs and models."},
     {"name": "node", "description": "The deployed model: state, deploy, stop, versions."},
     {"name": "GPU", "description": "GPUs and their driver."},

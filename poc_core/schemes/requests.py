@@ -48,10 +48,10 @@ class JobBody(BaseModel, ABC):
     block_hash: Text = Field(
         description="Seeds the layers' reflections and, with public_key, the inputs."
     )
-    block_height: Count = Field(ge=0, description="Handed back in callbacks.")
-    public_key: Text = Field(description="Whose proofs these are.")
+    block_height: Count = Field(ge=0, description="Returned in callbacks.")
+    public_key: Text = Field(description="Public key of the node that computes the proofs.")
     # node_id may exceed node_count here, because validators send other nodes' ids.
-    node_id: Count = Field(ge=0, description="Handed back in callbacks.")
+    node_id: Count = Field(ge=0, description="Returned in callbacks.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
     nonces: Nonces = Field(min_length=1, description="The nonces to compute, each once.")
     params: Params
@@ -60,17 +60,17 @@ class JobBody(BaseModel, ABC):
         ge=1,
         le=MAX_BATCH_SIZE,
         description=(
-            "Nonces per task; POC_BATCH_SIZE_DEFAULT where absent. A worker that can hold fewer"
-            " gets fewer."
+            "Nonces per batch; default POC_BATCH_SIZE_DEFAULT. Workers with less memory get"
+            " smaller batches."
         ),
     )
     wait: bool = Field(
         default=False,
-        description="True: the answer is the result. False: a request_id to ask for it.",
+        description="true: the answer is the result. false: the answer has a request_id.",
     )
     url: HttpUrl = Field(
         default=None,
-        description="Where the result is sent as well: to {url}/generated or {url}/validated.",
+        description="Receiver of the result, at {url}/generated or {url}/validated.",
     )
 
     @abstractmethod
@@ -98,8 +98,8 @@ class RoundBody(BaseModel, ABC):
     block_hash: Text = Field(
         description="Seeds the inputs, with public_key, and the layers' reflections."
     )
-    block_height: Count = Field(ge=0, description="Handed back in callbacks.")
-    public_key: Text = Field(description="Whose proofs these are.")
+    block_height: Count = Field(ge=0, description="Returned in callbacks.")
+    public_key: Text = Field(description="Public key of the node that computes the proofs.")
 
     @property
     @abstractmethod
@@ -149,7 +149,8 @@ class PlacedRoundBody(RoundBody):
     # The upper limit depends on the workers, which only their registry knows.
     batch_size: Annotated[Count, Field(ge=1)] | None = Field(
         default=None,
-        description="As the client counts; workers compute as many nonces at a time as fit.",
+        description="Batch size of the client's own counting; workers compute as many nonces"
+        " at a time as fit.",
     )
 
     @model_validator(mode="after")

@@ -37,7 +37,8 @@ class DistanceSummary(BaseModel):
     max: float
     histogram: list[tuple[float, int]] = Field(
         default=[],
-        description="[d, n]: n distances are at most d, and above the d of the pair before.",
+        description="Pairs [d, n]: n distances are at most d and larger than the d of the"
+        " previous pair.",
     )
 
 
@@ -48,28 +49,30 @@ class ValidationResult(BaseModel):
     n_mismatch: int
     mismatch_nonces: list[int]
     p_value: float = Field(
-        description="How likely an honest sender has so many mismatches or more."
+        description="Probability that an honest sender has at least this many mismatches."
     )
     fraud_detected: bool = Field(description="p_value < fraud_threshold")
-    fraud_threshold: float = Field(description="By which it was judged.")
-    n_excluded: int = Field(description="Nonces that this node could not compute; no mismatches.")
+    fraud_threshold: float = Field(description="The fraud_threshold that was used.")
+    n_excluded: int = Field(
+        description="Nonces that this node could not compute. They do not count as mismatches."
+    )
     dist_threshold: float | None = Field(
-        default=None, description="The largest distance that still agrees."
+        default=None, description="Largest distance at which two artifacts agree."
     )
     p_mismatch: float | None = Field(
-        default=None, description="How likely an honest artifact lies further away."
+        default=None, description="Probability that an honest artifact is further away."
     )
     terms: str | None = Field(
         default=None,
         description=(
-            "Who chose dist_threshold, p_mismatch and fraud_threshold: the request, the network for"
-            " this model, or the network's default."
+            "Source of dist_threshold, p_mismatch and fraud_threshold: the request, the network"
+            " for this model, or the network's default."
         ),
     )
     distances: DistanceSummary | None = None
     likely_cause: str | None = Field(
         default=None,
-        description="Of a fraud: what the pattern of its distances speaks for, a sentence.",
+        description="For a fraud: the likely cause, guessed from the distances.",
     )
 
 

@@ -30,12 +30,10 @@ class ArtifactParams(Params):
     )
     # For clients that distinguish artifacts from decode proofs.
     scheme: Literal["prefill"] = Field(
-        default="prefill", description="This scheme's name in the network."
+        default="prefill", description="The scheme's name in the network."
     )
     decode: Literal[False] = Field(default=False, description="False: no decode steps.")
-    max_tokens: Count = Field(
-        default=0, ge=0, description="Of decode proofs; without meaning here."
-    )
+    max_tokens: Count = Field(default=0, ge=0, description="Only for decode proofs.")
 
 
 class Artifact(TypedDict):
@@ -72,11 +70,9 @@ class GenerateBody(JobBody):
     validation: Validation | None = Field(
         default=None, description="Artifacts to check instead of computing new ones."
     )
-    stat_test: ReceivedStatTest | None = Field(
-        default=None, description="When a validation calls the artifacts a fraud."
-    )
+    stat_test: ReceivedStatTest | None = Field(default=None, description="Terms of the validation.")
     poc_stronger_rng: bool = Field(
-        default=False, description="Inputs from eight seeds per nonce instead of one."
+        default=False, description="true: each nonce's input has eight seeds instead of one."
     )
 
     examples: ClassVar[Examples] = {
@@ -129,7 +125,7 @@ class ArtifactRoundBody(SequenceRoundBody):
 
     params: ArtifactParams
     poc_stronger_rng: bool = Field(
-        default=False, description="Inputs from eight seeds per nonce instead of one."
+        default=False, description="true: each nonce's input has eight seeds instead of one."
     )
 
     examples: ClassVar[Examples] = {

@@ -14,15 +14,15 @@ class StatTest(Terms):
         default=thresholds.DIST_THRESHOLD,
         ge=0,
         allow_inf_nan=False,
-        description="Largest L2 distance at which two vectors still agree.",
+        description="Largest L2 distance at which two vectors agree.",
     )
     p_mismatch: Probability = Field(
         default=thresholds.P_MISMATCH,
-        description="How likely an honest artifact lies further than dist_threshold.",
+        description="Probability that an honest artifact is further than dist_threshold.",
     )
     fraud_threshold: Probability = Field(
         default=thresholds.FRAUD_THRESHOLD,
-        description="Below this p_value the artifacts are a fraud.",
+        description="A p_value below this is a fraud.",
     )
 
 

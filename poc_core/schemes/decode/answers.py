@@ -24,22 +24,24 @@ class DecodeResult(BaseModel):
     artifacts: list[Chain] = Field(description="In the order of the request's nonces.")
     encoding: Encoding
     excluded_nonces: list[int] = Field(
-        default=[], description="Nonces that the model gave no finite state for."
+        default=[], description="Nonces without a finite model output."
     )
 
 
 class NonceVerdict(BaseModel):
     nonce: int
-    n_sphere_mismatches: int = Field(description="Steps whose claimed point is not this node's.")
+    n_sphere_mismatches: int = Field(
+        description="Steps whose claimed point differs from this node's."
+    )
     n_steps: int
     mismatch_margin_max: float = Field(
-        description="How far the worst of them lies below this node's best point."
+        description="Largest margin of a claimed point to this node's best point."
     )
     mismatch: bool = Field(description="mismatch_margin_max > dist_threshold")
 
 
 class DecodeValidationResult(ValidationResult):
-    excluded_nonces: list[int] = Field(default=[], description="Those of n_excluded.")
+    excluded_nonces: list[int] = Field(default=[], description="The nonces counted in n_excluded.")
     per_nonce: list[NonceVerdict]
 
 

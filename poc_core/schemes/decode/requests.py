@@ -35,11 +35,9 @@ class DecodeParams(Params):
     Either `scheme` or `decode` requests chains.
     """
 
-    k_dim: Count = Field(
-        default=12, ge=1, description="Handed back in `encoding`; changes nothing."
-    )
+    k_dim: Count = Field(default=12, ge=1, description="Returned in `encoding`; has no effect.")
     scheme: Literal["prefill", "decode"] = Field(default="prefill", description="decode.")
-    decode: bool = Field(default=False, description="True asks for the same.")
+    decode: bool = Field(default=False, description="true has the same effect as scheme.")
     max_tokens: Count = Field(ge=1, description="Steps after the prefill.")
 
 
@@ -63,20 +61,19 @@ class DecodeBody(JobBody):
         default=None,
         ge=0,
         le=MAX_BATCH_SIZE,
-        description="Nonces per task; 0 or absent: POC_BATCH_SIZE_DEFAULT.",
+        description="Nonces per batch; 0 or absent: POC_BATCH_SIZE_DEFAULT.",
     )
     per_nonce_reflection: bool = Field(
-        default=False, description="Reflections of each nonce's own. Changes the chains."
+        default=False,
+        description="true: each nonce has its own reflections, which changes the chains.",
     )
     validation: DecodeValidation | None = Field(
         default=None, description="Chains to check instead of computing new ones."
     )
     enforced_k_steps: dict[Nonce, list[Any]] | None = Field(
-        default=None, description="The claims, where not in `validation`."
+        default=None, description="The claims, if they are not in `validation`."
     )
-    stat_test: ReceivedStatTest | None = Field(
-        default=None, description="When a validation calls the chains a fraud."
-    )
+    stat_test: ReceivedStatTest | None = Field(default=None, description="Terms of the validation.")
 
     examples: ClassVar[Examples] = {
         "decode": {
@@ -150,10 +147,11 @@ class DecodeRoundBody(SequenceRoundBody):
 
     params: DecodeParams
     batch_size: Annotated[Count, Field(ge=0)] | None = Field(
-        default=None, description="As the client counts; 0: none."
+        default=None, description="Batch size of the client's own counting; 0: none."
     )
     per_nonce_reflection: bool = Field(
-        default=False, description="Reflections of each nonce's own. Changes the chains."
+        default=False,
+        description="true: each nonce has its own reflections, which changes the chains.",
     )
 
     examples: ClassVar[Examples] = {

@@ -10,27 +10,28 @@ class ValidatedBatch(BaseModel):
 
     status: Literal["OK"] = "OK"
     request_id: str | None = Field(
-        default=None, description="Of the job that recomputed it; absent for an empty batch."
+        default=None,
+        description="Id of the job that recomputed the batch; absent for an empty batch.",
     )
     fraud_detected: bool = Field(description="probability_honest < fraud_threshold")
     computed_distances: list[float | None] = Field(
-        description="Of nonces; null where the model gave no finite state."
+        description="Recomputed distances of nonces; null without a finite model output."
     )
     public_key: str
     block_hash: str
     block_height: int
     nonces: list[int]
-    dist: list[float | None] = Field(description="As computed_distances.")
+    dist: list[float | None] = Field(description="The same as computed_distances.")
     node_id: int
     received_dist: list[float]
     r_target: float
     fraud_threshold: float
     n_invalid: int
     probability_honest: float = Field(
-        description="How likely an honest sender has so many invalid pairs or more."
+        description="Probability that an honest sender has at least this many invalid pairs."
     )
     n_excluded: int = Field(
-        description="Nonces that this node could not compute; neither valid nor invalid."
+        description="Nonces that this node could not compute. They are neither valid nor invalid."
     )
     seq_len: int = Field(
         description="The seq_len of the round, with which the distances were recomputed."
@@ -41,19 +42,20 @@ class DistanceStatus(BaseModel):
     """The fields of /status that only a distance round has."""
 
     valid_nonces: list[int] | None = Field(
-        default=None, description="The newest ones, or those from valid_from on. Callbacks get all."
+        default=None,
+        description="The newest valid nonces, or those from valid_from on. Callbacks contain all.",
     )
     valid_distances: list[float] | None = Field(
-        default=None, description="Of valid_nonces, in their order."
+        default=None, description="The distances of valid_nonces, in the same order."
     )
     valid_from: int | None = Field(
         default=None,
-        description="Place of the first of valid_nonces among all total_valid, from 0.",
+        description="Index of the first of valid_nonces among all total_valid.",
     )
     total_checked: int | None = None
     total_valid: int | None = None
     elapsed_seconds: float | None = None
     rate_per_second: float | None = Field(
-        default=None, description="Nonces checked per second since the round began."
+        default=None, description="Nonces computed per second since the round began."
     )
     r_target: float | None = None

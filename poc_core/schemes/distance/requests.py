@@ -19,10 +19,10 @@ class DistanceRoundBody(PlacedRoundBody):
     """Starts or stores a round of distances. Unknown fields are ignored."""
 
     r_target: RTarget = Field(
-        description="A nonce is valid when its distance is below this.", examples=[1.405]
+        description="A nonce is valid if its distance is below r_target.", examples=[1.405]
     )
     fraud_threshold: Probability = Field(
-        default=FRAUD_THRESHOLD, description="Below this probability of honesty a batch is a fraud."
+        default=FRAUD_THRESHOLD, description="A probability_honest below this is a fraud."
     )
     node_id: Count = Field(default=0, ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(default=1, ge=1, description="Nodes that share the nonces.")
@@ -37,7 +37,7 @@ class DistanceRoundBody(PlacedRoundBody):
         default=False, description="Randomize by normalizing and reflecting after every layer."
     )
     model: Text | None = Field(
-        default=None, description="Which of several served models; not needed where there is one."
+        default=None, description="One of several served models; optional if there is only one."
     )
 
     examples: ClassVar[Examples] = {
@@ -109,12 +109,16 @@ class DistanceRoundBody(PlacedRoundBody):
 class ProofBatchBody(BatchBody):
     """Claimed nonces and distances to check. Unknown fields are ignored."""
 
-    public_key: Text = Field(description="Whose proofs these are.")
+    public_key: Text = Field(description="Public key of the node that computes the proofs.")
     block_hash: Text
     block_height: Count = Field(ge=0)
     nonces: Nonces
-    dist: Annotated[list[Distance], FailFast()] = Field(description="Of nonces, in their order.")
-    node_id: Count = Field(default=0, ge=0, description="Whose batch it is; handed back.")
+    dist: Annotated[list[Distance], FailFast()] = Field(
+        description="Claimed distances of nonces, in the same order."
+    )
+    node_id: Count = Field(
+        default=0, ge=0, description="Node of the batch; returned in the answer."
+    )
 
     answer: ClassVar[type[ValidatedBatch]] = ValidatedBatch
     examples: ClassVar[Examples] = {

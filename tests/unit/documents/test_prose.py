@@ -75,9 +75,42 @@ def test_what_operators_search_for_is_in_a_heading_of_one_page(words: str, page:
     assert found == {page}
 
 
-# Words for all pages together, and for the longest; each page may shrink.
-ALL_WORDS = 43_500
-LONGEST_PAGE = 5_100
+# Words of a page, as `wc -w` counts them, and of all pages together.
+ALL_WORDS = 40_000
+BUDGETS = {
+    "README.md": 760,
+    "SECURITY.md": 2800,
+    "CONTRIBUTING.md": 650,
+    "CHANGELOG.md": 320,
+    "docs/api.md": 1920,
+    "docs/architecture.md": 2740,
+    "docs/backup.md": 400,
+    "docs/benchmarks.md": 750,
+    "docs/chat.md": 1400,
+    "docs/client.md": 520,
+    "docs/commands.md": 630,
+    "docs/concepts.md": 860,
+    "docs/connect.md": 950,
+    "docs/decode.md": 770,
+    "docs/deploy.md": 770,
+    "docs/distance.md": 810,
+    "docs/install.md": 790,
+    "docs/kubernetes.md": 1290,
+    "docs/limits.md": 1260,
+    "docs/migrate.md": 980,
+    "docs/models.md": 1080,
+    "docs/monitor.md": 1700,
+    "docs/proofs.md": 1470,
+    "docs/protocol.md": 4610,
+    "docs/rates.md": 810,
+    "docs/recipes.md": 1660,
+    "docs/redis.md": 1020,
+    "docs/report.md": 710,
+    "docs/scale.md": 1940,
+    "docs/settings.md": 1420,
+    "docs/start.md": 390,
+    "docs/troubleshoot.md": 2430,
+}
 # Old or invented words, and what to write instead.
 INSTEAD = {
     r"mend(?:s|ed)?": "fix, repair",
@@ -149,10 +182,14 @@ def test_a_term_is_linked_to_the_glossary_where_it_comes_first(document: Path) -
         assert first is None or first[1] == term, f"link {term} to concepts.md#{term}"
 
 
-def test_pages_keep_to_their_words() -> None:
-    words = {name(document): len(document.read_text().split()) for document in DOCUMENTS}
-    assert max(words.values()) <= LONGEST_PAGE
-    assert sum(words.values()) <= ALL_WORDS
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_a_page_keeps_to_its_budget(document: Path) -> None:
+    """Else say it shorter, or elsewhere; a new page gets a budget."""
+    assert len(document.read_text().split()) <= BUDGETS[name(document)]
+
+
+def test_all_pages_keep_to_their_words() -> None:
+    assert sum(len(document.read_text().split()) for document in DOCUMENTS) <= ALL_WORDS
 
 
 @pytest.mark.parametrize("page", ["docs/start.md"])
