@@ -31,12 +31,12 @@ class Heartbeat:
     def __init__(
         self, record: WorkerRecord, registry: WorkerRegistry, hand: Hand, interval_s: float
     ) -> None:
-        """`record`: of the worker as it starts."""
+        """`record`: the worker's record at its start."""
         self.record = record
         self._registry = registry
         self._hand = hand
         self._interval_s = interval_s
-        # With the chat's port; None: the worker loads its model.
+        # With the chat's port; None while the worker loads its model.
         self._served: tuple[Proofs, int | None] | None = None
         self._gpus = GpuWatch(record.host)
         # when the engine stopped making progress; None while it makes progress

@@ -1,1 +1,1 @@
-"""Chats that the network checks: known tokens, their logprobs, answers that tell token ids."""
+"""Chats that the network checks: known tokens, their logprobs, answers with token ids."""

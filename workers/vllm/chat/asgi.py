@@ -14,7 +14,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Events of /v1/responses that vLLM sends before the engine has the request.
+# Events of /v1/responses that vLLM sends before the engine has received the request.
 _EARLY = re.compile(rb"event: response\.(created|queued|in_progress)\n")
 _KINDS = {
     400: "BadRequestError",
@@ -26,11 +26,15 @@ _KINDS = {
 
 
 class Held:
-    """Holds an answer back until its first byte, of a stream until the first event that the engine
-    has to do with."""
+    """Holds an answer back until its first byte; a stream, until the first event from the
+    engine.
+    """
 
     def __init__(self, send: Send, instead: Callable[[], Awaitable[None] | None]) -> None:
-        """`instead` is asked then: None, or what sends another answer in its place."""
+        """`instead` is called at that time:
+
+        returns None, or an awaitable that sends another answer.
+        """
         self._send = send
         self._instead = instead
         self._waiting: list[MutableMapping[str, Any]] = []
@@ -60,7 +64,7 @@ class Held:
 
 
 def error_of(status: int, message: str, param: str | None = None) -> dict[str, object]:
-    """In the form that OpenAI clients understand. `param`: the field that is wrong."""
+    """Returns the error as an OpenAI error body. `param`: the invalid field."""
     return error_body(status, message, _KINDS[status], param)
 
 

@@ -1,4 +1,4 @@
-"""Requests that make the engine work, on their way to vLLM's server: how they are refused."""
+"""Refusals of requests to vLLM's server that use the engine."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from workers.vllm.chat.fields import TOLD, Told
 
 logger = logging.getLogger(__name__)
 
-# What vLLM's server takes for the client's fault.
+# Exceptions that vLLM's server treats as client errors.
 _CLIENTS = {"VLLMClientError", "ValueError", "TypeError", "OverflowError"}
 
 
 class ChatRequests:
-    """ASGI middleware around vLLM's server, which reads bodies (ChatPipeline.read)."""
+    """ASGI middleware around vLLM's server, which parses the bodies (ChatPipeline.read)."""
 
     def __init__(
         self, app: App, ids_for_all: bool, is_lost: Callable[[], bool] = lambda: False
     ) -> None:
-        """`ids_for_all`: logprobs call tokens by their ids for requests too that have none of the
-        network's fields. `is_lost`: whether the engine is dead."""
+        """`ids_for_all`: logprobs name tokens by their ids even without the network's fields.
+
+        `is_lost`: returns whether the engine is dead.
+        """
         self._app = app
         self._plain = Told(ids=ids_for_all)
         self._is_lost = is_lost
@@ -40,12 +42,12 @@ class ChatRequests:
         answer = Held(send, instead)
         try:
             await self._app(scope, receive, answer.send)
-        except Exception as error:  # which vLLM's server raises once more when it has answered
+        except Exception as error:  # raised by vLLM's server again after it has answered
             if not answer.is_stream or self._is_lost():
                 if not refused:
                     raise
                 return None
-            # A stream's end without a word would be taken for the engine's.
+            # The client would take a stream that ends without an error for a lost engine.
             if not refused:
                 logger.exception("a stream broke off")
             await _break_off(answer, send, refused[0] if refused else _as_refused(error))
@@ -59,7 +61,7 @@ async def _refuse(send: Send, error: Refused) -> None:
 
 
 async def _break_off(answer: Held, send: Send, error: Refused) -> None:
-    """Ends a stream with an error: by its status where nothing was sent yet, else as an event."""
+    """Ends an answer with an error: by its status if nothing was sent yet, else as an event."""
     if not answer.has_begun:
         await _refuse(send, error)
         return
@@ -68,7 +70,7 @@ async def _break_off(answer: Held, send: Send, error: Refused) -> None:
 
 
 def _as_refused(error: Exception) -> Refused:
-    """With the status that vLLM's server gives an error outside of streams."""
+    """Converts an exception to the status that vLLM's server uses outside of streams."""
     if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
         return BadRequest(str(error), getattr(error, "parameter", None))
     return Failed("The worker could not compute this request; its log tells more.")

@@ -1,5 +1,7 @@
-"""Why a request for chat is refused, in words for whoever asked. The server's side reads this too,
-so no vLLM here."""
+"""Refusals of chat requests, as texts for the client.
+
+The server's side imports this module too, so it imports no vLLM.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """Answered with this status.
+    """A refusal with this status.
 
-    vLLM's server makes of exceptions what its release does: 500, 400, an event of a stream. So each
-    is noted with the request that it is made for, see `refusals`.
+    Releases of vLLM's server turn exceptions into different answers: 500, 400, an event of a
+    stream. So each refusal is recorded with its request, see `refusals`.
     """
 
     status: int
     retry_after_s: int | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        """`param`: the field that is wrong."""
+        """`param`: the invalid field."""
         super().__init__(message)
         self.param = param
         noted = _NOTED.get()
@@ -29,12 +31,15 @@ class Refused(ProoflineError):
 
 
 class CannotForce(Refused):
-    """This node cannot put the known tokens in, whatever they are: 503, which judges nobody."""
+    """503: this node cannot score any known tokens.
+
+    The network draws no conclusion about the executor.
+    """
 
     status = 503
 
     def __init__(self, reason: str) -> None:
-        """`reason`: a clause that goes on from "known tokens cannot be scored here: "."""
+        """`reason`: a clause that continues "known tokens cannot be scored here: "."""
         super().__init__(f"Known tokens cannot be scored here: {reason}.")
         self.reason = reason
 
@@ -46,13 +51,16 @@ class Unavailable(Refused):
 
 
 class Failed(Refused):
-    """500: what nobody foresaw."""
+    """500: an unexpected error."""
 
     status = 500
 
 
 class BadRequest(Refused):
-    """400: no node could answer. With `param` "enforced_tokens" it judges who gave the tokens."""
+    """400: no node could answer.
+
+    With `param` "enforced_tokens" the network blames the tokens' author.
+    """
 
     status = 400
 
@@ -61,15 +69,17 @@ _NOTED: ContextVar[list[Refused] | None] = ContextVar("refusals", default=None)
 
 
 def refusals() -> list[Refused]:
-    """Those of the request that this task answers, from now on."""
+    """Returns the list to which refusals of this task's request are added from now on."""
     found: list[Refused] = []
     _NOTED.set(found)
     return found
 
 
 def refuse_foreign(param: str, ids: Iterable[int], n_ids: int) -> None:
-    """BadRequest: one of the token ids is outside a vocabulary of `n_ids`. An engine would index
-    its logits or embeddings with that, and die."""
+    """Raises BadRequest if a token id is outside a vocabulary of `n_ids`.
+
+    The engine would die from indexing its logits or embeddings with such an id.
+    """
     for one in ids:
         if not 0 <= one < n_ids:
             raise BadRequest(

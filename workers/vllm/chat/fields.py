@@ -1,7 +1,9 @@
-"""How the server's side tells the engine's side what a request asks for: beside the request, in the
-context of the task that answers; then in `SamplingParams.extra_args` (release/extra_args.py).
+"""Passes a request's options from the server to the engine's side:
 
-A client's own entries of these names (`vllm_xargs`) are dropped, whatever path they came by."""
+in the context of the answering task, then in `SamplingParams.extra_args` (release/extra_args.py).
+
+A client's entries with these names (`vllm_xargs`) are dropped on every path.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 
 from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS
 
-# Of SamplingParams: what asks for logprobs.
+# Fields of SamplingParams that request logprobs.
 _LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 
 
@@ -22,11 +24,14 @@ class Told:
     ids: bool = False
     mode: str | None = None
     known: list[int] | None = None
-    # Whether a grammar can only be this node's own (--tool-strict-level): other nodes have none.
+    # Whether a grammar can only come from this node's setting (--tool-strict-level), which other
+    # nodes lack.
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
-        """Those of vLLM's SamplingParams, with ours instead of a client's."""
+        """Returns the extra_args of vLLM's SamplingParams, with our entries instead of a
+        client's.
+        """
         found = {name: one for name, one in (params.extra_args or {}).items() if name not in NAMES}
         if self.known is not None:
             found[KNOWN_TOKENS] = self.known
@@ -37,9 +42,9 @@ class Told:
         return found or None
 
 
-# None: the engine is asked by this process itself, which says all in extra_args.
+# None: this process itself sends the request, with all options in extra_args.
 TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
-# For whom the gateway asks: a name that tells clients apart, and nothing more.
+# The client of the request: a name from the gateway that distinguishes clients, and nothing more.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
-# What keeps its prompt's cache apart where the request itself says nothing; empty: nothing does.
+# Salt of the prefix cache for a request without its own salt; empty if there is none.
 SALT: ContextVar[str] = ContextVar("salt", default="")

@@ -1,5 +1,5 @@
-"""vLLM's own OpenAI server around a worker's engine, behind the gate that lets proofs see what
-chat is under way.
+"""vLLM's OpenAI server around a worker's engine, behind the gate that informs proofs about chat in
+progress.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from workers.chat_gate import ChatGate
 from workers.vllm.chat.asgi import App, Held, Receive, Scope, Send, send_error
 from workers.vllm.chat.fields import CLIENT, SALT
 
-# Seconds after which a client that was refused may ask again. Rounds last minutes.
+# Seconds until a refused client should retry. Rounds last minutes.
 RETRY_AFTER_S = 30
-# What refused clients read, in the words of the network's nodes.
+# Error text for refused clients, as the network's nodes word it.
 _ACTIVE = (
     "PoC generation is active; the node serves no chat meanwhile (POC_CHAT_POLICY=exclusive)."
     " Try again later."
 )
-# Seconds that vLLM has to end an answer whose client has left.
+# Seconds for vLLM to end an answer whose client has disconnected.
 _END_S = 1.0
-# What the server answers without its engine, so proofs need not wait for it.
+# Paths answered without the engine, so proofs need not wait for them.
 _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
-# What the gateway asks for besides what it passes on.
+# Requests of the gateway itself.
 _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware: takes only the gateway's requests for chat; what makes the engine work
-    passes the gate.
+    """ASGI middleware:
+
+    accepts chat requests from the gateway only, and lets requests that use the engine pass the
+    gate.
     """
 
     def __init__(
@@ -49,24 +51,25 @@ class GatedChat:
         secret: str | None = None,
         paths: Sequence[str] = USUAL,
     ) -> None:
-        """`is_lost`: whether the engine is dead. What it leaves unanswered is marked, so that
-        another worker may. `secret`: of the gateway; None: any client is taken for it. `paths`:
-        what is served (openai_paths.passed_on); vLLM's server has others, which change or end
-        the engine.
+        """`is_lost`: returns whether the engine is dead;
+
+        its unanswered requests are marked, so that another worker may answer. `secret`: the
+        gateway's; None accepts any client. `paths`: paths that are served (openai_paths.passed_on);
+        vLLM's server has others, which change or end the engine.
         """
         self._app = app
         self._gate = gate
         self._is_lost = is_lost
         self._secret = None if secret is None else secret.encode()
         self._paths = (*paths, *_LOOKUPS)
-        self._answers: set[_Answer] = set()  # under way
-        self._loop: asyncio.AbstractEventLoop | None = None  # of them
+        self._answers: set[_Answer] = set()  # in progress
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the answers
         gate.on_exclusive = self._end_answers_soon
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        if scope["type"] != "http":  # a WebSocket, of which vLLM has some
+        if scope["type"] != "http":  # a WebSocket, which vLLM has for some paths
             return await send({"type": "websocket.close", "code": 1008})
         if not self._is_gateway(scope):
             return await send_error(
@@ -85,7 +88,7 @@ class GatedChat:
         before = self._is_lost()
 
         def instead() -> Awaitable[None] | None:
-            """An answer that begins after the engine's end is vLLM's complaint."""
+            """Replaces an answer that begins after the engine's end, because it is vLLM's error."""
             return _lost(send, before) if self._is_lost() else None
 
         held = Held(send, instead)
@@ -117,7 +120,9 @@ class GatedChat:
 
 
 class _Answer:
-    """An answer under way, which a round may end: to vLLM that is its client leaving."""
+    """An answer in progress, which a round may end; vLLM sees this as a disconnect of the
+    client.
+    """
 
     def __init__(self, path: str, receive: Receive, send: Send) -> None:
         self._path = path
@@ -132,12 +137,15 @@ class _Answer:
         return dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
     def end(self) -> None:
-        """Ends it soon, unless its last part is on the way."""
+        """Ends the answer soon, unless its last part is being sent."""
         if not self._is_over and (self._is_stream or not self._has_begun):
             self._ended.set()
 
     async def run(self, app: App, scope: Scope) -> None:
-        """Passes the answer on or, once it is ended, says why in its place or behind its part."""
+        """Forwards the answer.
+
+        If it is ended early, sends the reason instead of it or after its last part.
+        """
         work = asyncio.ensure_future(app(scope, self._heard, self._unless_ended))
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -156,7 +164,7 @@ class _Answer:
             await _refuse(self._send)
 
     async def _heard(self) -> MutableMapping[str, Any]:
-        """The client's next message; that it has left, once the answer is ended."""
+        """Returns the client's next message, or a disconnect once the answer is ended."""
         message = asyncio.ensure_future(self._receive())
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -177,7 +185,7 @@ class _Answer:
 
 
 def _event(path: str) -> bytes:
-    """The last event of a stream that a round ended."""
+    """Returns the last event of a stream that a round ended."""
     return error_event(shaped(path, 503, error_body(503, _ACTIVE)))
 
 
@@ -186,7 +194,7 @@ async def _refuse(send: Send) -> None:
 
 
 async def _lost(send: Send, before: bool) -> None:
-    """`before`: whether the request came after the engine's end."""
+    """Sends 503 for a lost engine. `before`: whether the request came after the engine's end."""
     await send_error(
         send,
         503,

@@ -1,7 +1,7 @@
-"""How answers of known tokens are made, in place of vLLM's `generate`.
+"""Creates answers from known tokens, in place of vLLM's `generate`.
 
-vLLM's server has rendered the prompt and made the parameters, and formats what is yielded: chat,
-completions, streams, tools, reasoning.
+vLLM's server has rendered the prompt and created the parameters, and formats the yielded outputs:
+chat, completions, streams, tools, reasoning.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from workers.vllm.release import answers
 from workers.vllm.release.answers import Answer, Rows
 from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE
 
-# Of `generate`'s arguments, what a request for rows has too.
+# Arguments of `generate` that a request for rows uses too.
 _PASSED_ON = ("lora_request", "priority", "data_parallel_rank")
 _PROCESSORS = "vllm.logits_processors"
 
 
 class KnownTokens:
-    """For the loop that runs the engine; made while `generate` is vLLM's own."""
+    """Must be created on the engine's event loop, while `generate` is still vLLM's."""
 
     def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
-        """`no_hooks`: why the ranks have no hooks; empty: they have."""
+        """`no_hooks`: why the ranks have no hooks; empty if they have hooks."""
         self.validations = Validations()
         self._llm = llm
         config = llm.vllm_config
@@ -46,15 +46,17 @@ class KnownTokens:
         self._no_mode = no_hooks
         if self._mode not in (RAW, PROCESSED):
             self._no_mode = self._no_mode or f"the engine tells {self._mode}"
-        # An operator's own, also those that packages bring.
+        # The operator's logits processors, including those that packages bring.
         self._processors = bool(
             config.model_config.logits_processors or entry_points(group=_PROCESSORS)
         )
         self._generate = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
-        """How known tokens are scored from now on. `no_steps`: why steps cannot be taken, beside
-        what is known."""
+        """Sets how known tokens are scored from now on. `no_steps`:
+
+        an additional reason against steps.
+        """
         self.validations.way = way
         self._no_steps = self._no_steps or no_steps
 
@@ -69,8 +71,10 @@ class KnownTokens:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """vLLM's outputs for one request. CannotForce, BadRequest: at once, where it is known; else
-        at the first output."""
+        """Yields vLLM's outputs for one request.
+
+        Raises CannotForce or BadRequest immediately if possible, else at the first output.
+        """
         extra = getattr(sampling_params, "extra_args", None)
         if extra and KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
@@ -113,7 +117,7 @@ class KnownTokens:
             )
 
     def _way(self, params: Any) -> Way:
-        """Steps for what one pass cannot say."""
+        """Returns how to score a request: by steps if one pass cannot compute it."""
         stepwise = (
             params.structured_outputs is not None
             or params.thinking_token_budget is not None
@@ -144,12 +148,12 @@ class KnownTokens:
         for outputs in answer.outputs(rows):
             for output in outputs:
                 yield output
-            await asyncio.sleep(0)  # whatever else is to be done
+            await asyncio.sleep(0)  # lets other work run
 
     async def _checked(
         self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]
     ) -> Any:
-        """vLLM's own request, with all that its checks add or refuse."""
+        """Returns vLLM's own request, after all of its checks and additions."""
         llm = self._llm
         request = llm.input_processor.process_inputs(
             request_id,
@@ -171,8 +175,10 @@ class KnownTokens:
         named: dict[str, Any],
         skip_cache: tuple[bool, ...] = (False, True),
     ) -> Rows:
-        """One prefill of the prompt and all tokens but the last. Where the prefix cache spares some
-        of their rows, once more without it."""
+        """Scores all tokens in one prefill of the prompt and all tokens but the last.
+
+        If the prefix cache skips some of the rows, repeats the request without the cache.
+        """
         before = request.prompt_token_ids
         scoring = Scoring.of(
             request.sampling_params, before, tokens, self._mode_of(request.sampling_params)
@@ -189,8 +195,10 @@ class KnownTokens:
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> Rows:
-        """One decode step a token. What a grammar has refused, and all after it, is scored without
-        the grammar."""
+        """Scores with one decode step per token.
+
+        A token that the grammar refuses, and all tokens after it, are scored without the grammar.
+        """
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)
         (choice,) = output.outputs

@@ -1,5 +1,7 @@
-"""Bounds of a request's fields for an engine. A number that is too large for its message to the
-engine core, or a list that is longer than a row of the model runner, could end the engine.
+"""Limits of a request's fields that protect the engine.
+
+A number too large for its message to the engine core, or a list longer than a row of the model
+runner, could end the engine.
 """
 
 from __future__ import annotations
@@ -12,36 +14,42 @@ from typing import Any
 
 from workers.vllm.chat.errors import BadRequest, refuse_foreign
 
-# Integers that msgpack has, by which vLLM's server talks to its core.
+# Range of msgpack's integers; vLLM's server uses msgpack to talk to its core.
 _LEAST, _MOST = -(2**63), 2**64 - 1
-# Power of an answer's length by which vLLM divides a beam's score: it must be no 0 or infinity.
+# Exponent with which vLLM weights an answer's length in a beam's score: the result must not be 0 or
+# infinite.
 _LENGTH_PENALTY = 10
-# Values that are looked at while nothing else of the event loop goes on: a millisecond.
+# Values checked between two yields of the event loop: about a millisecond.
 _AT_ONCE = 4096
-# Of vLLM's request to its core: what is looked at for itself, or made by vLLM.
+# Fields of vLLM's request to its core that are checked separately or created by vLLM.
 _ELSEWHERE = {"sampling_params", "prompt_token_ids", "prompt_is_token_ids", "mm_features"}
-# Characters of a text for each token that it may have: tokenizing it takes time by its length.
+# Characters of a text for each of its allowed tokens: tokenizing takes time by the length.
 CHARS_A_TOKEN = 8
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The defaults are the rows of vLLM's second model runner. The first one has no limits, but all
-    nodes of a network shall answer alike."""
+    """The defaults are the row sizes of vLLM's second model runner.
 
-    allowed_token_ids: int = 1024  # repeated ones count
+    The first runner has no limits, but all nodes of a network should answer alike.
+    """
+
+    allowed_token_ids: int = 1024  # repeated ids count
     logit_bias: int = 1024
-    stop_token_ids: int = 128  # with min_tokens, before which they are masked
+    stop_token_ids: int = 128  # with min_tokens, before which these are masked
     bad_words: int = 128
     bad_words_tokens: int = 1024
-    tokens: int = 2**30  # of an answer, where vLLM has not cut it to the context
-    stop: int = 128  # ours: vLLM looks for each of them after each token
+    tokens: int = 2**30  # of an answer, unless vLLM has already cut it to the context
+    stop: int = 128  # ours: vLLM searches for each of them after each token
     thinking_token_budget: int = 2**31 - 1
-    n_ids: int = 2**31  # of the model's vocabulary
+    n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Looks through vLLM's model of a request, or its SamplingParams, before any work is done;
-        stops now and then so that other work can go on. BadRequest: what the engine cannot hold."""
+        """Checks vLLM's model of a request, or its SamplingParams, and yields regularly for other
+        work.
+
+        BadRequest if a value exceeds what the engine can hold.
+        """
         self._check_lengths(fields)
         n = 0
         for name, field in _fields(fields):
@@ -63,13 +71,15 @@ class Limits:
                     level += (one for _name, one in _fields(value))
 
     def refuse(self, fields: Any) -> None:
-        """`check` without a stop."""
+        """Runs `check` without yielding."""
         for _ in self.check(fields):
             pass
 
     def refuse_foreign(self, prompt: Any, params: Any) -> None:
-        """BadRequest: ids that a client names and the model does not have: releases check some of
-        them."""
+        """Raises BadRequest for a client's token ids outside the model's vocabulary;
+
+        releases check only some.
+        """
         if isinstance(prompt, dict) and prompt.get("type") == "token":
             ids = prompt["prompt_token_ids"]
             refuse_foreign("prompt", (min(ids), max(ids)) if ids else (), self.n_ids)
@@ -77,8 +87,10 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """BadRequest: what vLLM's SamplingParams are too long for, now that words are tokens and
-        the model's own stop ids are among the others. Tokenizers may have more ids than the model.
+        """Raises BadRequest if vLLM's SamplingParams are too long, after words were tokenized and
+        the model's stop ids added.
+
+        Tokenizers may have more ids than the model.
         """
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
@@ -155,7 +167,9 @@ def _check_number(name: str, value: float) -> None:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
-    """Those of a msgspec, pydantic or dataclasses object, with their names; of others none."""
+    """Returns the named fields of a msgspec, pydantic or dataclass object; none for other
+    objects.
+    """
     kind = type(value)
     if names := getattr(kind, "__struct_fields__", None):
         return ((name, getattr(value, name)) for name in names if name not in _ELSEWHERE)

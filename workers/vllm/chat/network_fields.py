@@ -1,5 +1,7 @@
-"""The network's fields of chats that nodes check: `enforced_tokens`, `enforced_str`,
-`logprobs_mode`."""
+"""The network's fields of chats that nodes check:
+
+`enforced_tokens`, `enforced_str`, `logprobs_mode`.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,29 @@ _MODES = {
     "processed_logprobs": "processed_logprobs",
 }
 _ID = re.compile(r"(?:token_id:)?(-?[0-9]+)")
-# Digits of more than any id has, and fewer than Python refuses to read.
+# More digits than any id has, and fewer than Python refuses to parse.
 _MOST_DIGITS = 20
 
 
 class NetworkFields:
-    """Reads them for one engine."""
+    """Reads the network's fields for one engine."""
 
     def __init__(self, n_ids: int, context: int, tokenizer: Any) -> None:
-        """`n_ids`: of the model's vocabulary. `context`: tokens of a prompt and its answer.
-        `tokenizer`: None where the engine has none."""
+        """`n_ids`: size of the model's vocabulary. `context`:
+
+        largest number of tokens of a prompt and its answer. `tokenizer`: None if the engine has
+        none.
+        """
         self._n_ids = n_ids
         self._context = context
         self._tokenizer = tokenizer
 
     async def of(self, found: dict[str, Any]) -> Told | None:
-        """Reads a body that vLLM's server has parsed; None: it has no such field. BadRequest,
-        CannotForce."""
-        if any(name in found for name in _KNOWN):  # tokenizing takes long
+        """Reads a body that vLLM's server has parsed; None if it has none of the fields.
+
+        Raises BadRequest or CannotForce.
+        """
+        if any(name in found for name in _KNOWN):  # in a thread, because tokenizing takes long
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None
 
@@ -47,7 +54,7 @@ class NetworkFields:
         if found.get("use_beam_search"):
             if known is not None:
                 raise CannotForce("a beam search has no answer of its own to put them in")
-            mode = None  # of a beam's own search
+            mode = None  # a beam search sets its own mode
         return Told(True, mode, known, known is not None and _lets_model_call(found))
 
     def _known(self, found: dict[str, Any]) -> list[int] | None:
@@ -59,13 +66,13 @@ class NetworkFields:
         return ids
 
     def _refuse_many(self, n_ids: int) -> None:
-        if n_ids >= self._context:  # vLLM would call it max_tokens' fault
+        if n_ids >= self._context:  # vLLM would blame max_tokens
             raise BadRequest(
                 f"{n_ids} known tokens do not fit this node's context of {self._context}."
             )
 
     def _refuse_long(self, length: int) -> None:
-        """Before it is made into tokens, which takes a second a megabyte."""
+        """Refuses a text before it is tokenized, which takes a second per megabyte."""
         if length > CHARS_A_TOKEN * self._context:
             raise BadRequest(
                 f"A text of {length} characters is longer than the known tokens may be: this node"
@@ -118,7 +125,7 @@ class NetworkFields:
 
 
 def _lets_model_call(body: dict[str, Any]) -> bool:
-    """True if a request leaves it to the model to call its tools and how."""
+    """Returns whether a request lets the model decide whether and how to call its tools."""
     tools = body.get("tools")
     return (
         isinstance(tools, list)

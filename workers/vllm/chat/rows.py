@@ -1,5 +1,6 @@
-"""Logprobs of known tokens from the logits of their positions: what vLLM's sampler would have told
-of each."""
+"""Logprobs of known tokens from the logits of their positions, as vLLM's sampler would report
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +16,24 @@ from workers.vllm.chat.scoring import PROCESSED, Scoring
 
 logger = logging.getLogger(__name__)
 
-# Positions whose logits, in the model's own type, are there at a time: with fewer, reading the
+# Positions whose logits, in the model's dtype, are computed at a time: with fewer, reading the
 # model's last matrix takes longer than computing with it.
 ROWS = 512
-# Of these, positions whose logits are there in float32 too.
+# Positions whose logits are converted to float32 at a time.
 _FLOAT_ROWS = 128
-# Of vLLM: temperatures below choose the best token, and divide nothing.
+# vLLM's limit: lower temperatures choose the best token, and do not divide the logits.
 _GREEDY = 1e-5
 
-# Logits (n x vocabulary), top_k and top_p (n, or None) -> logits with -inf outside.
+# Logits (n x vocabulary), top_k and top_p (n, or None) -> logits with -inf for removed tokens.
 Cut = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
 # Hidden states (n x hidden size) -> logits (n x vocabulary); None on a rank that does not get them.
 Logits = Callable[[torch.Tensor], torch.Tensor | None]
-# Ids (n x width, the known one first), their logprobs, and the known ones' ranks (n).
+# Ids (n x width, the known token first), their logprobs, and the known tokens' ranks (n).
 Told = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Collected:
-    """The rows of one request, as prefill goes on."""
+    """The rows of one request, collected during its prefill."""
 
     def __init__(self, scoring: Scoring, device: torch.device) -> None:
         n, width = len(scoring.tokens), scoring.n_best + 1
@@ -42,13 +43,15 @@ class Collected:
         self._ids = torch.zeros(n, width, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(n, width, device=device)
         self._ranks = torch.zeros(n, dtype=torch.int32, device=device)
-        self._first = self._end = n  # rows between them are there
+        self._first = self._end = n  # rows between these are present
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
-        """Returns the first row of this chunk, and the hidden states of all rows from position
-        `start` on.
+        """Returns the first row of this chunk, and the hidden states of its rows;
 
-        A chunk may begin where an earlier one did: the request was preempted then, and begins anew.
+        the chunk begins at position `start`.
+
+        A chunk may begin at an earlier position than the last one: the request was preempted and
+        starts again.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)
@@ -62,15 +65,18 @@ class Collected:
 
     @property
     def is_whole(self) -> bool:
-        """True if the last row is there."""
+        """Returns whether the last row is present."""
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> Told:
-        """Rows are missing at the beginning where a prefix cache spared their positions."""
+        """Returns the rows;
+
+        those at the beginning are missing if a prefix cache skipped their positions.
+        """
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        """The rows from `first` on, by their logits, which are changed."""
+        """Computes the rows from `first` on from their logits, which are modified."""
         quick = self.scoring.only_scales and _is_fused(logits, self.scoring.n_best)
         size = len(logits) if quick else _FLOAT_ROWS
         for at, part in enumerate(logits.split(size)):
@@ -80,7 +86,8 @@ class Collected:
         rows, scoring = slice(first, first + len(logits)), self.scoring
         temperature = 1.0
         if scoring.mode == PROCESSED and scoring.only_scales:
-            # The order stays, so ranks and the best come of the model's own type: half the bytes.
+            # The order does not change, so ranks and best tokens are computed in the model's dtype:
+            # half the bytes.
             _mask(logits, scoring, first)
             temperature = scoring.temperature if scoring.temperature >= _GREEDY else 1.0
         elif scoring.mode == PROCESSED:
@@ -90,8 +97,10 @@ class Collected:
 
 
 def take(chunks: Iterable[tuple[Collected, torch.Tensor, int]], logits: Logits, cut: Cut) -> None:
-    """Takes one step's results: each request's rows, the hidden states of a chunk of its prefill,
-    and the position of the first.
+    """Collects one step's results.
+
+    `chunks`: each request's rows, the hidden states of a chunk of its prefill, and the position of
+    the chunk's first state.
     """
     parts: list[tuple[Collected, int, torch.Tensor]] = []
     room = ROWS
@@ -119,9 +128,11 @@ def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut:
 
 
 def scored(logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int) -> Told:
-    """By logits (n x vocabulary), which the temperature is yet to divide, of n known tokens."""
+    """Returns ids, logprobs and ranks for n known tokens, from logits (n x vocabulary) that are not
+    yet divided by the temperature.
+    """
     if _is_fused(logits, n_best):
-        from poc_core.fused import best  # here: only a CUDA build of torch brings Triton
+        from poc_core.fused import best  # imported here: only a CUDA build of torch includes Triton
 
         return best.scored(logits, tokens, temperature, n_best)
     return _plainly_scored(logits, tokens, temperature, n_best)
@@ -149,8 +160,10 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """True if the kernel can be compiled here and gives the plain expression's numbers. An error in
-    it would end the engine."""
+    """Returns whether the kernel compiles here and gives the plain expression's numbers;
+
+    an error in the kernel would end the engine.
+    """
     from poc_core.fused import best
 
     generator = torch.Generator(device).manual_seed(1)
@@ -165,22 +178,25 @@ def fused_is_right(device: torch.device) -> bool:
             if not same or not torch.allclose(found, expected, atol=1e-4, rtol=0):
                 logger.warning("the fused kernel of logprobs is wrong on %s: not used", device)
                 return False
-    except Exception as error:  # whatever a compiler or a driver says
+    except Exception as error:  # any error of a compiler or driver
         logger.warning("the fused kernel of logprobs cannot be used on %s: %s", device, error)
         return False
     return True
 
 
-# The ids that penalties may concern, each once; the places among them of the prompt's ids, then of
-# the known tokens.
+# Ids that penalties may concern, each once; then indices into them of the prompt's ids and of the
+# known tokens.
 Seen = tuple[torch.Tensor, torch.Tensor]
 
 
 def processed(
     logits: torch.Tensor, scoring: Scoring, seen: Seen | None, first: int, cut: Cut
 ) -> torch.Tensor:
-    """The logits (n x vocabulary) that tokens `first` to first + n - 1 would be sampled from,
-    float32: in the order of vLLM's sampler. No call here waits for the device."""
+    """Returns the logits (n x vocabulary, float32) from which tokens `first` to first + n - 1 would
+    be sampled.
+
+    Follows the order of vLLM's sampler. No call waits for the device.
+    """
     logits = logits.to(torch.float32, copy=True)
     _mask(logits, scoring, first)
     if scoring.bias:
@@ -205,13 +221,13 @@ def processed(
 
 
 def _sent(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    """On the device, without a wait for what it has to do before: from pinned memory."""
+    """Copies values to the device from pinned memory, without waiting for its earlier work."""
     here = torch.tensor(values, pin_memory=device.type == "cuda")
     return here.to(device, non_blocking=True)
 
 
 def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
-    """-inf for what may not be sampled."""
+    """Sets the logits of tokens that must not be sampled to -inf."""
     if scoring.allowed is not None:
         strange = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
         strange[_sent(scoring.allowed, logits.device)] = False
@@ -231,12 +247,14 @@ def _seen(scoring: Scoring, device: torch.device) -> Seen:
 
 
 def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Seen, first: int) -> None:
-    """Each row for the tokens before it: only the columns of tokens that occur."""
+    """Penalizes each row for the tokens before it; touches only the columns of tokens that
+    occur.
+    """
     ids, places = seen
     in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)
-    # (row, id): how often before the row. Tokens before the first row count in all, the others from
-    # their own on.
+    # (row, id): occurrences before the row. Tokens before the first row count in all rows, later
+    # ones from their own row on.
     counts = torch.zeros(len(logits), len(ids), dtype=torch.int32, device=logits.device)
     counts[0].index_add_(0, said[:first], torch.ones_like(said[:first], dtype=torch.int32))
     counts[rows[1:], said[first : first + len(logits) - 1]] = 1

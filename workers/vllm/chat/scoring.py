@@ -16,17 +16,16 @@ PROCESSED = "processed_logprobs"
 
 @dataclass(frozen=True)
 class Scoring:
-    """Known tokens whose logprobs one pass shall give: the sampling parameters as each position
-    sees them.
+    """Known tokens to score in one pass, and the sampling parameters for their positions.
 
-    The pass itself is a request of the prompt and all tokens but the last, so the first token's row
-    is that of the prompt's last position.
+    The pass is a request with the prompt and all tokens but the last, so the first token's row is
+    that of the prompt's last position.
     """
 
     n_prompt: int
     tokens: list[int]
-    mode: str  # RAW or PROCESSED; the fields below shape only the second
-    n_best: int  # best tokens told beside each known one
+    mode: str  # RAW or PROCESSED; the fields below affect only PROCESSED
+    n_best: int  # best tokens reported in addition to each known one
     temperature: float
     top_p: float
     top_k: int  # 0: all
@@ -34,17 +33,16 @@ class Scoring:
     repetition: float
     presence: float
     frequency: float
-    prompt_ids: list[int]  # the prompt's, each once; empty where no penalty asks for them
+    prompt_ids: list[int]  # the prompt's ids, each once; empty if no penalty needs them
     min_tokens: int
-    stop_ids: list[int]  # that are masked before min_tokens
+    stop_ids: list[int]  # masked before min_tokens
     bias: list[tuple[int, float]]
     allowed: list[int] | None
     bad_words: list[list[int]]
 
     @classmethod
     def of(cls, params: Any, prompt: Sequence[int], tokens: list[int], mode: str) -> Self:
-        """`params`: vLLM's SamplingParams, as its input processor leaves them. `prompt`: its token
-        ids."""
+        """`params`: vLLM's SamplingParams after its input processor. `prompt`: token ids."""
         return cls(
             n_prompt=len(prompt),
             tokens=tokens,
@@ -67,11 +65,14 @@ class Scoring:
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Self:
-        """From what `told` made, after its way to another process."""
+        """Restores an instance in another process from the result of `told`."""
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def told(self) -> dict[str, Any]:
-        """Tokens as bytes: vLLM copies and checks lists number by number, several times."""
+        """Returns the fields as plain data, with tokens as bytes:
+
+        vLLM copies and checks lists number by number, several times.
+        """
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 
     @property
@@ -80,7 +81,7 @@ class Scoring:
 
     @property
     def only_scales(self) -> bool:
-        """True if the temperature is all that shapes logits, beside what may not be sampled."""
+        """Returns whether, apart from masked tokens, only the temperature changes the logits."""
         cut = self.top_p < 1 or self.top_k or self.min_p > 0
         return self.mode == RAW or not (cut or self.penalizes or self.bias)
 
@@ -89,8 +90,8 @@ class Scoring:
 class Asked:
     """Options of a decoded request for the sampler beyond vLLM's parameters."""
 
-    known: list[int]  # taken one by one instead of what was sampled
-    mode: str | None  # RAW or PROCESSED, of its logprobs; None: the deployment's
+    known: list[int]  # replace the sampled tokens one by one
+    mode: str | None  # RAW or PROCESSED, of its logprobs; None for the deployment's mode
 
 
 def asked_of(params: Any) -> Scoring | Asked | None:
@@ -98,7 +99,7 @@ def asked_of(params: Any) -> Scoring | Asked | None:
     extra = getattr(params, "extra_args", None)
     if not extra:
         return None
-    if isinstance(told := extra.get(PASS), dict):  # which no client can send
+    if isinstance(told := extra.get(PASS), dict):  # clients cannot send this type
         return Scoring.read(told)
     known, mode = extra.get(KNOWN_TOKENS) or [], extra.get(LOGPROBS_MODE)
     return Asked(known, mode) if known or mode else None

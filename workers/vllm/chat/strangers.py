@@ -1,4 +1,4 @@
-"""Connections to a worker's chat port on which nobody has shown the gateway's secret yet."""
+"""Limits connections to a worker's chat port that have not yet sent the gateway's secret."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from poc_core.records import GATEWAY_SECRET_HEADER
 
-# Seconds for which each may stay.
+# Seconds for which such a connection may stay open.
 SECONDS = 1.0
 
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
-    """The protocol for `uvicorn.Config(http=...)` of one server. `secret`: None: it has none.
+    """Returns the protocol for `uvicorn.Config(http=...)` of one server. `secret`:
 
-    `most`: strangers held at a time, of which the oldest makes room; None: half of the files that
-    this process may open, which the gateway's connections need.
+    None if it has none.
+
+    `most`: largest number of such connections, of which the oldest is closed for a new one; None
+    for half of the files that this process may open, because the gateway's connections need the
+    rest.
     """
     limit = most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     strangers: dict[HttpToolsProtocol, asyncio.TimerHandle] = {}  # the oldest first
@@ -36,7 +39,8 @@ def guarded(secret: str | None, most: int | None = None) -> Any:
             super().connection_lost(exc)
 
         def on_headers_complete(self) -> None:
-            # Here and not where the request is answered: a busy loop gets there after the timer.
+            # Checked here and not where the request is answered: a busy loop gets there after the
+            # timer.
             shown = dict(self.headers).get(GATEWAY_SECRET_HEADER.encode(), b"")
             if hmac.compare_digest(shown, (secret or "").encode()):
                 self.let_go()

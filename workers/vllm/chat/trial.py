@@ -1,5 +1,7 @@
-"""The trial at start-up: how an engine scores known tokens, found on the model and the flags as
-deployed."""
+"""The trial at start-up:
+
+determines how an engine scores known tokens, with the deployed model and flags.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from workers.vllm.release.answers import Rows
 
 logger = logging.getLogger(__name__)
 
-# Mean distance of one pass from decoding that is taken for rounding: what batches of another size
-# give is 0.003, what honest nodes of other hardware give 0.026 to 0.040.
+# Mean distance between one pass and decoding that counts as rounding: batches of another size give
+# 0.003, honest nodes with other hardware 0.026 to 0.040.
 _NEAR = 0.01
 _TOKENS = 64
 _ANSWERS = 4
 _BEST = 5
 _WAYS: tuple[Way, ...] = ("pass", "steps")
-# Of prompts without a tokenizer.
+# For prompts without a tokenizer.
 _PROMPT_TOKENS = 24
 _TEXTS = (
     "The capital of France is Paris. The capital of Italy is",
@@ -37,8 +39,10 @@ _TEXTS = (
 
 
 async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
-    """Settles how known tokens are scored. `wanted`: "pass", "steps", or "auto" for what a few
-    answers of the engine itself show: decoded, then scored both ways."""
+    """Determines how known tokens are scored.
+
+    `wanted`: "pass", "steps", or "auto", which decodes a few answers and scores them both ways.
+    """
     name = llm.model_config.model
     if wanted == "pass" or wanted == "steps":
         lacks = known.why_no_pass if wanted == "pass" else known.why_no_steps
@@ -51,7 +55,7 @@ async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
         return
     try:
         answers = await asyncio.gather(*(_decoded(known, llm, n) for n in range(_ANSWERS)))
-    except Exception as error:  # the worker serves on, and finds out itself if its engine died
+    except Exception as error:  # the worker continues, and detects by itself if its engine died
         logger.exception("the trial's answers cannot be decoded")
         known.settle("none")
         _say(known, name, f"{type(error).__name__}: {error}")
@@ -64,7 +68,7 @@ async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
             continue
         try:
             far[way] = await _distance(known, way, answers)
-        except Exception as error:  # whatever vLLM raises, or a hook in it: this way is not taken
+        except Exception as error:  # any error of vLLM or of a hook: this way is not used
             logger.exception("known tokens cannot be scored by %s", way)
             failed[way] = f"{type(error).__name__}: {error}"
     near = far.get("pass", 1.0) <= _NEAR
@@ -87,7 +91,7 @@ def _say(known: KnownTokens, name: str, why: str) -> None:
 
 
 class _Decoded:
-    """An answer of the engine itself."""
+    """An answer that the engine decoded."""
 
     def __init__(self, prompt: Any, params: Any, output: Any) -> None:
         (choice,) = output.outputs
@@ -112,7 +116,7 @@ async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
 
 
 async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> float:
-    """Mean over all positions."""
+    """Returns the mean distance over all positions."""
     scored = await asyncio.gather(
         *(
             known.rows(way, one.prompt, one.params, one.tokens, f"validation-trial-{way}-{n}")

@@ -1,8 +1,8 @@
-"""Hooks for known tokens and logprobs_mode in vLLM's first model runner: on CPUs, and where the
-second cannot run.
+"""Hooks for known tokens and logprobs_mode in vLLM's first model runner, which runs on CPUs and
+where the second runner cannot.
 
-Methods of one runner and its sampler are replaced by ones that call them; vLLM's code stays as it
-is.
+Methods of one runner and its sampler are replaced by methods that call the originals; vLLM's code
+is not changed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from workers.vllm.release import answers
 
 
 class V1Hooks:
-    """Installed for good by making it."""
+    """Replaces the methods permanently on construction."""
 
     def __init__(self, runner: Any) -> None:
-        """AttributeError: a release whose runner has not the methods that are to be replaced."""
+        """Raises AttributeError if the release's runner lacks a method to replace."""
         sampler = runner.sampler
         self._runner, self._sampler = runner, sampler
         self._default: str = sampler.logprobs_mode
         self._passes: dict[str, Collected] = {}
         self._asked: dict[str, Asked] = {}
-        self._raw: tuple[list[int], torch.Tensor] | None = None  # rows of this step, their logprobs
-        self._verifying = False  # the step holds drafts
+        # rows of this step with raw logprobs, and these
+        self._raw: tuple[list[int], torch.Tensor] | None = None
+        self._verifying = False  # whether the step contains drafts
         self._update_states = runner._update_states
         self._prompt_logprobs = runner._get_prompt_logprobs_dict
         self._apply_processors = sampler.apply_logits_processors
@@ -77,7 +78,7 @@ class V1Hooks:
         return answer
 
     def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> torch.Tensor:
-        """Keeps the raw logprobs of the rows that are to tell them."""
+        """Keeps the raw logprobs of the rows that report them."""
         rows = self._raw_rows() if self._asked and not self._verifying else []
         self._raw = (rows, logits[rows].log_softmax(-1, dtype=torch.float32)) if rows else None
         processed: torch.Tensor = self._apply_processors(logits, *told, **named)
@@ -118,12 +119,12 @@ class V1Hooks:
             sampled[rows] = sampled.new_tensor(tokens)
 
     def _mixed(self) -> bool:
-        """True if a row of this step is to tell other logprobs than the deployment's."""
+        """Returns whether a row of this step reports other logprobs than the deployment's mode."""
         asked = (self._asked.get(request) for request in self._runner.input_batch.req_ids)
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 
     def _raw_rows(self) -> list[int]:
-        """The rows that tell raw logprobs in a step whose others tell processed ones."""
+        """Returns the rows with raw logprobs in a step whose other rows report processed ones."""
         if not self._mixed():
             return []
         modes = (
@@ -133,8 +134,10 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """A step of speculative decoding: in processed mode where rows differ, and `gather` puts
-        raw ones back."""
+        """Runs a step of speculative decoding: in processed mode if rows differ;
+
+        `gather` then restores the raw ones.
+        """
         if not self._asked:
             return self._forward(*told, **named)
         switch = self._default != PROCESSED and self._mixed()
@@ -157,8 +160,10 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """`logits`: of all positions, as the model gave them; `target`, `bonus`: processed, of
-        those of drafts, and of the ones after them."""
+        """`logits`: of all positions, unprocessed; `target`, `bonus`:
+
+        processed logits of the drafts' positions, and of the positions after them.
+        """
         rows = self._raw_rows() if self._asked else []
         if rows:
             ends = drafts.cu_num_draft_tokens.tolist()
@@ -172,13 +177,13 @@ class V1Hooks:
 
 @contextmanager
 def _processed_logprobs(sampler: Any) -> Iterator[None]:
-    """Within: the sampler tells processed logprobs, as if the engine had been started so."""
+    """Makes the sampler report processed logprobs, as if the engine had been started so."""
     last = sampler.topk_topp_sampler
     before = sampler.logprobs_mode, last.logprobs_mode, last.forward
     sampler.logprobs_mode = last.logprobs_mode = PROCESSED
     if last.forward == getattr(
         last, "forward_cuda", None
-    ):  # may leave it to kernels that tell none
+    ):  # forward_cuda may use kernels that report no logprobs
         last.forward = last.forward_native
     try:
         yield

@@ -1,8 +1,8 @@
-"""Hooks for known tokens and logprobs_mode in vLLM's second model runner: on GPUs, dense models
-first.
+"""Hooks for known tokens and logprobs_mode in vLLM's second model runner, which runs on GPUs, first
+for dense models.
 
-Methods of the objects of one runner are replaced by ones that call them. Which row is whose lies on
-the device, so what was asked lies there too, by the slot of each request.
+Methods of one runner's objects are replaced by methods that call the originals. The device knows
+which row belongs to which request, so the options are on the device too, by each request's slot.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """Installed for good by making it; on the last pipeline stage, as the others have no
-    sampler."""
+    """Replaces the methods permanently on construction;
+
+    only on the last pipeline stage, because the others have no sampler.
+    """
 
     def __init__(self, runner: Any) -> None:
-        """AttributeError: a release whose runner has not the methods that are to be replaced."""
+        """Raises AttributeError if the release's runner lacks a method to replace."""
         sampler, worker = runner.sampler, runner.prompt_logprobs_worker
         self._runner, self._sampler, self._worker = runner, sampler, worker
         self._default: str = sampler.logprobs_mode
         self._passes: dict[str, Collected] = {}
         self._asked: dict[str, tuple[int, Asked]] = {}  # with the request's slot
         self._table = _Table(worker.max_num_reqs, runner.device)
-        self._processed: torch.Tensor | None = None  # of the step that is being verified
-        self._model: torch.Tensor | None = None  # its logits as the model gave them
-        self._slots: torch.Tensor | None = None  # of its rows
+        self._processed: torch.Tensor | None = None  # logits of the step that is being verified
+        self._model: torch.Tensor | None = None  # the same logits before processing
+        self._slots: torch.Tensor | None = None  # slots of its rows
         self._add_request, self._remove_request = worker.add_request, worker.remove_request
         self._prompt_logprobs = worker.compute_prompt_logprobs
         self._sample, self._slot_list = sampler.sample, _place(sampler.sample, "idx_mapping_np")
@@ -118,7 +120,7 @@ class V2Hooks:
         return self._gather(*told[:at], mixed, *told[at + 1 :], **named)
 
     def _is_mixed(self, slots: Any) -> bool:
-        """True if a row of this step is to tell other logprobs than the deployment's."""
+        """Returns whether a row of this step reports other logprobs than the deployment's mode."""
         others = {
             slot for slot, one in self._asked.values() if one.mode not in (None, self._default)
         }
@@ -148,11 +150,11 @@ class _Table:
     def with_raw(
         self, slots: torch.Tensor, model: torch.Tensor, processed: torch.Tensor
     ) -> torch.Tensor:
-        """The logits whose logprobs each row is to tell, float32."""
+        """Returns the logits of each row's mode, raw or processed, in float32."""
         return torch.where(self._raw[slots.long(), None], model.float(), processed.float())
 
     def forced(self, slots: torch.Tensor, sampled: torch.Tensor, states: Any) -> torch.Tensor:
-        """The tokens of a step, known ones in their places."""
+        """Returns the tokens of a step, with known ones replaced."""
         if not self._forces:
             return sampled
         slots = slots.long()
@@ -163,5 +165,5 @@ class _Table:
 
 
 def _place(method: Callable[..., Any], name: str) -> int:
-    """Which positional argument of a bound method has the name: it moved between releases."""
+    """Returns the position of an argument of a bound method by name; it moved between releases."""
     return list(inspect.signature(method).parameters).index(name)

@@ -1,1 +1,3 @@
-"""Shares of what all chats of an engine's server have in common: its event loop, its grammars."""
+"""Fair shares of what all chats of an engine's server use together: its event loop, its
+grammars.
+"""

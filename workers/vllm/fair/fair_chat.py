@@ -1,5 +1,6 @@
-"""Shares an engine among clients: tries grammars first, formats answers in turns, and yields the
-event loop between two engine steps.
+"""Shares an engine among clients:
+
+tries grammars first, formats answers in turns, and yields the event loop between two engine steps.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _DEAD_END = (
     "The grammar allows no token of this model where the answer stands; a schema that refers to"
     " itself without an end allows none."
 )
-# Of taking one answer's token from the engine core, in numbers that are formatted.
+# Cost of receiving one answer's token from the engine core, in units of formatted numbers.
 _COST = 4
-# Seconds after which what the engine core told is late, and how many answers' tokens are then taken
-# without a pause, some 5 to 15 ms; a step by itself costs as much as so many.
+# Age in seconds from which a report of the engine core is late; how many tokens of late reports are
+# then processed without a pause (5 to 15 ms); and the cost of a step in tokens.
 _LATE_S, _AT_ONCE, _STEP = 0.02, 400, 10
 
 
 class FairChat:
-    """For the loop that runs the engine."""
+    """The shares of one engine. Runs on the engine's event loop."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -46,7 +47,7 @@ class FairChat:
         self._compiles = answers.compiles_by_xgrammar(llm)
         if self._compiles:
             answers.leave_schemas_to_trials()
-        self._n_late = 0  # tokens of late steps, since others have had the loop
+        self._n_late = 0  # tokens of late steps since the loop was last yielded
 
     def format_in_turns(self, app: Any) -> None:
         """Makes vLLM's application format the logprobs of complete answers in turns."""
@@ -56,8 +57,10 @@ class FairChat:
                 WholeAnswers(handler, self._turn_of)
 
     def refuse(self, body: Any) -> None:
-        """BadRequest: a schema in a structural tag that xgrammar would not hold the answer to. vLLM
-        checks no others than plain ones."""
+        """Raises BadRequest if xgrammar cannot enforce a schema in a structural tag;
+
+        vLLM checks only plain schemas.
+        """
         for schema in schemas_in_tags(body) if self._compiles else ():
             if what := answers.unsupported(schema):
                 raise BadRequest(
@@ -74,22 +77,24 @@ class FairChat:
         await self._grammars.close()
 
     def begin(self, request: Any) -> None:
-        """The output processor has just begun the answer to this request."""
+        """Prepares an answer that the output processor has just begun."""
         params = request.sampling_params
         width, of_prompt = _width(params), _width_of_prompt(params)
         if not _is_wide(width, of_prompt):
             self._wide.another_began()
         queue = self._llm.output_processor.request_states[request.request_id].queue
-        # The answers to one request share its queue.
+        # All answers to one request share its queue.
         if width > 1 and queue is not None and queue.aggregate and "put" not in vars(queue):
             Parts(queue, max(1, BUDGET // width))
         if width > 1 or of_prompt > 1:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
     async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
-        """What the engine core reports next, by vLLM's `own` method. vLLM takes all that waits
-        without a pause, so a fast engine would keep the event loop from all else. What is late goes
-        before others, for some steps: all answers wait for it, and formatting can wait.
+        """Returns the engine core's next report, received with vLLM's `own` method.
+
+        vLLM processes all waiting reports without a pause, so a fast engine would block the event
+        loop. The loop is yielded between reports, except that late ones are processed first for
+        some steps: all answers wait for them, and formatting can wait.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)
@@ -101,8 +106,10 @@ class FairChat:
         return told
 
     def shared(self, outputs: AsyncIterator[Any], params: Any) -> AsyncIterator[Any]:
-        """vLLM's outputs for one request, in its client's turns. BadRequest: its grammar is too
-        much."""
+        """Yields vLLM's outputs for one request, in turns with other clients.
+
+        BadRequest if its grammar takes too long or too much memory.
+        """
         asked = text_of(getattr(params, "structured_outputs", None)) if self._compiles else None
         if asked is None and max(_width(params), _width_of_prompt(params)) == 1:
             return outputs
@@ -118,7 +125,7 @@ class FairChat:
             if asked is not None:
                 await self._grammars.check(*asked, client)
             if _is_wide(width, of_prompt):
-                # A prompt's come all at once: none goes beside another.
+                # A prompt's logprobs all come at once, so such requests run one at a time.
                 n = getattr(params, "n", 1) if of_prompt == 1 else MOST
                 await place.enter_async_context(self._wide.under_way(client, n))
             async for output in outputs:
@@ -132,8 +139,10 @@ class FairChat:
                 yield output
 
     async def _with_grammar(self, outputs: Any, asked: tuple[str, str]) -> AsyncIterator[Any]:
-        """BadRequest: what vLLM has against the grammar, or that no token may follow by it: both
-        are the client's, though releases answer 500, or 200 and an error event."""
+        """Yields the outputs, and raises BadRequest if vLLM refuses the grammar or the grammar
+        allows no next token. Both are the client's fault, though releases answer 500, or 200 and an
+        error event.
+        """
         try:
             async with aclosing(outputs):
                 async for output in outputs:
@@ -152,7 +161,7 @@ class FairChat:
         return not all(_is_wide(_width(one), _width_of_prompt(one)) for one in asked)
 
     async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
-        """An answer's new logprobs, made part by part, when it is its client's turn."""
+        """Returns an answer's new logprobs, created part by part when it is the client's turn."""
         n, at_once = len(logprobs or ()), max(1, BUDGET // width)
         found: list[Any] = []
         for at in range(0, n, at_once):
@@ -163,13 +172,15 @@ class FairChat:
 
 
 def _width(asking: Any) -> int:
-    """Numbers that an answer has of each token, by its parameters or by what makes its logprobs."""
+    """Returns how many numbers an answer has for each token, from its parameters or logprobs
+    processor.
+    """
     asked = getattr(asking, "num_logprobs", None)
     return 1 if asked is None else 2 + max(0, asked)
 
 
 def _width_of_prompt(asking: Any) -> int:
-    """The same of a prompt's tokens."""
+    """Returns how many numbers the prompt has for each token."""
     asked = getattr(asking, "num_prompt_logprobs", None)
     if asked is None and not hasattr(asking, "num_prompt_logprobs"):
         asked = getattr(asking, "prompt_logprobs", None)

@@ -1,8 +1,8 @@
 """The process that tries grammars, see grammars.py.
 
-Its first line is the vocabulary. Each further one is a grammar, compiled by a child that has both
-already, or `null`, which ends that child. One line answers each grammar: what is wrong with it, or
-"". The process ends when its input does.
+Its first input line is the vocabulary. Each further line is a grammar, compiled by a forked child
+that has the vocabulary and the imports; or `null`, which ends the child. It answers each grammar
+with one line: the error, or "". The process ends with its input.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _INPUT, _OUTPUT = 0, 1
 
 
 def main() -> None:
-    # Its children have what the engine leaves of the cores: all answers wait for that one's step.
-    with suppress(OSError):  # not every sandbox has that policy
+    # Its children use only idle CPU time: all answers wait for the engine's steps.
+    with suppress(OSError):  # not every sandbox supports this policy
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     import xgrammar
 
@@ -39,7 +39,7 @@ def main() -> None:
     for line in lines:
         if (asked := json.loads(line)) is not None:
             child, told = _begin(compiler, *asked)
-            # What comes before it has ended can only be `null`, or the end.
+            # Until the child has ended, the input can only be `null`, or the end.
             if _INPUT in select.select([_INPUT, told], [], [])[0]:
                 os.kill(child, signal.SIGKILL)
             with open(told) as answer:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _begin(compiler: Any, kind: str, text: str) -> tuple[int, int]:
-    """The child, and what it writes its answer to before it ends."""
+    """Forks a child; returns its process id, and the pipe to which it writes its answer."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def _begin(compiler: Any, kind: str, text: str) -> tuple[int, int]:
 
 
 def _try(compiler: Any, kind: str, text: str) -> str:
-    """What is wrong with a grammar, or ""."""
+    """Returns a grammar's error, or ""."""
     with open("/proc/self/statm") as found:
         own = int(found.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own + _MEMORY, own + _MEMORY))
@@ -72,14 +72,14 @@ def _try(compiler: Any, kind: str, text: str) -> str:
     except Exception as error:
         if "bad_alloc" in str(error):
             return _TOO_MUCH
-        # vLLM writes choices and some grammars otherwise, and reports their errors itself.
+        # vLLM rewrites choices and some grammars, and reports their errors itself.
         is_final = kind in ("json", "regex", "structural_tag")
         return "is wrong: " + " ".join(str(error).split())[:500] if is_final else ""
     return _DEAD_END if any(_is_dead_end(*part) for part in parts(kind, text)) else ""
 
 
 def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
-    """The schema itself, or the schemas, expressions and grammars that a structural tag holds."""
+    """Yields the schema itself, or the schemas, expressions and grammars in a structural tag."""
     level = [json.loads(text)] if kind == "structural_tag" else []
     if kind == "json":
         yield kind, text
@@ -98,14 +98,14 @@ def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_dead_end(kind: str, text: str) -> bool:
-    """True if nothing may begin by a grammar, whatever the model's tokens are."""
+    """Returns whether a grammar allows no first token, whatever the model's tokens are."""
     import xgrammar
 
     signs = xgrammar.TokenizerInfo([bytes([n]) for n in range(256)], stop_token_ids=[0])
     compiler = xgrammar.GrammarCompiler(signs, max_threads=1, cache_enabled=False)
     try:
         matcher = xgrammar.GrammarMatcher(compile_grammar(compiler, kind, text))
-    except RuntimeError:  # by itself; what holds it was compiled
+    except RuntimeError:  # the part cannot be compiled alone; the complete tag was compiled
         return False
     allowed = xgrammar.allocate_token_bitmask(1, signs.vocab_size)
     matcher.fill_next_token_bitmask(allowed)
@@ -142,7 +142,9 @@ def _compile_tag(compiler: Any, text: str) -> Any:
 
 
 def _lines() -> Iterator[bytes]:
-    """Yields the input's lines and reads none ahead, because select must see what is left."""
+    """Yields the input's lines without reading ahead, because select must see the remaining
+    input.
+    """
     held = b""
     while True:
         while b"\n" not in held:

@@ -1,7 +1,7 @@
-"""Grammars are tried in a process of their own before vLLM has them.
+"""Tries each grammar in a separate process before vLLM gets it.
 
-vLLM reads a grammar on its server's event loop and compiles it in its core, where nothing ends it:
-sixty bytes ({"maxLength": 1000}) were seen to take half a minute, while all others' waited.
+vLLM parses a grammar on its server's event loop and compiles it in its core, where nothing can end
+it: sixty bytes ({"maxLength": 1000}) took half a minute, while all other grammars waited.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a grammar may take to compile.
 LONGEST_S = 10.0
-# Seconds after which one begins again later, where a client waits that has had less.
+# Seconds after which a trial is postponed if a client waits that has used less time.
 SHARE_S = 1.0
-# Seconds for the process to begin: it imports as much as a model does. Seconds that a request waits
-# for that, and after which another process is tried.
+# Seconds for the process to start (it imports as much as a model does), seconds that a request
+# waits for the start, and seconds after a failed start until another try.
 _START_S, PATIENCE_S, _AGAIN_S = 120.0, 60.0, 60.0
-# Grammars that were compiled and need no other try.
+# Grammars that were compiled and need no further trial.
 _REMEMBERED = 4096
 
-_ANY_OBJECT = '{"type": "object"}'  # what vLLM makes of json_object
-# Ends the trial under way.
+_ANY_OBJECT = '{"type": "object"}'  # vLLM's schema for json_object
+# Ends the current trial.
 _END = b"null"
 PROCESS = (sys.executable, "-m", "workers.vllm.fair.grammar_process")
 
@@ -44,12 +44,12 @@ PROCESS = (sys.executable, "-m", "workers.vllm.fair.grammar_process")
 class _Trial:
     client: str
     asked: bytes
-    answer: asyncio.Future[str]  # what is wrong with the grammar; empty: it was compiled
+    answer: asyncio.Future[str]  # the grammar's error; empty if it was compiled
     began_at: float = 0.0
 
 
 class Grammars:
-    """One process, started with the first grammar; for one event loop."""
+    """Tries grammars in one process, which starts with the first grammar. For one event loop."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class Grammars:
         share_s: float = SHARE_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`vocabulary()`: the tokenizer as the process reads it; takes a second."""
+        """`vocabulary()`: returns the tokenizer in the process' format; takes a second."""
         self._vocabulary = vocabulary
         self._command = command
         self._patience_s = patience_s
-        self._is_up = asyncio.Event()  # the process
-        self._failed_at = -_AGAIN_S  # last, to begin
+        self._is_up = asyncio.Event()  # set while the process runs
+        self._failed_at = -_AGAIN_S  # when the process last failed to start
         self._longest_s, self._share_s = longest_s, share_s
         self._good: OrderedDict[bytes, None] = OrderedDict()  # by their hashes
         self._tags = Tags()
@@ -74,10 +74,10 @@ class Grammars:
         self._came = asyncio.Event()
 
     async def check(self, kind: str, text: str, client: str) -> None:
-        """Returns once the grammar was compiled. BadRequest: it is wrong, or takes too long or too
-        much memory. Unavailable: the process that tries it is still beginning.
+        """Waits until the grammar is compiled. A client that disconnects ends its trial.
 
-        A client that leaves ends its trial.
+        BadRequest if it is invalid, or takes too long or too much memory. Unavailable if the
+        process is still starting.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
@@ -162,11 +162,13 @@ class Grammars:
             longest = f"takes longer to compile than {self._longest_s:g} s"
             _tell(trial, f"{longest}; ask for a simpler one")
         elif not trial.answer.done():
-            self._waiting.append(trial)  # begins again when it is its turn
+            self._waiting.append(trial)  # starts again at its next turn
 
     def _is_over(self, trial: _Trial) -> bool:
-        """True if the trial is ended: its client has left, it takes too long, or another client,
-        that has had less, waits.
+        """Returns whether the trial must end:
+
+        its client has disconnected, it takes too long, or another client that has used less time
+        waits.
         """
         took_s = time.monotonic() - trial.began_at
         if trial.answer.done() or took_s > self._longest_s:
@@ -199,7 +201,7 @@ class Grammars:
 
 
 class _Process:
-    """Answers each grammar with one line."""
+    """The process, which answers each grammar with one line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -208,7 +210,7 @@ class _Process:
 
     @classmethod
     async def start(cls, command: Sequence[str], vocabulary: str) -> _Process:
-        """RuntimeError, TimeoutError: it does not start."""
+        """Starts the process. RuntimeError or TimeoutError if it does not start."""
         pipe = asyncio.subprocess.PIPE
         found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
         try:
@@ -245,21 +247,22 @@ def _tell(trial: _Trial, wrong: str) -> None:
 
 
 def schemas_in_tags(body: Any) -> Iterator[Any]:
-    """The schemas within the structural tags that a client's request gives, not those of tools."""
+    """Yields the schemas in the structural tags of a client's request, not those of its tools."""
     tags = [getattr(getattr(body, "structured_outputs", None), "structural_tag", None)]
     form: Any = getattr(body, "response_format", None)
     if getattr(form, "type", None) == "structural_tag":
         tags.append(form.model_dump_json(by_alias=True))
     for tag in tags:
-        with suppress(ValueError):  # of JSON, which the trial reports
+        with suppress(ValueError):  # invalid JSON, which the trial reports
             for kind, text in parts("structural_tag", tag) if isinstance(tag, str) else ():
                 if kind == "json":
                     yield json.loads(text)
 
 
 def text_of(params: Any) -> tuple[str, str] | None:
-    """The kind and the text of what vLLM's StructuredOutputsParams ask for; None: nothing that is
-    compiled.
+    """Returns kind and text of the grammar in vLLM's StructuredOutputsParams;
+
+    None if there is nothing to compile.
     """
     for kind in ("json", "regex", "choice", "grammar", "structural_tag"):
         said = getattr(params, kind, None)

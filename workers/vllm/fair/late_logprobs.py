@@ -1,6 +1,7 @@
-"""Logprobs of answers are made into vLLM's objects when they are handed over, not when the engine
-tells them: an object for each of twenty numbers of each token, of all answers of a step, held up
-the event loop while the next step's came.
+"""Creates vLLM's logprob objects when an answer is delivered, not when the engine reports.
+
+Creating an object for each of twenty numbers of each token, for all answers of a step, blocked the
+event loop while the next step's report arrived.
 """
 
 from __future__ import annotations
@@ -15,25 +16,29 @@ import numpy as np
 
 from workers.vllm.release import answers
 
-# Tokens before one that vLLM looks at for its text: more than a character has bytes.
+# Preceding tokens that vLLM needs for a token's text: more than a character has bytes.
 _CONTEXT = 4
 
 
 class Late:
-    """One position of an answer, as the engine has told it."""
+    """One position of an answer, as reported by the engine."""
 
     __slots__ = ("before", "ids", "logprobs", "plain", "rank")
 
     def __init__(self, plain: Any, before: tuple[int, ...], row: tuple[Any, Any, Any]) -> None:
-        """`plain`: vLLM's processor of the answer, without logprobs. `before`: tokens."""
+        """`plain`: vLLM's logprobs processor of the answer, without logprobs. `before`:
+
+        preceding tokens.
+        """
         self.plain, self.before = plain, before
-        # Copies: what came lies in a message that has those of all answers.
+        # Copied: the report's arrays contain those of all answers.
         self.ids, self.logprobs, self.rank = row[0].copy(), row[1].copy(), int(row[2])
 
 
 def keep_late(processor: Any, request: Any) -> None:
-    """The answer to this request, which the output processor has just begun, keeps the numbers,
-    and those of its prompt."""
+    """Makes the answer that the output processor has just begun keep raw numbers, also for its
+    prompt.
+    """
     state = processor.request_states[request.request_id]
     found = state.logprobs_processor
     plain = of_prompt = None
@@ -45,15 +50,17 @@ def keep_late(processor: Any, request: Any) -> None:
         of_prompt.logprobs, of_prompt.cumulative_logprob = [], 0.0
         of_prompt.num_logprobs = found.num_prompt_logprobs
     if plain or of_prompt:
-        # No circle: an answer's numbers are gone with it.
+        # No reference cycle: an answer's numbers are freed with the answer.
         forgets = answers.hands_over_each_step(state)
         found.update_from_output = partial(_keep, weakref.proxy(found), plain, of_prompt, forgets)
 
 
 def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
-    """In place of vLLM's. `forgets`: all earlier positions have been handed over. Kept, those of
-    forty long streams were so many objects that the collector of garbage held up the event loop for
-    0.2 s at a time.
+    """Replaces vLLM's `update_from_output`.
+
+    `forgets`: all earlier positions have been delivered and can be dropped. Kept positions of forty
+    long streams were so many objects that the garbage collector blocked the event loop for 0.2 s at
+    a time.
     """
     told = prompts = None
     if plain is not None:
@@ -61,7 +68,7 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
     if of_prompt is not None:
         prompts = output.new_prompt_logprobs_tensors
         output.new_prompt_logprobs_tensors = None
-    type(plain or of_prompt).update_from_output(processor, output)  # what is not kept
+    type(plain or of_prompt).update_from_output(processor, output)  # the rest of the report
     if prompts is not None:
         rows = zip(*(one.numpy() for one in prompts[:3]), strict=True)
         _append(processor.prompt_logprobs, of_prompt, rows)
@@ -73,7 +80,10 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
 
 
 def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
-    """A row is as wide as the widest that any answer of the step asks for."""
+    """Appends positions, cut to the answer's width:
+
+    a row is as wide as the widest answer of the step.
+    """
     width = plain.num_logprobs + 1 or None
     for ids, logprobs, rank in rows:
         before = tuple(int(one.ids[0]) for one in kept[-_CONTEXT:] if one is not None)
@@ -81,8 +91,10 @@ def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """vLLM's objects for positions that follow each other; others are returned as they are. The
-    first one of a prompt has none."""
+    """Returns vLLM's objects for consecutive positions; other objects are returned unchanged.
+
+    The first position of a prompt has no logprobs.
+    """
     if logprobs and logprobs[0] is None:
         return [None, *made(logprobs[1:])]
     if not logprobs or not isinstance(logprobs[0], Late):

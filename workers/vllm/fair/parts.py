@@ -1,4 +1,5 @@
-"""A streamed answer is handed over in parts. vLLM joins all that its server has not taken yet;
+"""Delivers a streamed answer in parts. vLLM joins all output that its server has not read yet;
+
 formatting long parts would block the event loop.
 """
 
@@ -9,10 +10,10 @@ from typing import Any
 
 
 class Parts:
-    """What waits in an answer's queue, in place of the one output that vLLM's keeps."""
+    """The outputs waiting in an answer's queue; vLLM's queue holds only one, joined output."""
 
     def __init__(self, queue: Any, n_tokens: int) -> None:
-        """`n_tokens`: of a part, at most."""
+        """`n_tokens`: largest number of tokens in a part."""
         self._ready = queue.ready
         self._waiting: deque[Any] = deque()
         self._most = n_tokens
@@ -44,6 +45,8 @@ class Parts:
 
 
 def _n_tokens(output: Any) -> int | None:
-    """None: an error, or what some releases end a stream by."""
+    """Returns the tokens of an output; None for an error, or for the end marker of some
+    releases.
+    """
     outputs = getattr(output, "outputs", None)
     return sum(len(one.token_ids) for one in outputs) if outputs else None

@@ -1,6 +1,8 @@
-"""Logprobs of whole answers are made into what the server sends in turns, as those of streams are:
-each number takes longer than it takes to be made into vLLM's object, and vLLM's server formats all
-of an answer without a pause."""
+"""Formats the logprobs of complete answers in turns, like those of streams.
+
+Formatting a number takes longer than creating vLLM's object for it, and vLLM's server formats all
+numbers of an answer without a pause.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,22 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
-# Of a handler, what makes a whole answer of what the engine has told.
+# Methods of a handler that create a complete answer from the engine's outputs.
 _WHOLE = ("chat_completion_full_generator", "chat_completion_full_generator_batch")
-# What is left to do of the answer that this task makes: the list to fill, and the call whose list
-# it is, with positions instead of (ids, logprobs).
+# Pending work of the answer that this task creates: the list to fill, and the arguments of the call
+# whose result it is, with positions instead of (ids, logprobs).
 _Left = list[tuple[list[Any], Any, Any, dict[str, Any]]]
 _LEFT: ContextVar[_Left | None] = ContextVar("left", default=None)
 
 
 class WholeAnswers:
-    """Installed into one of vLLM's handlers of chats by making it."""
+    """Replaces methods of one of vLLM's chat handlers on construction."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)`: returns when so many positions of this width may be made at once."""
+        """`wait(width)`:
+
+        waits for a turn, and returns how many positions of this width may be formatted.
+        """
         self._wait = wait
         self._create = handler._create_chat_logprobs
         handler._create_chat_logprobs = self.create
@@ -31,7 +36,7 @@ class WholeAnswers:
 
     def create(self, token_ids: Any, top_logprobs: Any, **named: Any) -> Any:
         left = _LEFT.get()
-        if left is None:  # of a stream
+        if left is None:  # a stream's
             return self._create(token_ids, top_logprobs, **named)
         found = self._create([], [], **named)
         left.append((found.content, token_ids, top_logprobs, named))

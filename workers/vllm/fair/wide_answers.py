@@ -1,5 +1,7 @@
-"""Answers with many logprobs a token, few at a time while others ask: each costs the engine's steps
-and the event loop several times what an answer without them does, and all answers share these.
+"""Limits concurrent answers with many logprobs for each token while other answers are requested.
+
+Each costs the engine's steps and the event loop several times as much as other answers, and all
+answers share these.
 """
 
 from __future__ import annotations
@@ -11,30 +13,33 @@ from contextlib import asynccontextmanager
 
 from poc_core.fair.waiting import Waiting
 
-# Logprobs of a token up to which an answer is like others: the network asks for five.
+# Largest number of logprobs of a token in an ordinary answer: the network asks for five.
 USUAL = 5
-# Answers at a time while others ask, and seconds without any after which more may begin.
+# Wide answers at a time during other answers, and seconds without other answers until the limit
+# ends.
 MOST, CALM_S = 8, 5.0
 
 
 class WideAnswers:
-    """For one event loop. Alone, as many go on as are asked for."""
+    """Admits wide answers. There is no limit without other answers. For one event loop."""
 
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
-        """`others_go_on`: whether an answer of another kind is under way."""
+        """`others_go_on`: returns whether an ordinary answer is in progress."""
         self._others_go_on = others_go_on
         self._others_at = -CALM_S
-        self._n = 0  # under way
+        self._n = 0  # in progress
         self._waiting = Waiting()
         self._looks_again = False
 
     def another_began(self) -> None:
-        """An answer of another kind began."""
+        """Records that an ordinary answer began."""
         self._others_at = time.monotonic()
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
-        """Within, a request of the client for n answers is under way; it waits for its turn."""
+        """Waits for the client's turn; inside the context its request for n answers is in
+        progress.
+        """
         if self._waiting or not self._has_place(n):
             turn = self._waiting.turn(client, n)
             self._let_in()
@@ -74,7 +79,7 @@ class WideAnswers:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Nothing tells that the others are gone."""
+        """Schedules another check: no event reports the end of the ordinary answers."""
 
         def look() -> None:
             self._looks_again = False

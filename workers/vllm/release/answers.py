@@ -1,4 +1,4 @@
-"""Parameters, outputs and grammars of vLLM's chats, by release; hooks replace what else differs."""
+"""Parameters, outputs and grammars of vLLM's chats, by release; hooks replace other differences."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, PASS, TOKEN_IDS
 
-# Tokens of an answer that are made into text at a time, while nothing else of the event loop goes
-# on.
+# Tokens of an answer that are converted to text at a time, blocking the event loop.
 _PART = 256
-# What vLLM's checks of a grammar raise, also as what they do not expect.
+# Exceptions that vLLM's grammar checks raise, including unexpected ones.
 _WRONG = (
     getattr(exceptions, "VLLMClientError", ValueError),
     *(ValueError, TypeError, AttributeError, KeyError, RecursionError),
 )
-# Where releases say what the rows of their second model runner hold; the later ones win.
+# Where releases define the row sizes of their second model runner; later entries win.
 _SAMPLE = "vllm.v1.worker.gpu.sample"
 _LIMITS = (
     ("allowed_token_ids", f"{_SAMPLE}.logit_bias", "MAX_NUM_ALLOWED_TOKEN_IDS"),
@@ -49,11 +48,11 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class Rows:
-    """Logprobs of tokens, one after the other."""
+    """Logprobs of consecutive tokens."""
 
-    ids: np.ndarray  # n x width: the token, then the best
+    ids: np.ndarray  # n x width: the token, then the best tokens
     logprobs: np.ndarray  # n x width
-    ranks: np.ndarray  # n, of the tokens
+    ranks: np.ndarray  # n, ranks of the tokens
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -80,7 +79,7 @@ class Rows:
 
     @classmethod
     def of_tensors(cls, tensors: Any) -> Self:
-        """Reads vLLM's LogprobsTensors, on the host."""
+        """Converts vLLM's LogprobsTensors, which must be on the host."""
         return cls._cast(*(one.numpy() for one in tensors[:3]))
 
     @classmethod
@@ -97,13 +96,14 @@ def cut(
 
 
 def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tensor) -> Any:
-    """Makes a model runner's result for a prompt."""
+    """Creates a model runner's result for a prompt."""
     return LogprobsTensors(ids, logprobs, ranks)
 
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
-    """Returns the parameters of a one-pass request. `skip_cache`: compute what the prefix cache
-    has.
+    """Returns the parameters of a one-pass request.
+
+    `skip_cache`: computes positions that the prefix cache has, too.
     """
     return SamplingParams(
         max_tokens=1,
@@ -119,13 +119,16 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Returns the parameters for decoding known tokens: the client's own, without those that end or
-    shape the answer. Tokens that might have ended it stay masked before min_tokens.
+    """Returns the parameters for decoding known tokens:
+
+    the client's, without those that end or shape the answer.
+
+    Tokens that could have ended the answer stay masked before min_tokens.
     """
     kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
     kept.pop(TOKEN_IDS, None)
     params = copy.copy(params)
-    params.extra_args = None  # not to be copied number by number
+    params.extra_args = None  # avoids copying the list number by number
     params = copy.deepcopy(params)
     params.extra_args = kept
     params.n, params.seed = 1, None
@@ -154,14 +157,17 @@ def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
 
 
 def told(request_id: str, tokens: list[int], rows: Rows) -> Any:
-    """Makes the engine core's report of sampled tokens."""
+    """Creates the engine core's report of sampled tokens."""
     logprobs = LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
     return EngineCoreOutput(request_id, tokens, new_logprobs=logprobs)
 
 
 def shape_logprobs(processor: Any, request: Any) -> None:
-    """The answer to this request, which the output processor has just begun, calls tokens by their
-    ids where the request says so; that to a pass has Rows for its prompt's logprobs."""
+    """Changes the logprobs of an answer that the output processor has just begun.
+
+    Names tokens by their ids if the request asks for ids. A one-pass request keeps its prompt's
+    logprobs as Rows.
+    """
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
     if not extra:
@@ -175,13 +181,13 @@ def shape_logprobs(processor: Any, request: Any) -> None:
 
 
 def _keep_rows(processor: Any, output: Any) -> None:
-    """In place of a walk over all numbers, one by one."""
+    """Stores a prompt's logprobs as arrays, in place of vLLM's loop over all numbers."""
     if output.new_prompt_logprobs_tensors is not None:
         processor.prompt_logprobs = Rows.of_tensors(output.new_prompt_logprobs_tensors)
 
 
 def hands_over_each_step(state: Any) -> bool:
-    """True if what a step tells of this answer leaves vLLM's output processor with that step."""
+    """Returns whether vLLM's output processor delivers each step of this answer immediately."""
     return bool(state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1)
 
 
@@ -195,15 +201,16 @@ def limits() -> dict[str, int]:
 
 
 def compiles_by_xgrammar(llm: Any) -> bool:
-    """True if a grammar of a request is compiled by xgrammar, or first tried by it."""
+    """Returns whether xgrammar compiles a request's grammars, or is tried first."""
     config = llm.vllm_config.structured_outputs_config
     has_tokenizer = not llm.vllm_config.model_config.skip_tokenizer_init
     return has_tokenizer and config.backend in ("auto", "xgrammar")
 
 
 def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
-    """What vLLM has against a grammar, with what it leaves out: which parts of a schema xgrammar
-    does not take, or the compiler's own words. None: this is another error."""
+    """Returns vLLM's error for a grammar, completed with the unsupported parts of a schema or the
+    compiler's text; None if the error has another cause.
+    """
     if not isinstance(error, _WRONG):
         if not isinstance(error.__cause__, _WRONG):
             return None
@@ -218,8 +225,11 @@ def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
 
 
 def leave_schemas_to_trials() -> None:
-    """vLLM's server converts no schema, expression or structural tag from now on: it would do so on
-    its event loop, for seconds, and each has been compiled by its trial or will be."""
+    """Stops vLLM's server from converting schemas, expressions and structural tags.
+
+    The conversion would block its event loop for seconds, and the trial compiles each of them
+    anyway.
+    """
     from vllm.v1.structured_output import backend_xgrammar
 
     names = ("from_json_schema", "from_regex", "from_structural_tag")
@@ -229,7 +239,7 @@ def leave_schemas_to_trials() -> None:
 
 
 class _Instead:
-    """A module or a class, with some attributes of ours."""
+    """A module or class with some attributes replaced."""
 
     def __init__(self, own: Any, instead: dict[str, Any]) -> None:
         self._own = own
@@ -240,8 +250,10 @@ class _Instead:
 
 
 def unsupported(schema: Any) -> str:
-    """What xgrammar cannot hold an answer to in a schema: "At #/properties/a: multipleOf."; or
-    nothing."""
+    """Returns the parts of a schema that xgrammar cannot enforce, such as "At #/properties/a:
+
+    multipleOf."; or "".
+    """
     from vllm.v1.structured_output.backend_xgrammar import (
         has_xgrammar_unsupported_json_features as lacks,
     )
@@ -253,7 +265,10 @@ def unsupported(schema: Any) -> str:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Finds the innermost part for which `lacks` is true, and the keywords to blame."""
+    """Finds the innermost part for which `lacks` is true;
+
+    returns its path and the unsupported keywords.
+    """
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
         path, schema = path + found[0], found[1]
@@ -274,7 +289,7 @@ def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[s
 
 
 def vocabulary(llm: Any) -> str:
-    """The tokenizer, as another process' xgrammar reads it."""
+    """Returns the tokenizer, serialized for xgrammar in another process."""
     import xgrammar
 
     found: str = xgrammar.TokenizerInfo.from_huggingface(
@@ -291,19 +306,25 @@ class _Ids:
 
 
 class Answer:
-    """The answer to a request as if the known tokens had been sampled: by vLLM's own rules for an
-    end, detokenizer and outputs."""
+    """The answer to a request as if the known tokens had been sampled, with vLLM's stop rules,
+    detokenizer and outputs.
+    """
 
     def __init__(self, llm: Any, request: Any, text: str | None, tokens: list[int]) -> None:
-        """`request`: vLLM's EngineCoreRequest, checked and complete. `text`: the prompt's.
-        `tokens`: the known ones."""
+        """`request`: vLLM's EngineCoreRequest, checked and complete. `text`: the prompt's text.
+
+        `tokens`: the known tokens.
+        """
         self._llm, self._request, self._text = llm, request, text
         self._ends = Request.from_engine_core_request(request, None)
         self.tokens = self._cut(tokens)
 
     def _cut(self, tokens: list[int]) -> list[int]:
-        """Up to the first that ends the answer: before min_tokens none does, though releases after
-        0.28 end there what they would not have sampled."""
+        """Cuts the tokens after the first that ends the answer.
+
+        No token ends the answer before min_tokens, though releases after 0.28 stop at tokens that
+        they would not have sampled.
+        """
         params, ends = self._request.sampling_params, self._ends
         limit = self._llm.model_config.max_model_len
         room = min(ends.max_tokens, limit - ends.num_tokens)
@@ -311,7 +332,8 @@ class Answer:
         repeats = getattr(params, "repetition_detection", None) is not None
         at = 0
         for n, token in enumerate(tokens, 1):
-            # vLLM's check costs more than all else here: only where it may say yes.
+            # vLLM's check costs more than all else here, so it is called only if it may end the
+            # answer.
             if n >= params.min_tokens and (repeats or n >= room or token in stops):
                 ends.append_output_token_ids(tokens[at:n])
                 at = n
@@ -321,8 +343,10 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """vLLM's RequestOutputs, part by part of the tokens: one for each where they are
-        streamed."""
+        """Yields vLLM's RequestOutputs for successive parts of the tokens;
+
+        streams get one for each token.
+        """
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
         requests = self._children(processor)
         params = self._request.sampling_params
@@ -333,12 +357,14 @@ class Answer:
             new = None if told is None else self._tell(processor, requests, told[part])
             cores = [self._output(request, part, new) for request in requests]
             yield processor.process_outputs(cores).request_outputs
-            if not processor.request_states:  # a stop string
+            if not processor.request_states:  # a stop string ended the answer
                 return
 
     def _tell(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Logprobs for vLLM to name the tokens of; where they are named by their ids, they are
-        already told, all at once."""
+        """Returns logprobs whose tokens vLLM names.
+
+        If tokens are named by ids, adds all of them directly and returns None.
+        """
         if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape
@@ -359,7 +385,7 @@ class Answer:
         return None
 
     def _children(self, processor: Any) -> list[str]:
-        """The ids of the n requests that the answer's choices are to."""
+        """Registers the n requests of the answer's choices; returns their ids."""
         request, n = self._request, self._request.sampling_params.n
         parent = ParentRequest(request) if n > 1 else None
         ids = []
@@ -372,7 +398,7 @@ class Answer:
             shape_logprobs(processor, child)
             found = processor.request_states[child.request_id].logprobs_processor
             if found.logprobs is not None:
-                # Few objects: the collector of garbage took most of the time that dicts took.
+                # Few objects: the garbage collector took most of the time that dicts took.
                 found.logprobs = FlatLogprobs()
             ids.append(child.request_id)
         return ids
@@ -380,7 +406,7 @@ class Answer:
     def _output(self, request_id: str, part: slice, logprobs: Any) -> Any:
         last = part.stop == len(self.tokens)
         reason = self._ends.get_finished_reason()
-        if reason is None:  # they ran out
+        if reason is None:  # the tokens ran out
             reason = FinishReason.LENGTH
         return EngineCoreOutput(
             request_id=request_id,

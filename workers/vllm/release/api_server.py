@@ -21,19 +21,22 @@ def serve_parser(parser: Any) -> Any:
 
 
 def known_arguments(parser: Any) -> set[str]:
-    """The names of all that such a parser takes, without dashes before them."""
+    """Returns the names of all options of such a parser, without leading dashes."""
     return {name.lstrip("-") for name in parser._option_string_actions}
 
 
 def hold_tools_to_schemas(parser: Any) -> None:
-    """A required or named tool's arguments follow its schema by default, as up to release 0.28.
-    0.32 leaves them to the model where a tool is not `strict`: they were [] or "en"."""
+    """Makes a required or named tool's arguments follow its schema by default, as up to release
+    0.28.
+
+    0.32 leaves the arguments to the model if a tool is not `strict`: they were [] or "en".
+    """
     if "tool-strict-level" in known_arguments(parser):
         parser.set_defaults(tool_strict_level="parameter")
 
 
 async def openai_app(llm: Any, args: Any) -> Any:
-    """vLLM's own OpenAI application (ASGI) around a running engine."""
+    """Builds vLLM's OpenAI application (ASGI) around a running engine."""
     try:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -45,13 +48,16 @@ async def openai_app(llm: Any, args: Any) -> Any:
     return app
 
 
-# A route's path, its request, and what its function gets: None, or an error.
+# Called with a route's path, its request, and its function's arguments; raises an error or returns
+# None.
 Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
 
 
 def check_bodies(app: Any, check: Check) -> None:
-    """Each body that an application's route has read is checked before the route's function has it.
-    What `check` raises is the route's."""
+    """Calls `check` for each parsed body before the route's function runs.
+
+    The route raises the errors of `check`.
+    """
     for route in app.routes:
         dependant = getattr(route, "dependant", None)
         if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):
@@ -70,9 +76,7 @@ def _after_check(path: str, dependant: Any, check: Check) -> Any:
 
 
 def routes(app: Any) -> list[tuple[str, str]]:
-    """(method, path) of all that an application answers by itself, not by another that is
-    mounted in it.
-    """
+    """Returns (method, path) of all routes of an application, without mounted applications."""
     return [
         (method, route.path)
         for route in app.routes

@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-# Implementations of vLLM's operations as eager deployments have them, the first ones first.
+# Implementations of vLLM's operations in eager deployments, in the order of preference.
 _EAGER = ("vllm_c", "triton", "native")
 
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """vLLM's own kernels for norms, as in an eager deployment: a compiled one leaves them to
-    the compiler, whose code a proof's forward bypasses, and would run them operation by
-    operation.
+    """Selects vLLM's kernels for norms, as in an eager deployment.
+
+    A compiled deployment leaves norms to the compiler, whose code a proof's forward pass bypasses,
+    and would run them operation by operation.
     """
     if not torch.cuda.is_available():
         yield
@@ -35,12 +36,12 @@ def fused_kernels() -> Iterator[None]:
 
 @functools.cache
 def _eager_priority() -> Any:
-    """Which of its implementations vLLM asks first for each operation that has several."""
+    """Returns vLLM's order of preference for each operation with several implementations."""
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.ir.op import IrOp
     from vllm.platforms import current_platform
 
-    current_platform.import_ir_kernels()  # which says what there is
+    current_platform.import_ir_kernels()  # registers the implementations
     return IrOpPriorityConfig(
         **{
             field.name: [one for one in _EAGER if one in IrOp.registry[field.name].impls]
@@ -50,10 +51,11 @@ def _eager_priority() -> Any:
 
 
 def operation(name: str) -> Any | None:
-    """One of vLLM's operations, as in _C::rms_norm; None: this release or device has none of that
-    name.
+    """Returns one of vLLM's operations, such as _C::rms_norm;
+
+    None if this release or device lacks it.
     """
-    import vllm._custom_ops  # noqa: F401  # which loads the compiled ones
+    import vllm._custom_ops  # noqa: F401  # loads the compiled operations
 
     namespace, _, own = name.partition("::")
     return getattr(getattr(torch.ops, namespace), own, None)
@@ -66,8 +68,9 @@ def argument_names(operation: Any) -> list[str]:
 
 @contextmanager
 def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within: what vLLM's Python calls under these names. Recorded and compiled code calls its
-    own all the same.
+    """Replaces these operations for calls by vLLM's Python code.
+
+    Recorded and compiled code still calls vLLM's operations.
     """
     own = {name: operation(name) for name in others}
     _put(others)
@@ -82,13 +85,14 @@ def _put(operations: Mapping[str, Any]) -> None:
         namespace, _, own = name.partition("::")
         found = vars(getattr(torch.ops, namespace))
         found[own] = one
-        if one is None:  # there is none
+        if one is None:  # it does not exist
             del found[own]
 
 
 def enable_custom_ops(engine_args: Any) -> None:
-    """The same for all other fused operations, which are chosen when the model loads. An
-    operator's choice stands.
+    """Enables vLLM's kernels for all other fused operations, which are chosen at model load.
+
+    An operator's setting takes precedence.
     """
     config = engine_args.compilation_config
     if not any(word in ("all", "none") for word in config.custom_ops):
@@ -96,8 +100,8 @@ def enable_custom_ops(engine_args: Any) -> None:
 
 
 def query_and_key_norms() -> Any | None:
-    """The class whose `forward_qk` computes MiniMax's norms of queries and keys where a rank has
-    all heads; None: this release has none.
+    """Returns the class whose `forward_qk` computes MiniMax's norms of queries and keys on a rank
+    with all heads; None if this release lacks it.
     """
     try:
         from vllm.model_executor.layers.minimax_rms_norm import rms_norm_tp
@@ -108,7 +112,10 @@ def query_and_key_norms() -> Any | None:
 
 
 def triton_experts() -> Any | None:
-    """The module whose TritonExperts multiply by Triton's kernel; None: it is elsewhere here."""
+    """Returns the module whose TritonExperts multiply with Triton's kernel;
+
+    None if this release has it elsewhere.
+    """
     try:
         from vllm.model_executor.layers.fused_moe.experts import triton_moe
     except ImportError:
@@ -118,7 +125,10 @@ def triton_experts() -> Any | None:
 
 
 def marlin_experts() -> Any | None:
-    """The class of experts whose weights are in Marlin's layout; None: it is elsewhere here."""
+    """Returns the class of experts with weights in Marlin's layout;
+
+    None if this release has it elsewhere.
+    """
     try:
         from vllm.model_executor.layers.fused_moe.experts import marlin_moe
     except ImportError:
@@ -129,31 +139,39 @@ def marlin_experts() -> Any | None:
 def sum_of_experts(
     experts: Any, rows: torch.Tensor, out: torch.Tensor, chosen: torch.Tensor
 ) -> None:
-    """Adds a token's rows (tokens, experts a token, columns) to `out` (tokens, columns), as
-    MarlinExperts do; `chosen`: its experts."""
+    """Adds a token's rows (tokens, experts per token, columns) to `out` (tokens, columns), like
+    MarlinExperts; `chosen`: the token's experts.
+    """
     more = (chosen, None) if len(inspect.signature(experts.moe_sum).parameters) > 2 else ()
     experts.moe_sum(rows, out, *more)
 
 
 def limit_of_gates(experts: Any) -> float | None:
-    """What bounds the gates of a TritonExperts and what they open, as each release says it; None:
-    nothing."""
+    """Returns the clamp limit of a TritonExperts' gate and up projections in any release;
+
+    None if there is no limit.
+    """
     said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
     limits = (getattr(getattr(experts, of, None), name, None) for of, name in said)
     return next((float(one) for one in limits if one is not None), None)
 
 
 def scales_are_powers() -> bool:
-    """True if TritonExperts' activation and quantisation are two steps, its scales powers of two.
-    So it is on Hopper where DeepGEMM can be imported and VLLM_USE_DEEP_GEMM_E8M0 is not 0."""
+    """Returns whether TritonExperts run activation and quantisation separately, with scales that
+    are powers of two.
+
+    This is so on Hopper if DeepGEMM can be imported and VLLM_USE_DEEP_GEMM_E8M0 is not 0.
+    """
     return bool(getattr(triton_experts(), "is_deep_gemm_e8m0_used", lambda: False)())
 
 
 def rows_of_experts(
     chosen: torch.Tensor, block: int, n_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows by expert in whole blocks, of chosen experts (tokens, experts a token): places in it,
-    the blocks' experts, and how many places count (1,); int32."""
+    """Sorts chosen experts (tokens, experts per token) by expert in padded blocks:
+
+    returns row indices, the blocks' experts, and the number of valid indices (1,); int32.
+    """
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor]

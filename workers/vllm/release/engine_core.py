@@ -13,20 +13,20 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-# Seconds between two looks for a message; the kernel adds some 50 microseconds.
+# Seconds between two polls for a message; the kernel adds about 50 microseconds.
 _LOOK_AGAIN_S = 1e-5
 
-# Steps down from the priority of an engine core for what its steps need not wait for.
+# Lowering of the priority of threads that an engine core's steps need not wait for.
 _NICE = 10
 
 
 def let_readers_sleep() -> None:
-    """On CPUs, vLLM's processes sleep from now on between two looks for a message, where they would
-    call sched_yield.
+    """Makes vLLM's processes sleep between two polls for a message on CPUs, instead of calling
+    sched_yield.
 
-    That call costs nothing where each process has a core of its own. On machines with fewer, Linux
-    6.18 was seen to leave everything else on such a core waiting for many seconds: the API, other
-    engines, chat's clients.
+    sched_yield costs nothing if each process has its own core. On machines with fewer cores, Linux
+    6.18 left everything else on such a core waiting for many seconds: the API, other engines,
+    chat's clients.
     """
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.platforms import current_platform
@@ -37,10 +37,10 @@ def let_readers_sleep() -> None:
 
 
 def compile_grammars_after_steps() -> None:
-    """An engine core's steps come, from now on, before the grammars that its other threads compile,
-    where they share cores.
+    """Gives an engine core's steps priority over the threads that compile grammars.
 
-    xgrammar would take eight threads for one, which weigh as much as a step's even so.
+    Also limits xgrammar, which uses eight threads for one grammar: these would compete with a step
+    even at low priority.
     """
     from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
@@ -71,7 +71,7 @@ def compile_grammars_after_steps() -> None:
 
 
 def let_core_count() -> None:
-    """An engine core tells from now on, asked by name, how many requests it has not finished."""
+    """Adds a utility method to the engine core that returns its number of unfinished requests."""
     from vllm.v1.engine.core import EngineCore
 
     def proof_unfinished(core: Any) -> int:
@@ -82,16 +82,19 @@ def let_core_count() -> None:
 
 
 async def unfinished_in_core(llm: Any) -> int:
-    """How many requests the engine cores have not finished, as they say between two steps."""
+    """Returns how many requests the engine cores have not finished; they answer between two
+    steps.
+    """
     core = llm.engine_core
     asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
     return sum(await asyncio.gather(*asked))
 
 
 def step_logger(count: Callable[[], None]) -> Any:
-    """A stat logger for AsyncLLM that calls `count` once for everything that the engine core
-    says: with stats on, which such a logger switches on, that is every step, also one that
-    gives no request a token.
+    """Returns a stat logger for AsyncLLM that calls `count` for every report of the engine core.
+
+    Such a logger turns stats on, so that every step reports, even one that gives no request a
+    token.
     """
 
     class StepLogger(StatLoggerBase):
@@ -108,7 +111,7 @@ def step_logger(count: Callable[[], None]) -> Any:
 
 
 def leave_memory(engine_args: Any, gb: float) -> None:
-    """Leaves so much of a GPU to others than vLLM itself."""
+    """Leaves `gb` of a GPU's memory to others than vLLM."""
     from vllm.platforms import current_platform
 
     share = gb * 2**30 / current_platform.get_device_total_memory()

@@ -1,12 +1,12 @@
-"""What of ours travels in `SamplingParams.extra_args`; no vLLM here."""
+"""Our entries in `SamplingParams.extra_args`; imports no vLLM."""
 
-# A list of ints: the answer's tokens, in the vocabulary.
+# A list of ints: the answer's tokens, within the vocabulary.
 KNOWN_TOKENS = "proofline_known_tokens"
-# "raw_logprobs" or "processed_logprobs"; without it: the deployment's --logprobs-mode.
+# "raw_logprobs" or "processed_logprobs"; the deployment's --logprobs-mode if absent.
 LOGPROBS_MODE = "proofline_logprobs_mode"
-# 1: the answer's tokens shall be their ids in decimal.
+# 1: tokens in the answer are named by their decimal ids.
 TOKEN_IDS = "proofline_token_ids"
-# What the engine's side tells its ranks; nothing that comes from outside.
+# Internal, from the engine's front end to its ranks; never accepted from a client.
 PASS = "proofline_pass"
 
 NAMES = (KNOWN_TOKENS, LOGPROBS_MODE, TOKEN_IDS, PASS)

@@ -1,4 +1,4 @@
-"""vLLM's caches and attention's metadata, by release."""
+"""vLLM's caches and attention metadata, by release."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 # A block count that no real cache dimension has: marks the block dimension in a backend's shape.
 _BLOCK_COUNT_MARK = 1_000_003
 
-# Kinds of caches that proofs may get own ones of, and what these hold.
+# Kinds of caches that proofs may have separately, and their content.
 _KINDS = {
     "FullAttentionSpec": "tokens",
     "SlidingWindowSpec": "tokens",
@@ -28,10 +28,11 @@ _KINDS = {
     "KpoolTailSpec": "state",
 }
 
-# Of these, rings of keys that are not yet compressed: GLM-5.3-Flash's, the second in 0.30 and 0.31.
+# Kinds that are ring buffers of keys not yet compressed: GLM-5.3-Flash's, the second in 0.30 and
+# 0.31.
 _RINGS = {"CircularBufferSpec", "KpoolTailSpec"}
 
-# Number formats of caches that keep all in the tensor that is bound.
+# Number formats of caches that keep everything in the bound tensor.
 _CACHE_DTYPES = {
     "auto",
     "float16",
@@ -43,13 +44,13 @@ _CACHE_DTYPES = {
     "fp8_ds_mla",
 }
 
-# Where vLLM's V2 runner leaves the blocks of the states of chat's last step.
+# Attribute in which vLLM's V2 runner leaves the blocks of the states of chat's last step.
 _TOLD_STATES = "mamba_aligned_state_indices"
 
-# What tells DeepSeek-V4's compressor that it has nothing to do at this step.
+# Attribute that lets DeepSeek-V4's compressor skip a step.
 _ENDS_A_BLOCK = "c128_boundary"
 
-# Methods of a builder that fill its buffers, and where their calls are counted.
+# Methods of a builder that fill its buffers, and the attribute that counts their calls.
 _BUILD_METHODS = ("build", "update_block_table")
 _BUILDS = "_proof_builds"
 
@@ -57,17 +58,19 @@ _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMe
 
 
 def attention_groups(runner: Any) -> Iterator[Any]:
-    """Every attention group of the model runner, old or new, over all KV cache groups."""
+    """Yields every attention group of the model runner, old or new, over all KV cache groups."""
     for groups in runner.attn_groups:
         yield from groups
 
 
 def cache_kind(group: Any) -> str | None:
-    """Returns the kind of the group's caches; None if proofs cannot have their own of this kind.
+    """Returns the kind of the group's caches;
 
-    "tokens": blocks of a sequence's own tokens and nothing else. "state": one block a sequence,
-    whatever its length. By name, since kinds derived from these may hold more: an encoder's states,
-    sinks that are written once into whatever cache is bound then.
+    None if proofs cannot have separate ones of this kind.
+
+    "tokens": blocks with a sequence's tokens only. "state": one block for each sequence of any
+    length. Kinds are matched by name, because derived kinds may hold more: an encoder's states, or
+    sinks that are written once into the cache bound at that time.
     """
     kinds = {_KINDS.get(type(one).__name__) for one in _specs(group.kv_cache_spec)}
     return kinds.pop() if len(kinds) == 1 else None
@@ -78,9 +81,10 @@ def _specs(spec: Any) -> list[Any]:
 
 
 def page_bytes(group: Any, layer_name: str, content: int) -> int:
-    """Bytes from one block of a layer's cache to the next where no other layer's lie between.
+    """Returns the bytes between two blocks of a layer's cache, without other layers' blocks in
+    between.
 
-    `content`: what a block holds. Kernels want some blocks padded or aligned.
+    `content`: bytes of a block's content. Kernels require padding or alignment for some blocks.
     """
     spec = group.kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -94,8 +98,9 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Blocks of a sequence in a state's table: one, more for checkpoints, and for speculation
-    beside the last of these.
+    """Returns a sequence's blocks in a state's table:
+
+    one, plus those for checkpoints and speculation.
     """
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
@@ -103,9 +108,10 @@ def state_table_width(group: Any, seq_len: int) -> int:
 
 
 def checkpoints(group: Any, first: int) -> int:
-    """Columns of a state's table in which a prefill of `first` tokens leaves earlier states.
+    """Returns the columns of a state's table in which a prefill of `first` tokens leaves earlier
+    states.
 
-    Releases after 0.2x copy a state from the midst of a prefill into the column before its last.
+    Releases after 0.2x copy a state from the middle of a prefill into the column before the last.
     """
     spec = group.kv_cache_spec
     if not getattr(spec, "num_prefill_checkpoint_blocks", 0):
@@ -114,10 +120,10 @@ def checkpoints(group: Any, first: int) -> int:
 
 
 def carries_state(group: Any) -> bool:
-    """True if a state of this kind goes on from step to step in the block that its table names.
+    """Returns whether a state of this kind continues between steps in the block named by its table.
 
-    Gated delta nets (Kimi's too), and rings of keys not yet compressed: by vLLM's sources nothing
-    but positions and the table tell their kernels where a sequence stands.
+    True for gated delta nets (Kimi's too) and ring buffers of uncompressed keys: in vLLM's sources
+    their kernels locate a sequence only by positions and the table.
     """
     if all(type(one).__name__ in _RINGS for one in _specs(group.kv_cache_spec)):
         return True
@@ -126,12 +132,16 @@ def carries_state(group: Any) -> bool:
 
 
 def cache_source(layer: Any) -> str | None:
-    """The name of the layer whose keys and values this one reads instead of writing its own."""
+    """Returns the name of the layer whose keys and values this layer reads instead of writing its
+    own.
+    """
     return getattr(layer, "kv_sharing_target_layer_name", None)
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Why proofs of this model, or chat beside them, would be wrong where no test would tell."""
+    """Returns why proofs of this model, or chat alongside them, would be wrong without any test
+    failing; None if they would be correct.
+    """
     if cache_dtype not in _CACHE_DTYPES:
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"
@@ -149,14 +159,17 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
 
 
 def kernel_block_size(group: Any) -> int:
-    """Tokens per block as the attention kernel addresses them; may divide the manager's."""
+    """Returns the tokens per block of the attention kernel;
+
+    may be a divisor of the manager's block size.
+    """
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Which dimension of a layer's cache counts blocks.
+    """Returns the dimension of a layer's cache that counts blocks.
 
-    Up to 0.2x the backend names its shape; newer releases bind every layer a view whose first
+    Up to 0.2x the backend defines the shape; newer releases bind to every layer a view whose first
     dimension is the block.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
@@ -173,7 +186,9 @@ def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
 
 
 def n_builds(groups: Sequence[Any]) -> int:
-    """How often the groups' builders built metadata since they were first asked about."""
+    """Returns how often the groups' builders built metadata since the first call of this
+    function.
+    """
     return sum(_counted(group.get_metadata_builder(0)) for group in groups)
 
 
@@ -192,21 +207,25 @@ def _build_and_count(builder: Any, method: Callable[..., Any], *args: Any, **kwa
 
 
 def build_attention_metadata(group: Any, **fields: Any) -> Any:
-    """The attention backend's metadata for a batch; drops `fields` that a release does not know."""
+    """Builds the attention backend's metadata for a batch;
+
+    drops `fields` that the release does not have.
+    """
     common = CommonAttentionMetadata(
         **{name: value for name, value in fields.items() if name in _METADATA_FIELDS}
     )
-    # Straight to the builder: group.build_metadata of newer releases would map the manager's blocks
-    # to kernel blocks, but the scratch cache is addressed by kernel blocks already.
+    # Called on the builder: group.build_metadata of newer releases would map the manager's blocks
+    # to kernel blocks, but the scratch cache already uses kernel blocks.
     with _own_states(group.get_metadata_builder(0), common) as builder:
         common.block_table_tensor = _in_parts(common.block_table_tensor, builder)
         return builder.build(0, common)
 
 
 def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
-    """A table of blocks as the builder wants it: of parts of them where it joins these itself.
+    """Converts a block table for a builder that joins parts of blocks itself.
 
-    0.30's and 0.31's for GLM-5.3-Flash's indexer do: its cache has larger blocks than attention's.
+    Builders of 0.30 and 0.31 for GLM-5.3-Flash's indexer do, whose cache has larger blocks than
+    attention's.
     """
     part: int | None = getattr(builder, "kernel_block_size", None)
     n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
@@ -219,9 +238,9 @@ def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
 
 @contextmanager
 def _own_states(builder: Any, common: Any) -> Iterator[Any]:
-    """The builder, as if vLLM's runner had told it this batch's states instead of chat's last.
+    """Yields the builder with this batch's states in place of the states of chat's last step.
 
-    The V2 runner of newer releases leaves on it which block holds each sequence's state.
+    The V2 runner of newer releases stores on the builder which block holds each sequence's state.
     """
     if not hasattr(builder, _TOLD_STATES):
         yield builder
@@ -229,7 +248,8 @@ def _own_states(builder: Any, common: Any) -> Iterator[Any]:
     told = getattr(builder, _TOLD_STATES)
     spec = builder.kv_cache_spec
     width = 1 + getattr(spec, "num_speculative_blocks", 0)
-    setattr(builder, _TOLD_STATES, common.block_table_tensor[:, -width:])  # all are the same
+    # all columns are the same
+    setattr(builder, _TOLD_STATES, common.block_table_tensor[:, -width:])
     try:
         yield builder
     finally:
@@ -237,10 +257,11 @@ def _own_states(builder: Any, common: Any) -> Iterator[Any]:
 
 
 def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
-    """A step's metadata by layer, for work that is recorded once and replayed at other positions.
+    """Adapts a step's metadata (by layer) to work that is recorded once and replayed at other
+    positions.
 
-    Since 0.28 that of DeepSeek-V4's compressor says whether the step ends a block of positions; the
-    kernel runs where it does not say no.
+    Since 0.28 the metadata of DeepSeek-V4's compressor contains whether the step ends a block of
+    positions; the kernel runs unless the value is False.
     """
     for one in metadata.values():
         if getattr(one, _ENDS_A_BLOCK, None) is not None:
@@ -249,8 +270,9 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns a fingerprint of vLLM's shared buffers, which move as they grow: addresses or, to be
-    equal on all ranks, sizes in bytes.
+    """Returns a fingerprint of vLLM's shared buffers, which move as they grow:
+
+    addresses, or sizes in bytes if it must be equal on all ranks.
     """
     try:
         from vllm.v1.worker.workspace import (

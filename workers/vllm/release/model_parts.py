@@ -1,4 +1,4 @@
-"""A model's layers as vLLM runs them, and what it loads of a model, by release."""
+"""A model's layers as vLLM runs them, and how vLLM loads a model, by release."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def forward_context(
     n_tokens: int,
     slot_mapping: dict[str, torch.Tensor],
 ) -> AbstractContextManager[Any]:
-    """The context a model forward runs in. Compiled code is skipped: it would not call the
-    layers' hooks.
+    """Returns the context of a model's forward pass.
+
+    Compiled code is skipped, because it would not call the layers' hooks.
     """
     context: AbstractContextManager[Any] = set_forward_context(
         metadata, vllm_config, num_tokens=n_tokens, slot_mapping=slot_mapping, skip_compiled=True
@@ -32,8 +33,9 @@ def forward_context(
 
 
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
-    """The module whose forward runs `layers` from its `start_layer` to its `end_layer`; None:
-    it cannot be asked to run part of them, or chat in between would overwrite what one layer
+    """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`.
+
+    None if it cannot run a part of them, or if chat in between would overwrite data that one layer
     leaves for the next.
     """
     shared = (
@@ -41,7 +43,7 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
         or "S" in (getattr(text_config, "index_topk_pattern", None) or "")
         or "shared" in (getattr(text_config, "indexer_types", None) or ())
     )
-    if shared:  # sparse attention whose layers attend to the tokens that an earlier one chose
+    if shared:  # sparse attention whose layers attend to tokens chosen by an earlier layer
         return None
     for module in model.modules():
         if any(child is layers for child in module._modules.values()):
@@ -52,13 +54,13 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
 
 
 def own_layers(layers: nn.ModuleList) -> range:
-    """Which decoder layers this pipeline stage has: the others are placeholders."""
+    """Returns the decoder layers of this pipeline stage; the other layers are placeholders."""
     present = [index for index, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)]
     return range(present[0], present[-1] + 1) if present else range(0)
 
 
 class _StageView:
-    """The pipeline group as one slice of the model is to see it; all else is the real group's."""
+    """The pipeline group as one slice of the model sees it; all else is the real group's."""
 
     def __init__(self, group: Any, is_first: bool, is_last: bool) -> None:
         self._group = group
@@ -71,17 +73,15 @@ class _StageView:
 
 @contextmanager
 def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iterator[None]:
-    """Within: the model's forward runs just `layers`, as a pipeline stage that has no others
-    would.
-    """
-    if owner is None:  # whole stages only: what the model does anyway
+    """Makes the model's forward run only `layers`, like a pipeline stage with these layers."""
+    if owner is None:  # complete stages only, which is the model's normal behaviour
         yield
         return
     real, bounds = parallel_state._PP, (owner.start_layer, owner.end_layer)
     active: Any = getattr(owner, "_active_layers", None)
     parallel_state._PP = _StageView(real, layers.start == 0, layers.stop == n_layers)
     owner.start_layer, owner.end_layer = layers.start, layers.stop  # type: ignore[assignment]
-    if active is not None:  # GLM-5.3-Flash's model chose them once and for all
+    if active is not None:  # GLM-5.3-Flash's model selects its layers once, at construction
         owner._active_layers = owner.layers[layers.start : layers.stop]  # type: ignore[index]
     try:
         yield
@@ -95,7 +95,7 @@ def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iter
 def between_stages(
     model: nn.Module, n_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Empty tensors of the shapes that a stage takes from the one before it."""
+    """Returns empty tensors in the shapes that a stage receives from the previous stage."""
     empty: IntermediateTensors = model.make_empty_intermediate_tensors(  # type: ignore[operator]
         batch_size=n_tokens, dtype=dtype, device=device
     )
@@ -104,13 +104,15 @@ def between_stages(
 
 
 def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
-    """Makes a stage's input from the previous stage's output."""
+    """Creates a stage's input from the previous stage's output."""
     return IntermediateTensors(tensors)
 
 
 def forget_unfinished_forward(model: nn.Module) -> None:
-    """After a forward that an exception ended: shared experts keep what they had computed until
-    a mixture of experts asks for it, and refuse to compute again, for chat too.
+    """Resets shared experts after a forward pass that an exception ended.
+
+    They keep their result until a mixture of experts reads it, and otherwise refuse to compute
+    again, even for chat.
     """
     for module in model.modules():
         if type(module).__name__ == "SharedExperts":
@@ -118,7 +120,9 @@ def forget_unfinished_forward(model: nn.Module) -> None:
 
 
 def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
-    """The final norm of a model whose forward ends before it, as Kimi-Linear's does since 0.28."""
+    """Returns the final norm if the model's forward ends before it, like Kimi-Linear's since
+    0.28.
+    """
     for module in model.modules():
         norm = getattr(getattr(module, "model", None), "norm", None)
         if isinstance(norm, nn.Module) and norms_in_logits(type(module)):
@@ -127,19 +131,21 @@ def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
 
 
 def norms_in_logits(model: type) -> bool:
-    """True if a class' logits begin with the final norm, by the names in their code."""
+    """Returns whether a class computes the final norm in `compute_logits`, by the names in its
+    code.
+    """
     compute = getattr(model, "compute_logits", None)
     return compute is not None and "norm" in inspect.unwrap(compute).__code__.co_names
 
 
 def final_hidden_states(output: Any) -> torch.Tensor:
-    """The hidden states that a model's forward gives; some give auxiliary ones beside them."""
+    """Returns the hidden states of a model's output; some models return auxiliary ones as well."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
 
 def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
-    """--load-format dummy has, in this process from now on, the weights that `draw` puts in."""
+    """Makes --load-format dummy use the weights that `draw` sets, in this process."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
@@ -152,9 +158,10 @@ def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
 
 
 def look_at_models_here() -> None:
-    """Has vLLM look at a model's class in this process. Left alone, it imports all of itself in
-    another one for each class that it meets for the first time: for CUDA, which must not begin in
-    this one.
+    """Makes vLLM inspect model classes in this process.
+
+    By default vLLM starts another process for each new class, which imports all of vLLM, in order
+    not to initialise CUDA here.
     """
     from vllm.model_executor.models import registry
 

@@ -13,13 +13,16 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 
 def tensor_ranks() -> tuple[int, int]:
-    """This process's tensor-parallel rank, and how many there are."""
+    """Returns this process' tensor-parallel rank, and the number of ranks."""
     group = get_tp_group()
     return int(group.rank_in_group), int(group.world_size)
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """The rows of all tensor-parallel ranks, as many of each, in order. All ranks must ask."""
+    """Returns the rows of all tensor-parallel ranks in order; each has equally many.
+
+    All ranks must call.
+    """
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
     torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)
@@ -27,7 +30,7 @@ def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
 
 
 def do_all_tensor_ranks(say_so: bool) -> bool:
-    """True if every tensor-parallel rank says so. All ranks must ask."""
+    """Returns whether `say_so` is true on every tensor-parallel rank. All ranks must call."""
     group = get_tp_group()
     if group.world_size == 1:
         return say_so
@@ -37,7 +40,10 @@ def do_all_tensor_ranks(say_so: bool) -> bool:
 
 
 def is_replicated(x: torch.Tensor) -> bool:
-    """True if this tensor-parallel rank's tensor is the first one's. All ranks must ask."""
+    """Returns whether this tensor-parallel rank's tensor equals the first rank's.
+
+    All ranks must call.
+    """
     group = get_tp_group()
     if group.world_size == 1:
         return True
@@ -47,13 +53,16 @@ def is_replicated(x: torch.Tensor) -> bool:
 
 
 def is_first_tensor_rank() -> bool:
-    """The one rank of a pipeline stage that holds and reports results, which all of them have."""
+    """Returns whether this rank reports the results of its pipeline stage; all its ranks have
+    them.
+    """
     return bool(get_tp_group().rank_in_group == 0)
 
 
 def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
-    """Fills the tensor of each tensor-parallel rank with the first one's, so that all go on
-    from the same. All ranks must ask.
+    """Overwrites the tensor of each tensor-parallel rank with the first rank's.
+
+    All ranks must call.
     """
     group = get_tp_group()
     if group.world_size > 1:
@@ -61,21 +70,22 @@ def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
 
 
 def stage_index() -> int:
-    """Which pipeline stage this process computes."""
+    """Returns the index of this process' pipeline stage."""
     return int(get_pp_group().rank_in_group)
 
 
 def n_stages() -> int:
-    """How many pipeline stages compute the model."""
+    """Returns the number of pipeline stages."""
     return int(get_pp_group().world_size)
 
 
 @contextmanager
 def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
-    """Within, a CUDA graph may hold sums over the tensor-parallel ranks. All ranks must enter and
-    leave it. Gives the stream to record in; None: there is one rank, and any stream will do.
+    """Yields the stream for recording a CUDA graph that may hold sums over the tensor-parallel
+    ranks.
 
-    Where one rank fails within, all fail. RuntimeError: another rank did.
+    Yields None with a single rank, for which any stream works. All ranks must enter and leave the
+    context. If one rank fails inside, all fail: RuntimeError if another rank did.
     """
     group = get_tp_group()
     if group.world_size == 1:
@@ -90,7 +100,7 @@ def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
             failure = error
         if do_all_tensor_ranks(failure is None):
             return
-        # On its way out vLLM's own sum tells ranks what they recorded: all must have recorded as
+        # On exit, vLLM's own sum exchanges what the ranks recorded: all must have recorded equally
         # many buffers, or their processes end.
         if communicator is not None:
             after.callback(setattr, communicator, "disabled", communicator.disabled)
@@ -100,12 +110,12 @@ def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
 
 @functools.cache
 def _sums_capture() -> Any:
-    """The stream in which all is recorded: graphs of several streams would share no memory."""
+    """Returns the stream for all recordings: graphs of several streams would share no memory."""
     return parallel_state.GraphCaptureContext(torch.cuda.Stream())
 
 
 def send_to_next_stage(tensors: dict[str, torch.Tensor]) -> list[Any]:
-    """Begins to send; the handles must be kept, with the tensors, until each says
+    """Starts sending; keep the returned handles and the tensors until each handle
     `is_completed`.
     """
     group = get_pp_group()
@@ -117,7 +127,7 @@ def send_to_next_stage(tensors: dict[str, torch.Tensor]) -> list[Any]:
 
 
 def receive_from_previous_stage(tensors: dict[str, torch.Tensor]) -> None:
-    """Fills the tensors. On a GPU this only queues it."""
+    """Receives into the tensors. On a GPU this is only queued."""
     group = get_pp_group()
     source = group.ranks[group.rank_in_group - 1]
     for name in sorted(tensors):
@@ -125,20 +135,20 @@ def receive_from_previous_stage(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def send_to_first_stage(tensor: torch.Tensor) -> Any:
-    """Sends to the first stage; returns one handle, like send_to_next_stage."""
+    """Sends to the first stage; returns one handle, see send_to_next_stage."""
     group = get_pp_group()
     return torch.distributed.isend(tensor, group.ranks[0], group=group.device_group)
 
 
 def receive_from_last_stage(tensor: torch.Tensor) -> None:
-    """Fills the tensor. On a GPU this only queues it."""
+    """Receives into the tensor. On a GPU this is only queued."""
     group = get_pp_group()
     torch.distributed.recv(tensor, group.ranks[-1], group=group.device_group)
 
 
 def wait_for_pending_sends(worker: Any) -> None:
-    """Let an earlier chat step's asynchronous sends to the next stage end before this rank
-    sends again.
+    """Waits for an earlier chat step's asynchronous sends to the next stage, before this rank
+    sends.
     """
     for handle in getattr(worker, "_pp_send_work", None) or ():
         handle.wait()
