@@ -2,12 +2,14 @@
 its processes.
 """
 
+import itertools
 import os
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from cli.supervise import redis_server
 from tests.harness.chat_client import vllm_args
 from tests.stacks.round_client import FAST, RoundClient
 from tests.stacks.up import PATIENCE_S, Up
@@ -17,6 +19,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads of OpenMP wait for each other with their CPU in hand, which the other processes of
     # `make test` want.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Each process has free ports of its own: a port is free until the server that it was chosen for
+    # listens, which takes seconds.
+    _number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    _first = 20_000 + 800 * (_number % 16)
+    vars(redis_server)["_PORTS"] = itertools.cycle(range(_first, _first + 796))
 
 # Tests that share an engine or a stack run in one process, in this order: `make test` begins with
 # what takes longest, and what is quick fills the gaps. A module that is not named here and has no

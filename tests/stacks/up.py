@@ -20,7 +20,13 @@ from tests.stacks.round_client import LOG_LINES
 START_TIMEOUT_S = 270.0  # below that of a test
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 250.0
-STATE_HOME = Path(__file__).resolve().parents[2] / "build" / "state"
+# Each process of `make test` has logs of its own: two stacks' workers have the same names.
+STATE_HOME = (
+    Path(__file__).resolve().parents[2]
+    / "build"
+    / "state"
+    / os.environ.get("PYTEST_XDIST_WORKER", "")
+)
 # Seconds that proofs wait for constant chat before they get a share, on the shared `up`.
 PATIENCE_S = 6
 

@@ -8,9 +8,9 @@ from tests.integration.chat_checks.known import Server, served
 from tests.stacks.deployments import QWEN3
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, forked_engines: None) -> Iterator[Server]:
-    """tiny-qwen3 in float32, in steps of so many tokens."""
+    """tiny-qwen3 in float32, in steps of so many tokens: one for all that name as many."""
     with served(QWEN3, request.param) as found:
         yield found
 
