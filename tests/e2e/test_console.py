@@ -17,7 +17,6 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from cli.supervise.stack import reserve_port
 from tests.e2e.opened import PATIENCE_MS, PHONE, Opened, opened
-from tests.harness.chromium import chromium
 from tests.harness.samples import round_body
 from tests.harness.waiting import wait_until
 from tests.integration.node import Node, run_node
@@ -35,12 +34,6 @@ TOLD_WITHIN_S = 2.0
 def node() -> Iterator[Node]:
     with ExitStack() as exits:
         yield run_node(exits, workers=2, synthetic_step_ms=100.0, env=FAST, max_fast_crashes=1000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from poc_core.state.delivery.outbox import Delivery
 from poc_core.state.past.history import CHAT_MS, CHATS, bucket
 from tests.e2e.opened import DESK, MOST_SHIFT, PHONE, Opened, opened
 from tests.e2e.told_node import ToldNode
-from tests.harness.chromium import chromium
 from tests.harness.samples import RecordingDispatcher, lease_batch, new_job
 from tests.stacks.served import served, url_of
 
@@ -49,12 +48,6 @@ def shown() -> Iterator[Shown]:
         node = exits.enter_context(ToldNode(redis, settings, N).beating())
         node.start_round()
         yield Shown(node, services, server, url_of(api))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

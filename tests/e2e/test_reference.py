@@ -7,18 +7,11 @@ from playwright.sync_api import Browser, expect
 
 from api.app import create_app
 from poc_core.settings import Settings
-from tests.harness.chromium import chromium
 from tests.stacks.served import served, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
 
 PATIENCE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

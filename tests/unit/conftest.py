@@ -111,6 +111,11 @@ def serve(workers: WorkerRegistry) -> Callable[..., WorkerRecord]:
 
 
 @pytest.fixture
+def a_worker(serve: Callable[..., WorkerRecord]) -> None:
+    serve("w1")
+
+
+@pytest.fixture
 def dispatcher() -> RecordingDispatcher:
     return RecordingDispatcher()
 

@@ -16,12 +16,9 @@ from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
 from tests.harness.samples import MODEL, RecordingDispatcher, body
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 GENERATE = "/api/v1/pow/generate"
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
 
 
 @pytest.fixture(autouse=True)

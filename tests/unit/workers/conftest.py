@@ -23,3 +23,13 @@ def keep_house(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     at_once = SimpleNamespace(uniform=lambda *_: 0.0)
     monkeypatch.setattr("workers.housekeeping.random", at_once)
     return lambda: made[-1].once()
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that replaces itself ends by SystemExit."""
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr("workers.proofs.os._exit", leave)

@@ -32,7 +32,6 @@ from tests.harness.samples import (
 )
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine, value
-from workers import proofs as proofs_module
 from workers import runner as runner_module
 from workers import work as work_module
 from workers.chat_gate import ChatGate, Starvation
@@ -95,14 +94,6 @@ def validations(runner: Work, jobs: JobStore, rounds: RoundStore, hand: Hand) ->
     """Of the same worker."""
     proofs = runner._proofs  # noqa: SLF001
     return Work(proofs, "w1", jobs, rounds, hand, urgent=True)
-
-
-@pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(status: int) -> None:
-        raise SystemExit(status)
-
-    monkeypatch.setattr(proofs_module.os, "_exit", leave)
 
 
 def read(jobs: JobStore, job_id: str) -> JobRecord:

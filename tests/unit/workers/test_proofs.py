@@ -48,14 +48,6 @@ def start(engine: FakeEngine) -> Iterator[Start]:
         proofs.stop()
 
 
-@pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(status: int) -> None:
-        raise SystemExit(status)
-
-    monkeypatch.setattr(proofs_module.os, "_exit", leave)
-
-
 def break_down() -> None:
     raise ProoflineError("CUDA error")
 

@@ -26,7 +26,6 @@ from tests.harness.samples import MODEL, Clock, round_config, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
 from workers import patience
-from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate
 from workers.engines.ticks import EngineLostError
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
@@ -111,14 +110,6 @@ def runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundSte
 def timed_runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundSteps:
     """Its steps end in time."""
     return RoundSteps(proofs, "w1", rounds, published.append, STEP_S)
-
-
-@pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(status: int) -> None:
-        raise SystemExit(status)
-
-    monkeypatch.setattr(proofs_module.os, "_exit", leave)
 
 
 @pytest.fixture

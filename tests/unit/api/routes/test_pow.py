@@ -21,13 +21,10 @@ from poc_core.state import JobStore, WorkerRegistry, keys
 from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, lease_batch, round_body
 from tests.harness.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 GENERATE = "/api/v1/pow/generate"
 VECTOR = base64.b64encode(bytes(2 * K_DIM)).decode()
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
 
 
 def submit(client: TestClient, **changes: Any) -> str:

@@ -30,15 +30,12 @@ from tests.harness.samples import (
     round_body,
 )
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 POW = "/api/v1/pow"
 START = f"{POW}/init/generate"
 URL = "http://receiver:9000/poc"
 SECRET_URL = "http://user:s3cret@receiver:9000/poc"
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
 
 
 def current(rounds: RoundStore) -> RoundRecord:

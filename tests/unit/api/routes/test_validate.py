@@ -1,7 +1,6 @@
 """POST /validate: distances judged by the round that validates, and why they cannot be."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +11,10 @@ from poc_core.state import JobStore
 from tests.harness.samples import MODEL, distance_body, lease_batch, round_body
 from tests.harness.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 POW = "/api/v1/pow"
 BATCH = {"block_hash": "block", "block_height": 7, "public_key": "key"}
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
 
 
 def validate(client: TestClient, nonces: list[int], distances: list[float]) -> Any:

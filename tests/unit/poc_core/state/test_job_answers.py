@@ -1,7 +1,7 @@
 """The answer of a completed validation."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,9 @@ from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
 from poc_core.state import JobStore
 from tests.harness.samples import K_DIM, MODEL, REQUEST, SPEC, lease_batch, result_body
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 VECTORS = encode_vectors(np.eye(K_DIM, dtype=np.float32))
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
 
 
 def computed_validation(

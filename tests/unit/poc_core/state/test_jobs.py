@@ -32,12 +32,9 @@ from tests.harness.samples import (
     worker_record,
 )
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 Serve = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Serve) -> None:
-    serve("w1")
 
 
 def compute(jobs: JobStore, job_id: str, index: int, worker: str = "w1") -> bool:

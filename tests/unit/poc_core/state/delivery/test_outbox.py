@@ -33,13 +33,10 @@ from tests.harness.samples import (
 )
 from tests.harness.stored import n_outboxes, outbox_status
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 URL = "http://receiver:9000/poc"
 VECTOR = "A" * 32  # 24 bytes of zeros
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
 
 
 @pytest.fixture

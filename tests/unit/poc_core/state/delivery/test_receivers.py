@@ -1,8 +1,5 @@
 """Silent receivers: jobs' payloads wait for one that probes, a round's never for jobs'."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from redis import Redis
 
@@ -13,13 +10,10 @@ from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, due_now, lease_batch, round_config
 from tests.harness.stored import spared_receivers
 
+pytestmark = pytest.mark.usefixtures("a_worker")
+
 URL = "http://receiver:9000/poc"
 RECEIVER = "receiver:9000"
-
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
 
 
 @pytest.fixture

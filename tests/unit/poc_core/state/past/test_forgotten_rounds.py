@@ -1,7 +1,6 @@
 """A round that another has followed: kept while anything of it is computed or delivered, no
 longer."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ from poc_core.state.delivery.outbox import Delivery
 from poc_core.state.rounds import LEASE_S
 from tests.harness.samples import Clock, round_config
 
-
-@pytest.fixture(autouse=True)
-def a_worker(serve: Callable[..., Any]) -> None:
-    serve("w1")
+pytestmark = pytest.mark.usefixtures("a_worker")
 
 
 def start(rounds: RoundStore) -> RoundRecord:

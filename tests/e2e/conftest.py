@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -13,9 +12,9 @@ CHROMIUM = (
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """A browser. Skips the test where there is none."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Skips the test where there is none."""
     if CHROMIUM is None:
         pytest.skip("no chromium on the PATH: apt-get install chromium")
     with sync_playwright() as playwright:
