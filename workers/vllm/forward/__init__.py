@@ -1,1 +1,1 @@
-"""Micro-batches through vLLM's model, slice by slice."""
+"""Runs micro-batches through vLLM's model, slice by slice."""

@@ -1,4 +1,4 @@
-"""The model's forward of some of its layers, with what a proof binds to it for that one call."""
+"""The model's forward pass over some of its layers, with a proof's parts bound during that call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from workers.vllm.forward.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.watch import Watch
 from workers.vllm.release import custom_ops, model_parts
 
-# Outputs that the network transforms, hidden_states and residual; hyper-connections give more.
+# Number of outputs that the network transforms, hidden_states and residual; layers with
+# hyper-connections return more.
 _TERMS = 2
 
 
@@ -61,9 +62,9 @@ class BoundForward:
     ) -> Any:
         """Runs the model; returns hidden states after the last layer, else the next layer's input.
 
-        `metadata`: of the layout, by layer; `given`: arguments of the model's own beside positions,
-        inputs_embeds (tokens, hidden) where `layers` begin with the first one, else
-        intermediate_tensors, what the layer before them gave.
+        `metadata`: the layout's metadata, by layer. `given`: further arguments of the model. These
+        are inputs_embeds (tokens, hidden) if `layers` begin with the first layer, else
+        intermediate_tensors, the output of the preceding layer.
         """
         before = given.get("intermediate_tensors")
         state = {} if before is None else before.tensors
@@ -89,18 +90,18 @@ class BoundForward:
 
     @contextmanager
     def _stood_in(self) -> Iterator[None]:
-        """Within, kernels stand in for parts of vLLM's."""
+        """Replaces parts of vLLM's code with faster kernels inside the context."""
         with ExitStack() as exits:
             for one in self._stand_ins:
                 exits.enter_context(one.bound())
             yield
 
     def settle(self, replicated: bool) -> None:
-        """Whether layers' outputs are the same on all tensor-parallel ranks."""
+        """Sets whether the outputs of layers are equal on all tensor-parallel ranks."""
         self._quick.settle(replicated)
 
     def forget_unfinished(self) -> None:
-        """Cleans up after a forward that an exception ended."""
+        """Cleans up after a forward pass that an exception ended."""
         model_parts.forget_unfinished_forward(self._model)
 
 
@@ -108,9 +109,9 @@ class BoundForward:
 def transformed(
     modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
 ) -> Iterator[None]:
-    """Within, the scheme is applied after each layer, and the watch looks at the outputs.
+    """Applies the scheme after each layer inside the context, and shows the outputs to the watch.
 
-    `scheme`: None where it transforms none.
+    `scheme`: None if there is no transformation.
     """
     handles = []
     try:

@@ -1,4 +1,6 @@
-"""Transfers between pipeline stages in a tick: activations forward, points to the first."""
+"""Transfers between pipeline stages in a tick: activations to the next stage, points to the
+first.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from workers.vllm.release import model_parts, parallel
 
 
 class HandOver:
-    """One rank's sends and receives; keeps what sends read until they are done."""
+    """One rank's sends and receives; keeps the sent tensors until they have been sent."""
 
     def __init__(
         self, worker: Any, model: nn.Module, dtype: torch.dtype, device: torch.device
@@ -20,7 +22,7 @@ class HandOver:
         self._model = model
         self._dtype = dtype
         self._device = device
-        # Handles, and the tensors that they read.
+        # Handles, and the tensors that are being sent.
         self._sends: list[tuple[Any, dict[str, torch.Tensor]]] = []
 
     def release_sent(self) -> None:
@@ -36,7 +38,7 @@ class HandOver:
         ]
 
     def receive(self, n_tokens: int) -> dict[str, torch.Tensor]:
-        """Activations from the stage before."""
+        """Receives activations from the previous stage."""
         activations = model_parts.between_stages(self._model, n_tokens, self._dtype, self._device)
         parallel.receive_from_previous_stage(activations)
         return activations
@@ -46,7 +48,7 @@ class HandOver:
         self._sends.append((parallel.send_to_first_stage(points), {"points": points}))
 
     def receive_points(self, n: int) -> torch.Tensor:
-        """Points from the last stage, int64 (n,)."""
+        """Receives points from the last stage, int64 (n,)."""
         points = torch.empty(n, dtype=torch.int64, device=self._device)
         parallel.receive_from_last_stage(points)
         return points

@@ -1,8 +1,8 @@
-"""Keeps a layer's outputs if a micro-batch is cut after it.
+"""Keeps all outputs of a layer if a micro-batch is cut after the layer.
 
-Layers with hyper-connections hand on four tensors, of which the pipeline stages of vLLM's models
-hand on fewer: GLM-5.3-Flash's drops two, and DeepSeek-V4's closes the connections, where the next
-layer would do so in one kernel with its own beginning, which gives other bits.
+Layers with hyper-connections pass on four tensors. The pipeline stages of vLLM's models pass on
+fewer: GLM-5.3-Flash's stages drop two, and DeepSeek-V4's stages close the connections. The next
+layer would close them in one kernel with its own first operations, which gives other bits.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# By a layer's class, what the next layer calls the tensors that it gives, in their order.
+# By a layer's class, the next layer's argument names for its outputs, in order.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "DeepseekV4DecoderLayer": ("x", "residual", "post_mix", "res_mix"),
     "Glm5NextDecoderLayer": ("hidden_states", "residual", "post", "comb"),
 }
-# Begins the names that vLLM's model does not know, among those that it hands on itself.
+# Prefix of our names among the names that vLLM's model passes on.
 _PREFIX = "proofline."
 
 
@@ -27,10 +27,11 @@ _PREFIX = "proofline."
 def handed_on(
     modules: nn.ModuleList, layers: range, own: range, state: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """Within, the first of the layers takes all that the one before it has handed on.
+    """Passes all outputs of the preceding layer to the first layer.
 
-    `own`: the layers of this rank; `state`: what came with the call. Gives what the last one hands
-    on, which fills in the call: nothing where the stage ends, or where vLLM hands on all itself.
+    `own`: the layers of this rank; `state`: the tensors passed to the call. Yields a dictionary
+    that the call fills with the last layer's outputs. It stays empty at the end of a stage, or if
+    vLLM passes on all outputs.
     """
     kept: dict[str, Tensor] = {}
     handles = []
@@ -45,7 +46,7 @@ def handed_on(
 
             def keep(_module: Any, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 kept.update(zip((_PREFIX + name for name in names), output, strict=True))
-                # DeepSeek-V4's model closes the connections of what it gets, for nobody.
+                # DeepSeek-V4's model closes the connections of its input; the result is not used.
                 return tuple(x[:1] for x in output)
 
             handles.append(last.register_forward_hook(keep))
@@ -65,9 +66,10 @@ def _in_place_of_arguments(given: Mapping[str, Tensor]) -> Any:
 
 
 def with_all(tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the input of a stage's next part: everything kept, else the model's own output.
+    """Returns the input of a stage's next part: all kept outputs, else the model's output.
 
-    Its own names stay, as the model asks for them, but no tensor of theirs: no layer sees it.
+    The model's names stay because the model reads them, but their tensors are arbitrary: no layer
+    uses them.
     """
     if not kept:
         return dict(tensors)

@@ -1,4 +1,4 @@
-"""Caches that keep keys, values and states of decode proofs from step to step: never chat's."""
+"""Caches for keys, values and states of decode proofs between steps, separate from chat's."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from torch import Tensor
 from workers.vllm.forward.kv_isolation import ScratchCaches
 from workers.vllm.release import kv_caches
 
-# Share of the memory that is free when the engine has started.
+# Share of the memory that is free after the engine has started.
 _SHARE_OF_FREE = 0.5
-# On a CPU, which tells no free memory: share of what chat's own caches take.
+# On a CPU, which does not report free memory: share of the size of chat's caches.
 _SHARE_OF_CHATS = 0.25
-# Bytes of which each cache begins at a multiple, as torch's own do.
+# Alignment of each cache in bytes, as in torch's allocator.
 _ALIGNMENT = 512
 
 
 class Place:
     """The caches of one micro-batch at a time, one for each layer.
 
-    On a GPU they lie in memory that is always theirs; on a CPU they grow with the micro-batch.
+    On a GPU their memory is reserved permanently; on a CPU it grows with the micro-batch.
     """
 
     def __init__(self, memory: Tensor | None) -> None:
         self.caches: dict[str, list[Tensor]] = {}
-        self.shape = (0, 0)  # sequences with states, and tokens, that the caches hold
+        self.shape = (0, 0)  # capacity of the caches: sequences with states, and tokens
         self.is_taken = False
         self.memory = memory  # uint8
         self._used = 0
 
     def make(self, scratch: ScratchCaches, n_sequences: int, n_tokens: int) -> None:
-        """Makes caches of zeros for one shape, in place of what was here.
+        """Creates caches of zeros for one shape, in place of the earlier ones.
 
-        On a GPU a shape's caches always lie at the same addresses.
+        On a GPU a shape's caches always have the same addresses.
         """
-        self.caches.clear()  # before the new ones are made
+        self.caches.clear()  # freed before the new ones are created
         self._used = 0
         zeros = None if self.memory is None else self._zeros
         self.caches = scratch.own_caches(n_sequences, n_tokens, zeros)
@@ -53,7 +53,7 @@ class Place:
 
 
 class KeptCaches:
-    """A place for each micro-batch that may be under way at a time."""
+    """A place for each micro-batch that may be in progress at the same time."""
 
     def __init__(self, scratch: ScratchCaches, device: torch.device) -> None:
         self._scratch = scratch
@@ -61,7 +61,7 @@ class KeptCaches:
         self.on_gpu = device.type == "cuda"
         self._device = device
         self.places: list[Place] = []
-        # A sequence takes a multiple of this, also where layers have blocks of several sizes.
+        # A sequence takes a multiple of this, also if layers have different block sizes.
         self.block = math.lcm(*(group.block_size for group in scratch.groups), 1)
         self._per_token = max(scratch.own_bytes_per_token(), 1)
         self._per_state = scratch.own_bytes_per_state()
@@ -72,11 +72,11 @@ class KeptCaches:
 
     @property
     def state(self) -> int:
-        """Tokens that take as much memory as a sequence's states."""
+        """Returns the number of tokens that take as much memory as a sequence's states."""
         return -(-self._per_state // self._per_token)
 
     def why_not(self) -> str | None:
-        """Why steps cannot be computed with this model."""
+        """Returns why decode steps cannot be computed with this model; None if they can."""
         for group in self.groups:
             if group.is_state and not kv_caches.carries_state(group.group):
                 return (
@@ -87,9 +87,11 @@ class KeptCaches:
         return None
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
-        """Tokens that each of `n_places` could keep, of which a sequence's states take `state`.
+        """Returns the tokens that each of `n_places` places could hold;
 
-        `limit_bytes`: of all places; None: a share of what is free.
+        a sequence's states take `state`.
+
+        `limit_bytes`: for all places; None for a share of the free memory.
         """
         if limit_bytes is None and self.on_gpu:
             limit_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(self._device)[0])
@@ -99,7 +101,7 @@ class KeptCaches:
         return max(0, per_place // self.block * self.block)
 
     def reserve(self, n_places: int, n_tokens: int) -> None:
-        """Makes the places; on a GPU with all of their memory, which is then always there."""
+        """Creates the places; on a GPU with all of their memory, permanently."""
         self.places.clear()
         for _ in range(n_places):
             memory = None
@@ -112,7 +114,10 @@ class KeptCaches:
             self.places.append(place)
 
     def take(self, n: int, positions: int) -> Place:
-        """A place for `n` new sequences of `positions` tokens; to be given back by `free`."""
+        """Takes a place for `n` new sequences of `positions` tokens;
+
+        `free` must give the place back.
+        """
         place = next(place for place in self.places if not place.is_taken)
         n_tokens = n * -(-positions // self.block) * self.block
         n_states = n if self._per_state else 0
@@ -132,6 +137,6 @@ class KeptCaches:
 
     @contextmanager
     def bound(self, place: Place) -> Iterator[None]:
-        """Binds the place's caches to every attention layer; chat's own again on any exit."""
+        """Binds the place's caches to every attention layer; restores chat's caches on any exit."""
         with self._scratch.bound_to(place.caches):
             yield

@@ -1,7 +1,7 @@
-"""Scratch caches that stand in for chat's while a proof batch runs.
+"""Scratch caches that replace chat's caches during a proof batch.
 
-A proof is prefill only: once a layer has run, nobody reads its keys and values again, but for
-layers that are made to. So one cache serves every layer of a kind, and the blocks that chat owns
+A proof is prefill only: after a layer has run, its keys and values are not read again, except by
+layers that share another layer's cache. So one cache serves all layers of a kind, and chat's blocks
 are never touched (docs/architecture.md, "Chat and proofs").
 """
 
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from workers.vllm.release import kv_caches
 
-# Block 0 is vLLM's null block; sequences are laid out from block 1 on.
+# Block 0 is vLLM's null block; sequences start at block 1.
 FIRST_BLOCK = 1
 
 Zeros = Callable[[int, torch.dtype], Tensor]
-"""(elements, dtype) -> as many zeros in a row."""
+"""(number of elements, dtype) -> a flat tensor of zeros."""
 
 
 class NotIsolatableError(RuntimeError):
@@ -35,10 +35,10 @@ class ScratchGroup:
     """Layers that share one metadata builder and one kind of cache."""
 
     group: Any
-    block_size: int  # tokens per block as the attention kernel addresses them
+    block_size: int  # tokens per block of the attention kernel
     layer_names: tuple[str, ...]
     block_dim: int
-    is_state: bool  # one block a sequence, whatever its length
+    is_state: bool  # one block for each sequence, of any length
 
     def blocks_per_sequence(self, seq_len: int) -> int:
         return 1 if self.is_state else -(-seq_len // self.block_size)
@@ -48,11 +48,11 @@ class ScratchGroup:
 
 
 class ScratchCaches:
-    """Scratch caches for all layers of the model, each grown to the largest batch seen.
+    """Scratch caches for all layers of the model, each grown to the largest batch so far.
 
-    Layers share one where they have the same kind of cache, of the same shape, and never need it at
-    the same time: never two caches of one decoder layer, nor one that a later layer reads again.
-    `private`: none is shared.
+    Layers share a cache if their caches have the same kind and shape and are never needed at the
+    same time: two caches of one decoder layer are not shared, nor is a cache that a later layer
+    reads. `private`: no cache is shared.
     """
 
     def __init__(self, runner: Any, layers: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class ScratchCaches:
 
     @contextmanager
     def bound(self, n_sequences: int, seq_len: int) -> Iterator[None]:
-        """Binds the scratch caches to every attention layer; chat's own again on any exit."""
+        """Binds the scratch caches to every attention layer; restores chat's caches on any exit."""
         scratch = {
             name: self._scratch(name, index, group.n_blocks(n_sequences, seq_len))
             for index, group in enumerate(self.groups)
@@ -114,7 +114,7 @@ class ScratchCaches:
 
     @contextmanager
     def bound_to(self, caches: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
-        """Like `bound`, with other caches by layer (see `own_caches`)."""
+        """Works like `bound`, with other caches by layer (see `own_caches`)."""
         live: dict[str, Any] = {}
         try:
             for name, cache in caches.items():
@@ -130,10 +130,10 @@ class ScratchCaches:
     def own_caches(
         self, n_sequences: int, n_tokens: int, zeros: Zeros | None = None
     ) -> dict[str, list[Tensor]]:
-        """New caches by layer: each its own, or that of the layer it reads.
+        """Creates new caches by layer; a layer that reads another layer's cache gets that cache.
 
-        They hold `n_tokens` tokens, in whole blocks of all sequences together, and the states of
-        `n_sequences`. `zeros`: makes their memory; None: torch.
+        The caches hold `n_tokens` tokens, in complete blocks for all sequences together, and the
+        states of `n_sequences`. `zeros`: allocates their memory; None for torch.
         """
         found: dict[str, list[Tensor]] = {}
         for group in self.groups:
@@ -151,7 +151,7 @@ class ScratchCaches:
         return found
 
     def own_bytes_per_token(self) -> int:
-        """Bytes that `own_caches` take for a token, all layers together; rounded up."""
+        """Returns the bytes that `own_caches` take for a token, over all layers; rounded up."""
         return sum(
             -(-self._page(live, name, group) * live.element_size() // group.block_size)
             for live, name, group in self._own()
@@ -159,7 +159,7 @@ class ScratchCaches:
         )
 
     def own_bytes_per_state(self) -> int:
-        """Bytes that `own_caches` take for a sequence's states, all layers together."""
+        """Returns the bytes that `own_caches` take for a sequence's states, over all layers."""
         return sum(
             self._page(live, name, group) * live.element_size()
             for live, name, group in self._own()
@@ -167,18 +167,18 @@ class ScratchCaches:
         )
 
     def n_own_caches(self) -> int:
-        """How many tensors `own_caches` makes."""
+        """Returns the number of tensors that `own_caches` creates."""
         return sum(1 for _ in self._own())
 
     def zero_states(self, caches: Mapping[str, Sequence[Tensor]]) -> None:
-        """Forgets the states in `caches`, as if their sequences were new."""
+        """Clears the states in `caches` for new sequences."""
         for group in self.groups:
             for name in group.layer_names if group.is_state else ():
                 for cache in caches[name]:
                     cache.zero_()
 
     def chats_bytes(self) -> int:
-        """Bytes that chat's own caches of these layers take, which may lie in the same memory."""
+        """Returns the bytes of chat's caches of these layers, counting shared memory once."""
         memory = {
             cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes()
             for cache, _name, _group in self._own()
@@ -190,7 +190,9 @@ class ScratchCaches:
         self._caches.clear()
 
     def chats_first_blocks(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
-        """By layer: copies of the blocks of chat's caches that an unisolated batch writes to."""
+        """Copies, by layer, the blocks of chat's caches that a batch without isolation would write
+        to.
+        """
         return {
             name: [
                 cache.narrow(
@@ -207,7 +209,7 @@ class ScratchCaches:
         }
 
     def _tensors(self, layer_name: str) -> Sequence[Any]:
-        """Returns the cache tensors that a layer binds; empty if it keeps nothing."""
+        """Returns the cache tensors that a layer binds; empty if it has none."""
         cache = getattr(self._layers[layer_name], "kv_cache", None)
         if cache is None:
             return []
@@ -228,7 +230,10 @@ class ScratchCaches:
         return tensors
 
     def _scratch(self, name: str, index: int, n_blocks: int) -> list[Tensor]:
-        """Caches like a layer's own with at least `n_blocks` blocks; of a state always zeros."""
+        """Returns caches like a layer's own, with at least `n_blocks` blocks;
+
+        states are always zeros.
+        """
         group, live = self.groups[index], self._live(name)
         source = self._sources.get(name, name)
         alone = self.private or source in self._sources.values()
@@ -246,7 +251,7 @@ class ScratchCaches:
         return scratch
 
     def _own(self) -> Iterator[tuple[Tensor, str, ScratchGroup]]:
-        """Chat's tensors, layer by layer, of the layers that read no other one's."""
+        """Yields chat's tensors layer by layer, without layers that read another layer's cache."""
         for group in self.groups:
             for name in group.layer_names:
                 if name not in self._sources:
@@ -261,12 +266,15 @@ class ScratchCaches:
         n_blocks: int,
         zeros: Zeros | None = None,
     ) -> Tensor:
-        """Zeros: slots past a sequence's end are masked, but a masked NaN still poisons a sum."""
+        """Returns a zeroed cache:
+
+        slots past a sequence's end are masked, but a masked NaN would spoil a sum.
+        """
         page = self._page(live, name, group)
         return zeros_like(live, group.block_dim, n_blocks, page, zeros)
 
     def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:
-        """Elements from one block to the next."""
+        """Returns the number of elements between the starts of two blocks."""
         content = _block_extent(live, group.block_dim) * live.element_size()
         page = kv_caches.page_bytes(group.group, name, content) if not group.is_state else content
         return -(-page // live.element_size())
@@ -275,16 +283,18 @@ class ScratchCaches:
 def zeros_like(
     live: Tensor, block_dim: int, n_blocks: int, page: int, zeros: Zeros | None = None
 ) -> Tensor:
-    """A cache like `live` of `n_blocks` blocks: same dtype, other dimensions and memory order.
+    """Returns a cache like `live` with `n_blocks` blocks:
 
-    Where blocks come first in memory, `page` elements lie from one to the next, and never more than
-    in `live`: the padding that kernels want stays, other layers' pages between do not. `zeros`:
-    see `own_caches`.
+    same dtype, other dimensions and memory order.
+
+    If blocks come first in memory, the distance between two blocks is `page` elements, or less if
+    it is less in `live`: padding for kernels stays, pages of other layers in between do not.
+    `zeros`: see `own_caches`.
     """
     make = zeros or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=live.device))
     sizes = list(live.shape)
     sizes[block_dim] = n_blocks
-    # A dimension of one element has any stride.
+    # The stride of a dimension with one element is arbitrary.
     order = sorted(
         range(live.dim()), key=lambda dim: (live.stride(dim), dim == block_dim), reverse=True
     )
@@ -300,7 +310,7 @@ def zeros_like(
 
 
 def _block_extent(cache: Tensor, block_dim: int) -> int:
-    """Elements from a block's first to its last, those that it skips included."""
+    """Returns the elements from a block's first to its last, including skipped ones."""
     others = (dim for dim in range(cache.dim()) if dim != block_dim)
     return 1 + sum((cache.shape[dim] - 1) * cache.stride(dim) for dim in others)
 
@@ -311,7 +321,10 @@ def _shape_without(cache: Tensor, block_dim: int) -> tuple[Any, ...]:
 
 
 def _places(layer_names: Sequence[str]) -> dict[str, int]:
-    """How many names before each one are of the same decoder layer: these must not share."""
+    """Counts for each name the preceding names of the same decoder layer;
+
+    these must not share caches.
+    """
     seen: Counter[str] = Counter()
     places = {}
     for name in layer_names:

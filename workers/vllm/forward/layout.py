@@ -16,14 +16,14 @@ from workers.vllm.forward.kept_caches import KeptCaches, Place
 from workers.vllm.forward.kv_isolation import FIRST_BLOCK, ScratchCaches, ScratchGroup
 from workers.vllm.release import kv_caches
 
-# Full and last micro-batches of a few jobs.
+# Complete and last micro-batches of a few jobs.
 _LAYOUTS_KEPT = 8
 
 
 class BlockTables:
     """The blocks of `n` sequences of up to `capacity` tokens, one sequence after the other.
 
-    Their first forward has `rows` tokens of each.
+    The first forward pass has `rows` tokens of each sequence.
     """
 
     def __init__(
@@ -39,8 +39,9 @@ class BlockTables:
             first = FIRST_BLOCK + per_sequence * torch.arange(n)
             blocks = first[:, None] + torch.arange(per_sequence)
             if group.is_state:
-                # As wide as where vLLM keeps checkpoints of the state: all blocks are this one,
-                # but the null block where a checkpoint of the first forward would follow the state.
+                # As wide as vLLM's table with checkpoints of the state. All entries are this block,
+                # except that the null block marks checkpoints of the first forward pass, which
+                # would overwrite the state.
                 width = kv_caches.state_table_width(group.group, capacity)
                 blocks = blocks.repeat(1, width)
                 blocks[:, : kv_caches.checkpoints(group.group, rows)] = 0
@@ -52,7 +53,7 @@ class BlockTables:
         return len(self.first_slots[0]) if self.first_slots else 0
 
     def part(self, members: range) -> BlockTables:
-        """The tables of some of the sequences."""
+        """Returns the tables of some of the sequences."""
         part = copy.copy(self)
         rows = slice(members.start, members.stop)
         part.tables = [table[rows] for table in self.tables]
@@ -60,17 +61,20 @@ class BlockTables:
         return part
 
     def slots(self, index: int, positions: torch.Tensor) -> torch.Tensor:
-        """Slots of each sequence's `positions` (k,) in the cache of one group: int64 (n * k,)."""
-        if self.groups[index].is_state:  # a state's tokens have no slots of their own
+        """Returns the slots of each sequence's `positions` (k,) in one group's cache:
+
+        int64 (n * k,).
+        """
+        if self.groups[index].is_state:  # tokens of a state have no separate slots
             return torch.zeros(self.n * len(positions), dtype=torch.int64, device=self.device)
         return (self.first_slots[index] + positions).view(-1)
 
 
 class Layout:
-    """Some positions of each of a batch's sequences, whose earlier ones are in the cache.
+    """Some positions of each of a batch's sequences, whose earlier positions are in the cache.
 
-    The same for every batch of that shape; made without waiting for the device.
-    `most`: positions that a sequence may get to, where it is moved there.
+    Equal for every batch of the shape; created without waiting for the device. `most`: largest
+    number of positions to which a sequence may be moved.
     """
 
     def __init__(self, tables: BlockTables, positions: range, most: int | None = None) -> None:
@@ -102,14 +106,14 @@ class Layout:
         }
         self._slots = [tables.slots(index, offsets) for index in range(len(tables.groups))]
         self._metadata: dict[str, Any] = {}  # by layer
-        self._builds: int | None = None  # of all builders when the metadata was built
+        self._builds: int | None = None  # count of all builders when the metadata was built
         # A layer's slot of every token, (n * rows,) int64.
         self.slot_mapping: dict[str, torch.Tensor] = {}
         for group, slots in zip(tables.groups, self._slots, strict=True):
             self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
 
     def move_to(self, position: int) -> None:
-        """Moves to one other position of each sequence, in the same tensors."""
+        """Moves to another single position of each sequence, in the same tensors."""
         assert len(self.positions) == self._tables.n, (
             "a layout of several positions stays where it is"
         )
@@ -122,8 +126,10 @@ class Layout:
             slots.copy_(self._tables.slots(index, self.positions[:1]))
 
     def metadata(self) -> dict[str, Any]:
-        """Attention metadata by layer. Built again after each chat step, which fills the buffers
-        of the same builders; building takes a slice of GLM-5.3-Flash longer than its layer.
+        """Returns the attention metadata by layer.
+
+        Rebuilt only after a chat step, which overwrites the buffers of the same builders: for a
+        slice of GLM-5.3-Flash, building takes longer than its layer.
         """
         groups = [one.group for one in self._tables.groups]
         if self._builds != kv_caches.n_builds(groups):
@@ -144,7 +150,7 @@ class Layout:
 
 
 class ReadyLayouts:
-    """Layouts of whole sequences, of the shapes that came last."""
+    """Cached layouts of complete sequences, for the most recent shapes."""
 
     def __init__(self, groups: Sequence[ScratchGroup], device: torch.device) -> None:
         self._groups, self._device = groups, device
@@ -160,7 +166,7 @@ class ReadyLayouts:
 
 @dataclass
 class DeviceBatch:
-    """A micro-batch under way on this rank's device."""
+    """A micro-batch in progress on this rank's device."""
 
     batch: Batch
     # What one slice hands to the next, each (rows of the pass, hidden).
@@ -174,7 +180,7 @@ class DeviceBatch:
 
 
 class Whereabouts:
-    """Finds where the tokens of a pass lie, and binds the caches that they lie in."""
+    """Finds the positions of a pass in caches, and binds those caches."""
 
     def __init__(self, scratch: ScratchCaches, kept: KeptCaches, device: torch.device) -> None:
         self._scratch = scratch
@@ -183,7 +189,10 @@ class Whereabouts:
         self._layouts = ReadyLayouts(scratch.groups, device)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Layout and caches of one pass; a batch with steps takes its place with the first."""
+        """Returns layout and caches of one pass;
+
+        a batch with decode steps takes its place at the first.
+        """
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)
         if not shape.steps:

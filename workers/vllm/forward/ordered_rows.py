@@ -1,5 +1,5 @@
-"""Marlin's experts (4 bits, as DeepSeek-V4's and Kimi-K2's) with the same bits each time: their
-rows are put in order first. Chat keeps vLLM's own order.
+"""Makes Marlin's experts (4 bits, in DeepSeek-V4 and Kimi-K2) reproducible by sorting their rows
+first. Chat keeps vLLM's order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from poc_core import fused
 from workers.vllm.forward.trial import OTHER_BITS, Trial, is_right
 
 MARLIN = "_moe_C::moe_wna16_marlin_gemm"
-# What its arguments are called, by vLLM's releases alike, at other places.
+# Names of its arguments in all of vLLM's releases; their positions differ.
 _ROWS, _EXPERTS, _N_USED, _BLOCK = (
     "sorted_token_ids",
     "expert_ids",
@@ -25,12 +25,17 @@ _ROWS, _EXPERTS, _N_USED, _BLOCK = (
 
 
 class OrderedRows:
-    """The products, of rows in order. A layer has two of the same rows, ordered once. The kernel is
-    used where the first call of a shape found its rows to be those that sorting gives.
+    """Wraps Marlin's products and sorts their rows.
+
+    Two products of a layer use the same rows, which are sorted once.
+
+    The sorting kernel is used for a shape if the first call gave the same rows as torch's sorting.
     """
 
     def __init__(self, own: Any, names: Sequence[str]) -> None:
-        """`names`: of the operation's arguments. ValueError: they are others."""
+        """`names`: names of the operation's arguments. ValueError if an expected name is
+        missing.
+        """
         self._own = own
         self._at = [names.index(name) for name in (_ROWS, _EXPERTS, _N_USED, _BLOCK)]
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -49,8 +54,9 @@ class OrderedRows:
         return self._own(*args[:first], self._last[1], *args[first + 1 :])
 
     def _ordered(self, rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-        """The rows in order; as they are where the kernel cannot be trusted."""
-        from poc_core.fused.row_order import in_order  # here: Triton comes with CUDA
+        """Returns the sorted rows, or the unchanged rows if the kernel is wrong for their shape."""
+        # imported here: Triton comes with CUDA builds
+        from poc_core.fused.row_order import in_order
 
         def why_not() -> str:
             expected = sorted_rows(rows, experts, int(n_used), block)
@@ -65,8 +71,9 @@ class OrderedRows:
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
-    """Computes `poc_core.fused.row_order.in_order` by torch's sorting: each expert's rows from the
-    smallest to the largest, after the first `n_used` unchanged.
+    """Computes `poc_core.fused.row_order.in_order` with torch's sorting.
+
+    Sorts each expert's rows in ascending order; rows after the first `n_used` are unchanged.
     """
     of_block = experts[: n_used // block]
     is_next = torch.ones_like(of_block, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Proof work under torch's profiler, and a device's speed; inside vLLM's worker processes."""
+"""Profiles proof work with torch's profiler, and measures a device's speed, in vLLM's processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.profiler import ProfilerActivity, record_function
 
 from poc_core.schemes.base import PrefillScheme
 
-# Begins the names of the ranges that a micro-batch's steps run in; nobody else's begin so.
+# Prefix of the names of our profiler ranges around a micro-batch's steps.
 _PREFIX = "proofline."
-# Rows and columns of the product that shows a device's peak: enough to fill it.
+# Rows and columns of the matrix product that measures a device's peak: enough to fill the device.
 _PEAK_SIZE_GPU = 8192
 _PEAK_SIZE_CPU = 1024
 _PEAK_S = 0.2
@@ -26,7 +26,7 @@ _PEAK_TRIES = 5
 
 
 class MarkedScheme(PrefillScheme):
-    """Another scheme, each of whose steps runs in a range of the profiler."""
+    """Wraps a scheme so that each of its steps runs in a profiler range."""
 
     def __init__(self, scheme: PrefillScheme) -> None:
         vars(self).update(vars(scheme))
@@ -54,7 +54,10 @@ class MarkedScheme(PrefillScheme):
 
 @contextmanager
 def marked_norms(model: nn.Module) -> Iterator[None]:
-    """Within, each of the model's norms runs in a range: on CPUs they share others' operations."""
+    """Runs each of the model's norms in a profiler range:
+
+    on CPUs norms share operations with others.
+    """
     ranges: list[record_function] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:
@@ -96,7 +99,10 @@ def profiled(
 
 
 def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """`profiled` from a GPU's events: a kernel's range is where it began by the GPU's own clock."""
+    """Evaluates a GPU's events for `profiled`:
+
+    a kernel belongs to the range in which it began, by the GPU's clock.
+    """
     ranges: list[tuple[float, float, str]] = []  # microseconds
     kernels: list[tuple[float, float, str]] = []
     for event in events:
@@ -122,7 +128,10 @@ def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str
 
 
 def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """`profiled` from a CPU's events: each operation without those that it called."""
+    """Evaluates a CPU's events for `profiled`:
+
+    an operation's time excludes the operations it called.
+    """
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:
         outer = event
@@ -134,7 +143,10 @@ def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, st
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of one large matrix product, the best of a few tries."""
+    """Returns the floating-point operations a second of a large matrix product:
+
+    the best of a few tries.
+    """
     size = _PEAK_SIZE_GPU if device.type == "cuda" else _PEAK_SIZE_CPU
     a, b = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -157,16 +169,16 @@ def device_name(device: torch.device) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for all that was launched on the device."""
+    """Waits for all launched work of the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def matrix_flops(layers: Iterable[nn.Module], seq_len: int) -> float:
-    """Floating-point operations of the layers for one sequence, this rank's share.
+    """Returns the floating-point operations of the layers for one sequence, this rank's share.
 
-    Counts matrix products and attention from the sizes that vLLM's linear, expert and attention
-    modules name: weights may be packed or moved elsewhere.
+    Counts matrix products and attention from the sizes stored in vLLM's linear, expert and
+    attention modules, because weights may be packed or moved.
     """
     return sum(_matrix_flops(layer, seq_len) for layer in layers)
 
@@ -176,7 +188,7 @@ def _matrix_flops(module: nn.Module, seq_len: int) -> float:
     if {"top_k", "hidden_size", "intermediate_size_per_partition"} <= sizes.keys():
         # Experts: gate, up and down.
         experts = sizes.get("global_num_experts", 1)
-        # Of the experts on this rank.
+        # On this rank's experts.
         per_token = sizes["top_k"] * sizes.get("local_num_experts", experts) / experts
         return float(
             2
@@ -192,6 +204,6 @@ def _matrix_flops(module: nn.Module, seq_len: int) -> float:
             2 * rows * sizes.get("output_size_per_partition", sizes["output_size"]) * seq_len
         )
     if {"num_heads", "head_size", "kv_cache"} <= sizes.keys():
-        # Each token sees itself and those before it, twice.
+        # Each token attends to itself and the tokens before it, with two products.
         return float(4 * sizes["num_heads"] * sizes["head_size"] * seq_len * (seq_len + 1) / 2)
     return sum(_matrix_flops(child, seq_len) for child in module.children())

@@ -1,8 +1,9 @@
-"""Proof micro-batches through the vLLM model, slice by slice, in one of vLLM's worker processes.
+"""Runs proof micro-batches through the vLLM model, slice by slice, in one of vLLM's processes.
 
-A slice is a run of decoder layers, run as a pipeline stage of its own: chat may have the engine
-between two of them, while the micro-batch's activations wait on the device. Every tensor-parallel
-rank runs the same code and makes the inputs for itself; no tensor is sent to it.
+A slice is a run of decoder layers that works like a separate pipeline stage: between two slices
+chat may use the engine, while the micro-batch's activations stay on the device. Every
+tensor-parallel rank runs the same code and generates its own inputs; no tensor is sent to the
+ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ProofRunner:
     """Runs proof micro-batches on the model that a vLLM worker has loaded."""
 
     def __init__(self, worker: Any) -> None:
-        """`worker`: vLLM's, its KV cache set up. Raises NotIsolatableError, LookupError."""
+        """`worker`: vLLM's, with its KV cache set up. Raises NotIsolatableError or LookupError."""
         runner = worker.model_runner
         self._config = worker.vllm_config
         self._model = runner.get_model()
@@ -79,7 +80,8 @@ class ProofRunner:
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
         self._micro_batches: dict[int, DeviceBatch] = {}
-        # By the last slice of a micro-batch: the numbers that are on the host when that has run.
+        # By the last slice of a micro-batch: its numbers, which are on the host once the slice has
+        # run.
         self._numbers: dict[tuple[int, ...], tuple[Batch, torch.Tensor]] = {}
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
@@ -87,8 +89,9 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def configure(self, codebook: str) -> dict[str, Any]:
-        """Sets this process's codebook, once, and describes this rank to the engine: sizes in
-        elements, its layers, sliceable or not.
+        """Sets this process' codebook, once, and describes this rank:
+
+        sizes in elements, layers, whether it can be sliced.
 
         `codebook`: see EngineOptions.
         """
@@ -108,31 +111,44 @@ class ProofRunner:
         }
 
     def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
-        """Tokens that could be kept of each of `n_places` micro-batches, see KeptCaches.room."""
+        """Returns how many tokens each of `n_places` micro-batches could keep, see
+        KeptCaches.room.
+        """
         return self._kept.room(n_places, limit_bytes)
 
     def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
-        """Makes room for steps of decode proofs. `moe_layers`: layers of experts of each stage."""
+        """Reserves memory for decode steps. `moe_layers`:
+
+        number of layers with experts in each stage.
+        """
         self._kept.reserve(n_places, n_tokens)
         self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Turns recorded steps on or off; answers how many there are and what speaks against it."""
+        """Turns recorded steps on or off;
+
+        returns the number of recordings and a reason against them.
+        """
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        """Begins to watch micro-batches of at most that size."""
+        """Starts watching micro-batches of at most that size."""
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
-        """Layers whose chat cache was touched, and whether outputs are the same on all ranks."""
+        """Stops watching;
+
+        returns the layers whose chat cache changed, and whether outputs are equal on all ranks.
+        """
         watch, self._watch = self._watch, None
         assert watch is not None, "unwatch without watch"
         return {"touched": watch.touched(), "replicated": watch.replicated}
 
     def settle(self, private: bool, replicated: bool) -> None:
-        """How to go on: with private or shared caches, with outputs replicated on ranks or not."""
+        """Sets whether caches are private, and whether outputs are equal on all tensor-parallel
+        ranks.
+        """
         self._caches.private, self._schemes.replicated = private, replicated
         self._bound.settle(replicated)
         self._caches.forget()
@@ -146,12 +162,13 @@ class ProofRunner:
         wait: bool,
         fetch: int | None,
     ) -> dict[str, Any]:
-        """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
+        """Runs at most one of `slices` (see Slice): the one with this rank's layers.
 
-        `begin`: id, spec, nonces and part of each micro-batch (see ticks.py) that is new; `drop`:
-        ids of those that are given up; `wait`, `fetch`: see Tick. Answers {"refused": {id: why},
-        "ran": [(slice, seconds)], "values": {id: values}}: of what ended since the last tick,
-        values on the reporting rank only. When it raises, all micro-batches are gone.
+        `begin`: id, spec, nonces and part (see ticks.py) of each new micro-batch. `drop`: ids of
+        cancelled micro-batches. `wait`, `fetch`: see Tick. Returns {"refused": {id: reason}, "ran":
+        [(slice, seconds)], "values": {id: values}} for everything that ended since the last tick;
+        only the reporting rank returns values. If an error is raised, all micro-batches are
+        dropped.
         """
         for micro_batch in drop:
             self._end(micro_batch)
@@ -166,7 +183,7 @@ class ProofRunner:
             for one in wanted:
                 if one.end == self._own.start:
                     self._receive(one.micro_batch, one.step)
-            # Last, as every stage does: else two of them wait for each other.
+            # Last, as on every stage: otherwise two stages would wait for each other.
             for one in wanted:
                 self._hand_points_back(one)
             if wait or fetch is not None:
@@ -186,22 +203,23 @@ class ProofRunner:
     def profile(
         self, fields: Mapping[str, Any], nonces: Sequence[int], watch: bool
     ) -> dict[str, Any]:
-        """Fields of a RankProfile of one micro-batch: this rank's layers in one go.
+        """Returns fields of a RankProfile for one micro-batch, computed in one slice of this rank's
+        layers.
 
-        `watch`: under the profiler; without it neither busy_s nor kernels. SpecError.
+        `watch`: uses the profiler; without it busy_s is 0 and kernels are empty. Raises SpecError.
         """
         spec = ProofSpec.model_validate(fields)
         scheme = self._schemes.of(spec)
         if not isinstance(scheme, PrefillScheme):
             raise SpecError(f"The time of {spec.scheme} proofs cannot be divided into parts.")
-        own = Slice(-1, self._own.start, self._own.stop)  # the micro-batch is nobody else's
+        own = Slice(-1, self._own.start, self._own.stop)  # this id is used for no other micro-batch
         try:
             marked = profiler.MarkedScheme(scheme) if watch else scheme
             batch = marked.begin(nonces, reflected=self._found.reflected)
             self._micro_batches[own.micro_batch] = DeviceBatch(batch)
             if self._own.start > 0:
                 self._receive(own.micro_batch, 0)
-            profiler.synchronize(self._device)  # leaves the time of the stage before out
+            profiler.synchronize(self._device)  # excludes the time of the previous stage
             self._stopwatch.wait()
             self._stopwatch.take()
             if watch:
@@ -226,7 +244,9 @@ class ProofRunner:
         }
 
     def matrix_peak(self) -> dict[str, Any]:
-        """The device's name, and its operations a second in a product in the model's dtype."""
+        """Returns the device's name, and its operations a second in a matrix product in the model's
+        dtype.
+        """
         peak = profiler.matrix_peak(self._device, self._dtype)
         return {"device": profiler.device_name(self._device), "peak_flops": peak}
 
@@ -278,7 +298,7 @@ class ProofRunner:
     def _values_of(
         self, ran: Sequence[tuple[tuple[int, ...], float]]
     ) -> dict[int, list[JsonValue]]:
-        """The values of the micro-batches that ended with one of these slices."""
+        """Returns the values of the micro-batches that ended with these slices."""
         values = {}
         for one, _seconds in ran:
             if (arrived := self._numbers.pop(one, None)) is not None:
@@ -314,9 +334,10 @@ class ProofRunner:
         )
 
     def _token_ids(self, batch: Batch, step: int, vocab_size: int) -> torch.Tensor:
-        """Tokens beside a pass' inputs: int32 (tokens,).
+        """Returns the token ids of a pass: int32 (tokens,).
 
-        A later pipeline stage knows no points, so a step's are zeros there: no gate looks at them.
+        A later pipeline stage does not have the points, so a step's token ids are zeros there: no
+        gate reads them.
         """
         if self._own.start > 0 and batch.order.is_step(step):
             n_tokens = batch.order.n_tokens(step)
@@ -324,7 +345,7 @@ class ProofRunner:
         return batch.token_ids(step, vocab_size)
 
     def _end(self, micro_batch: int) -> None:
-        """Forgets a micro-batch that this rank has done or that is given up."""
+        """Drops a micro-batch that this rank has finished or that was cancelled."""
         held = self._micro_batches.pop(micro_batch, None)
         if held is not None and held.place is not None:
             self._kept.free(held.place)
@@ -334,7 +355,9 @@ class ProofRunner:
         held.state = self._hand_over.receive(held.batch.order.n_tokens(step))
 
     def _hand_points_back(self, one: Slice) -> None:
-        """Sends the points back where the slice ended a pass and another follows."""
+        """Sends the points to the first stage if the slice ended a pass and another pass
+        follows.
+        """
         held = self._micro_batches.get(one.micro_batch)
         if held is None or one.end != len(self._layers):
             return
@@ -348,9 +371,9 @@ class ProofRunner:
             batch.follow(self._hand_over.receive_points(batch.order.n))
 
     def _forget_all(self) -> None:
-        """Drops all micro-batches after an error: the engine begins them anew."""
+        """Drops all micro-batches after an error; the engine restarts them."""
         self._micro_batches.clear()
-        self._caches.forget()  # as large as the batch that may have been too large
+        self._caches.forget()  # these may have been sized for a batch that was too large
         self._kept.free_all()
         self._numbers.clear()
         self._hand_over.forget()
@@ -358,12 +381,14 @@ class ProofRunner:
         model_parts.forget_unfinished_forward(self._model)
 
     def _why_no_chains(self) -> str | None:
-        """Why decode proofs cannot be computed with this model."""
+        """Returns why decode proofs cannot be computed with this model; None if they can."""
         return self._kept.why_not() or self._gates.why_not()
 
 
 def _sent_to_host(numbers: torch.Tensor) -> torch.Tensor:
-    """The numbers on the host once what the device has to do by now is done: nothing waits."""
+    """Returns a copy on the host, complete once the device's current work is done; does not
+    wait.
+    """
     if numbers.device.type != "cuda":
         return numbers
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

@@ -1,8 +1,8 @@
-"""A layer's experts in block FP8 by kernels that write in the order of the experts, for one slice:
-chat keeps vLLM's own.
+"""A layer's experts in block FP8, with kernels that write in the order of the experts;
 
-The first large call of each shape tries several tiles, and takes the quickest of those that give
-vLLM's bits.
+bound only during a proof's slice, so chat keeps vLLM's kernels.
+
+The first large call of each shape tries several tiles and uses the fastest that gives vLLM's bits.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from poc_core import fused
 from workers.vllm.forward.trial import Compute, Trial, instead, quickest
 from workers.vllm.release import custom_ops
 
-# Tokens below which vLLM's tiles are others, some of which add in another way, and a trial is not
-# worth its time.
+# Fewer tokens use vLLM's kernels: vLLM has other tiles for them, some of which add in another
+# order, and a trial is not worth its time.
 LEAST = 4096
-# Bytes to which memory is aligned that the kernels read in blocks.
+# Alignment in bytes of memory that the kernels read in blocks.
 ALIGNED = 16
-# Of both products, whose blocks have as many rows: rows; whether two groups of columns are summed
-# at a time; blocks of rows that share weights; warps; stages. The quickest of 24 on an H200.
+# Tiles for both products, whose blocks have equally many rows: rows; whether two groups of columns
+# are summed at a time; blocks of rows that share weights; warps; stages. The fastest of 24 on an
+# H200.
 TILES = (
     ((128, True, 8, 16, 3), (128, True, 16, 8, 3)),
     ((64, False, 16, 4, 3), (64, False, 16, 4, 3)),
@@ -40,10 +41,13 @@ class Call(NamedTuple):
     x: Any  # poc_core.fused.block_experts.Quantised
     first: Any
     second: Any
-    share: Tensor  # (tokens, experts a token), float32, as `chosen`, int32 or int64
+    # (tokens, experts per token), float32; `chosen` has the same shape, int32 or int64
+    share: Tensor
     chosen: Tensor
-    spaces: tuple[Tensor, Tensor]  # memory for what lies between: opened gates, second product
-    add: Callable[[Tensor, Tensor], Any]  # a token's rows (tokens, experts a token, columns)
+    # memory for intermediate results: activations after the gates, second product
+    spaces: tuple[Tensor, Tensor]
+    # adds up a token's rows (tokens, experts per token, columns)
+    add: Callable[[Tensor, Tensor], Any]
     gates: Any  # poc_core.fused.block_experts.Gates
 
     @property
@@ -54,17 +58,17 @@ class Call(NamedTuple):
 
 
 class QuickBlockExperts:
-    """The kernels of a model, with what their trials found."""
+    """The kernels for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         module = custom_ops.triton_experts()
         self._experts = None if module is None else module.TritonExperts
-        # Before another stand-in hides it.
+        # Read before another stand-in hides the signature.
         self._signature = None if module is None else inspect.signature(module.TritonExperts.apply)
         self._tiles = Trial[Any]()  # by Call.key
 
     def bound(self) -> AbstractContextManager[None]:
-        """Within, vLLM's experts are computed by the kernels."""
+        """Replaces vLLM's experts with the kernels inside the context."""
         return instead(self._experts, "apply", self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
@@ -76,7 +80,7 @@ class QuickBlockExperts:
         return by_own() if call is None or best is None else compute(call, *best)
 
     def _read(self, experts: Any, *args: Any, **named: Any) -> Call | None:
-        """None: not a call of these kernels."""
+        """Returns the call's arguments; None if the kernels do not support the call."""
         assert self._signature is not None
         try:
             given = self._signature.bind(experts, *args, **named).arguments
@@ -110,7 +114,7 @@ class QuickBlockExperts:
                 Gates(powers, limit or 0.0),
             )
             can = can_multiply(call.x, call.first, call.second)
-        except (AttributeError, KeyError, TypeError):  # another release's
+        except (AttributeError, KeyError, TypeError):  # the arguments of another release
             return None
         is_ours = (
             can
@@ -121,7 +125,7 @@ class QuickBlockExperts:
 
 
 def _best(call: Call, by_own: Compute) -> Any | None:
-    """A tile for each product; None: vLLM's own take less time."""
+    """Returns the fastest tiles of both products; None if vLLM's kernels are faster."""
     from poc_core.fused.block_experts import Tile
 
     tiles = [tuple(Tile(*one) for one in both) for both in TILES]
@@ -130,7 +134,7 @@ def _best(call: Call, by_own: Compute) -> Any | None:
 
 
 def compute(call: Call, first: Any, second: Any) -> None:
-    """To call.out, by a tile for each product; both have as many rows."""
+    """Computes call.out with a tile for each product; both tiles have equally many rows."""
     from poc_core.fused.block_experts import (
         Quantised,
         Rows,
@@ -154,7 +158,7 @@ def compute(call: Call, first: Any, second: Any) -> None:
 
 
 def memory(space: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-    """(rows, columns) in vLLM's memory, where that is large enough, else new."""
+    """Returns a (rows, columns) tensor in vLLM's memory if that is large enough, else a new one."""
     n = rows * columns
     has_room = space.numel() * space.element_size() >= n * dtype.itemsize
     if has_room and space.is_contiguous() and space.data_ptr() % ALIGNED == 0:

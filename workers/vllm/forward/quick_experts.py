@@ -1,5 +1,6 @@
-"""Products of experts in 16 bits by kernels that open gates as they write, for one slice: chat
-keeps vLLM's own.
+"""Products of experts in 16 bits, with kernels that apply the activation as they write;
+
+bound only during a proof's slice, so chat keeps vLLM's kernels.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from poc_core import fused
 from workers.vllm.forward.trial import Compute, Trial, instead, quickest
 from workers.vllm.release import custom_ops
 
-# Numbers of the input below which vLLM's tiles are others, and a trial is not worth its time.
+# Smaller inputs (in numbers) use vLLM's kernels: vLLM has other tiles for them, and a trial is not
+# worth its time.
 LEAST = 1 << 22
-# Arguments of vLLM's products by numbers of other formats.
+# Arguments of vLLM's products with quantised numbers.
 _QUANTISED = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
-# A tile's numbers by vLLM's names, and what Triton takes where vLLM says nothing.
+# A tile's numbers by vLLM's names, and Triton's defaults where vLLM sets none.
 TILE = {
     "BLOCK_SIZE_M": 0,
     "BLOCK_SIZE_N": 0,
@@ -31,26 +33,28 @@ TILE = {
 
 
 class Product(NamedTuple):
-    """A product that vLLM asks for: its result's place, and what is multiplied how."""
+    """A product that vLLM requests: its output, operands and tile."""
 
     out: Tensor
     x: Tensor
     weights: Tensor
     share: Tensor | None
-    rows: Any  # poc_core.fused.experts.Rows, as is Tile
+    rows: Any  # poc_core.fused.experts.Rows; `tile` is a Tile of the same module
     a_token: int
     tile: Any
-    own: Compute  # vLLM's kernel, to the same place
+    own: Compute  # vLLM's kernel, with the same output
 
     def by_ours(self, out: Tensor, by_expert: bool = False) -> None:
-        from poc_core.fused.experts import product_  # here: Triton comes with CUDA builds
+        from poc_core.fused.experts import product_  # imported here: Triton comes with CUDA builds
 
         product_(
             out, self.x, self.weights, self.share, self.rows, self.a_token, self.tile, by_expert
         )  # fmt: skip
 
     def of_opened(self, out: Tensor, opened: Tensor) -> None:
-        """This second product, of a first one that was written by expert."""
+        """Computes this second product from a first product that was written in the order of
+        experts.
+        """
         from poc_core.fused.experts import product_by_expert_
 
         assert self.share is not None
@@ -64,26 +68,26 @@ class Product(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A layer's first product, its gates opened."""
+    """The first expert product of a layer, after the activation."""
 
     product: Product
-    out: Tensor  # where vLLM's second product looks for it
-    room: Tensor  # for the same by expert, over `out`
-    by_expert: bool  # whether it lies there
-    compute: Compute  # to `out`
+    out: Tensor  # where vLLM's second product reads it
+    room: Tensor  # memory for the same rows in the order of experts, overlapping `out`
+    by_expert: bool  # whether it was written to `room`
+    compute: Compute  # writes it to `out`
 
 
 class QuickExperts:
-    """The kernels of a model, with what their trials found."""
+    """The kernels for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         self._module = custom_ops.triton_experts()
         self._trials = Trials(Trial(), Trial())
-        self._layer: LayerCall | None = None  # under way
+        self._layer: LayerCall | None = None  # in progress
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Within, vLLM's experts call the kernels."""
+        """Replaces vLLM's products and activations with the kernels inside the context."""
         experts = None if self._module is None else self._module.TritonExperts
         with (
             instead(experts, "apply", self._apply),
@@ -95,7 +99,7 @@ class QuickExperts:
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
         if getattr(experts, "_lora_context", None) is not None:
             return own(experts, *args, **named)
-        # Experts of other ranks have no weights here.
+        # This rank has no weights of other ranks' experts.
         has_all = named.get("expert_map") is None
         self._layer = LayerCall(self._trials, named.get("workspace13") if has_all else None)
         try:
@@ -128,28 +132,33 @@ class QuickExperts:
 
 
 class Trials(NamedTuple):
-    """What a model's trials found."""
+    """The results of a model's trials."""
 
     is_better: Trial[bool]
-    is_better_by_expert: Trial[bool]  # both products, the first one written by expert
+    # for both products, with the first one written in the order of experts
+    is_better_by_expert: Trial[bool]
 
 
 class LayerCall:
-    """One computation of a layer's experts: a product, its gates, another product."""
+    """One computation of a layer's experts: a product, an activation, another product."""
 
     def __init__(self, trials: Trials, space: Tensor | None) -> None:
-        """`space`: vLLM's memory for opened gates."""
+        """`space`: vLLM's memory for the output of the activation."""
         self._trials = trials
         self._space = space
-        self._waiting: Product | None = None  # the first product, until the gates' turn
-        self._opened: Opened | None = None  # the same afterwards, if it can be written by expert
+        self._waiting: Product | None = None  # the first product, until its activation is requested
+        # the first product after its activation, if it can be written in the order of experts
+        self._opened: Opened | None = None
 
     @property
     def is_done(self) -> bool:
         return self._waiting is None and self._opened is None
 
     def multiply(self, product: Product | None, own: Compute) -> None:
-        """`product`: None: not one of these kernels."""
+        """Computes a product, or delays the first one. `product`:
+
+        None if the kernels do not support it.
+        """
         opened, self._opened = self._opened, None
         if opened is not None and not _follows(product, opened):
             if opened.by_expert:
@@ -188,7 +197,10 @@ class LayerCall:
             by_row()
 
     def open_gates(self, output: Tensor, given: Tensor, own: Compute, is_ours: bool) -> None:
-        """`is_ours`: the kernels know this activation."""
+        """Computes the first product and its activation. `is_ours`:
+
+        the kernels support this activation.
+        """
         product, self._waiting = self._waiting, None
         if product is None:
             own()
@@ -206,7 +218,7 @@ class LayerCall:
         ):
             both()
             return
-        is_better = self._trials.is_better_by_expert.found.get(product.key)  # None: not known
+        is_better = self._trials.is_better_by_expert.found.get(product.key)  # None: not yet tried
         room = None if is_better is False else self._room(product, output)
         if room is not None and is_better:
             product.by_ours(room, by_expert=True)
@@ -218,7 +230,10 @@ class LayerCall:
             self._opened = Opened(product, output, room, bool(is_better), way)
 
     def _room(self, product: Product, output: Tensor) -> Tensor | None:
-        """vLLM's memory of the opened first product, with the rows by expert; None: too small."""
+        """Returns memory for the first product in the order of experts, in vLLM's memory;
+
+        None if that is too small.
+        """
         from poc_core.fused.experts import rows_by_expert
 
         space, columns = self._space, output.shape[1]
@@ -229,13 +244,13 @@ class LayerCall:
             or not space.is_contiguous()
             or space.data_ptr() != output.data_ptr()
             or space.numel() < n * columns
-            or torch.cuda.is_current_stream_capturing()  # a trial waits for its outcome
+            or torch.cuda.is_current_stream_capturing()  # a trial waits for its result
         ):
             return None
         return space.view(-1)[: n * columns].view(n, columns)
 
     def _way(self, product: Product, own: Compute, ours: Compute, out: Tensor) -> Compute:
-        """The better of the two."""
+        """Returns the faster of the two computations."""
 
         def find() -> bool:
             return quickest(own, [ours], out) is not None
@@ -244,7 +259,7 @@ class LayerCall:
 
 
 def _read(own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Product | None:
-    """None: not a product of these kernels."""
+    """Returns the product of a call; None if the kernels do not support the call."""
     if len(args) != 12 or any(named.get(name) for name in _QUANTISED):
         return None
     x, weights, out, *scales, share, ids, experts, n, shares, a_token, config = args
@@ -268,7 +283,7 @@ def _read(own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any])
 
 
 def _follows(product: Product | None, opened: Opened) -> bool:
-    """True if this is the second product of the first one, which its kernel takes by expert."""
+    """Returns whether `product` is the second product of `opened`, with a supported tile."""
     from poc_core.fused.experts import can_multiply_by_expert
 
     return (

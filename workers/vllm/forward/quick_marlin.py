@@ -1,9 +1,10 @@
-"""A layer's experts in MXFP4, unpacked to bfloat16 for products of many rows, for one slice: chat
-keeps Marlin.
+"""A layer's experts in MXFP4, unpacked to bfloat16 for products of many rows;
 
-Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows an
-expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The
-numbers are Marlin's, their sums have another order. POC_EXPERTS=fast turns this on.
+bound only during a proof's slice, so chat keeps Marlin.
+
+Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows per
+expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The numbers
+are Marlin's, but their sums have another order. POC_EXPERTS=fast turns this on.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from workers.vllm.forward.trial import Compute, Trial, instead, is_right
 from workers.vllm.release import custom_ops
 
 SETTING, ON = "POC_EXPERTS", "fast"
-# Rows of tokens by their experts below which unpacking costs more than it saves.
+# Smaller calls (tokens times experts per token) use Marlin: unpacking costs more than it saves.
 LEAST = 1 << 16
-# Distance from Marlin's result, over its length, up to which the order of sums explains it.
+# Largest relative distance from Marlin's result that the order of sums can explain.
 _FURTHEST = 0.01
-# Bytes of the GPU that stay free beside the unpacked weights.
+# Bytes of the GPU that must stay free next to the unpacked weights.
 _SPARE = 2**30
-# Of both products: rows, columns and summed columns of a block, blocks of rows that share weights,
-# warps, stages. The quickest of nine on an H200.
+# For both products: rows, columns and summed columns of a block, blocks of rows that share weights,
+# warps, stages. The fastest of nine on an H200.
 _TILE = (128, 256, 64, 8, 8, 3)
 
 
@@ -38,14 +39,17 @@ class Call(NamedTuple):
     """Arguments of vLLM's call of a layer's experts."""
 
     out: Tensor  # (tokens, columns), 16 bits
-    x: Tensor  # as `out`
+    x: Tensor  # like `out`
     weights: tuple[Tensor, Tensor]  # of both products, in Marlin's layout
     scales: tuple[Tensor, Tensor]
-    share: Tensor  # (tokens, experts a token), float32, as `chosen`, int32 or int64
+    # (tokens, experts per token), float32; `chosen` has the same shape, int32 or int64
+    share: Tensor
     chosen: Tensor
-    spaces: tuple[Tensor, Tensor]  # memory for opened gates, and for the second product
-    add: Callable[[Tensor], Any]  # a token's rows (tokens, experts a token, columns), to `out`
-    limit: float  # of gates
+    # memory for the activations after the gates, and for the second product
+    spaces: tuple[Tensor, Tensor]
+    # adds up a token's rows (tokens, experts per token, columns) to `out`
+    add: Callable[[Tensor], Any]
+    limit: float  # clamp limit of the gates; 0 for none
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
@@ -55,7 +59,7 @@ class Call(NamedTuple):
 
 
 class QuickMarlin:
-    """The kernels of a model, with what their trials found."""
+    """The kernels for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         self._experts = custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None
@@ -64,7 +68,7 @@ class QuickMarlin:
         self._unpacked: Tensor | None = None  # memory of one product's weights
 
     def bound(self) -> AbstractContextManager[None]:
-        """Within, vLLM's experts are computed by the kernels."""
+        """Replaces vLLM's experts with the kernels inside the context."""
         return instead(self._experts, "apply", self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
@@ -78,7 +82,7 @@ class QuickMarlin:
         return compute(call, self._unpacked)
 
     def _read(self, experts: Any, *args: Any, **named: Any) -> Call | None:
-        """None: not a call of these kernels."""
+        """Returns the call's arguments; None if the kernels do not support the call."""
         assert self._signature is not None
         try:
             given = self._signature.bind(experts, *args, **named).arguments
@@ -118,12 +122,12 @@ class QuickMarlin:
                     columns % _TILE[1] == depth % _TILE[2] == 0 for _, columns, depth in call.shapes
                 )
             )
-        except (AttributeError, KeyError, TypeError):  # another release's
+        except (AttributeError, KeyError, TypeError):  # the arguments of another release
             return None
         return call if is_ours else None
 
     def _try(self, call: Call, own: Compute) -> bool:
-        """True if the kernels' result is Marlin's except for the order of sums."""
+        """Returns whether the kernels' result equals Marlin's except for the order of sums."""
         largest = max(n * columns * depth for n, columns, depth in call.shapes)
 
         def why_not() -> str:
@@ -149,7 +153,7 @@ class QuickMarlin:
 
 
 def compute(call: Call, unpacked: Tensor) -> None:
-    """To call.out; `unpacked`: memory for the weights of either product."""
+    """Computes call.out; `unpacked`: memory for the weights of either product."""
     from poc_core.fused.experts import (
         Opening,
         Rows,
@@ -178,5 +182,5 @@ def compute(call: Call, unpacked: Tensor) -> None:
 
 
 def _spare_of_allocator() -> int:
-    """Bytes that torch holds and nobody uses."""
+    """Returns the bytes that torch's allocator holds without use."""
     return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -1,7 +1,9 @@
-"""MiniMax's norms of queries and keys by fused kernels, for one slice: chat keeps vLLM's own.
+"""MiniMax's norms of queries and keys as fused kernels, bound only during a proof's slice:
 
-vLLM computes them number by number in float32 where a rank has all heads: ten passes over memory.
-Under tensor parallel it has kernels of its own.
+chat keeps vLLM's code.
+
+On a rank with all heads vLLM computes them element by element in float32: ten passes over memory.
+Under tensor parallelism vLLM has its own kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from poc_core import fused
 from workers.vllm.forward.trial import OTHER_BITS, Trial, instead, is_right
 from workers.vllm.release import custom_ops
 
-# Numbers of the queries below which the kernels' launches cost what they spare.
+# Smaller queries (in numbers) use vLLM's code: the kernels' launches would cost as much as they
+# save.
 LEAST = 1 << 22
 # Rows of a trial.
 _ROWS = 512
@@ -27,8 +30,11 @@ Norms = Callable[[Any, Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """By one kernel each, which adds in torch's order. ValueError: not of such rows."""
-    from poc_core.fused.norms import can_norm, rms_norm  # here: Triton comes with CUDA builds
+    """Computes each norm in one kernel that adds in torch's order. ValueError for unsupported
+    rows.
+    """
+    # imported here: Triton comes with CUDA builds
+    from poc_core.fused.norms import can_norm, rms_norm
 
     if not (can_norm(q) and can_norm(k)):
         raise ValueError(f"rows of {q.shape[1]} and {k.shape[1]} numbers")
@@ -39,14 +45,14 @@ def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor,
 
 
 class QuickNorms:
-    """The kernels of a model, with what their trials found."""
+    """The kernels for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         self._class = custom_ops.query_and_key_norms()
         self._is_right = Trial[bool]()
 
     def bound(self) -> AbstractContextManager[None]:
-        """Within, vLLM's model calls the kernels."""
+        """Replaces the norms of vLLM's model with the kernels inside the context."""
         return instead(self._class, "forward_qk", self._norms)
 
     def _norms(

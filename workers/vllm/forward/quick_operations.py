@@ -1,7 +1,7 @@
-"""Fused kernels in the place of vLLM's operations, for one slice: chat keeps vLLM's own.
+"""Fused kernels that replace vLLM's operations during a proof's slice; chat keeps vLLM's.
 
-A kernel is used where it was seen to give the bits of vLLM's: the first large call of each shape
-runs both, on the first rows of what is to be computed and on numbers of all sizes.
+A kernel is used for a shape only if its bits equal those of vLLM's operation: the first large call
+of each shape runs both, on its first rows and on numbers of all magnitudes.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ from workers.vllm.release import custom_ops, parallel
 
 logger = logging.getLogger(__name__)
 
-# Numbers of the input below which a kernel's launch by Python costs what the kernel spares.
+# Smaller inputs (in numbers) use vLLM's operation: launching a kernel from Python would cost as
+# much as it saves.
 LEAST = 1 << 22
 # Rows of a trial.
 _ROWS = 512
 
 
 class Call(Protocol):
-    """A call of one of vLLM's operations, as `read` takes it where a kernel can answer it."""
+    """A call of one of vLLM's operations that a kernel can compute, as returned by `read`."""
 
     @property
     def x(self) -> Tensor:
-        """What is computed, by rows."""
+        """Returns the input, by rows."""
 
     @property
     def key(self) -> Any:
         """Returns the key of calls that share one trial."""
 
     def of(self, x: Tensor) -> Self:
-        """The same call for other rows (n, ...), with results of its own."""
+        """Returns the same call for other rows (n, ...), with separate results."""
 
     def by_own(self, own: Any) -> Any:
-        """Calls the operation. It writes into what it is given, or returns its results."""
+        """Calls vLLM's operation, which writes to its arguments or returns its results."""
 
     def by_kernel(self) -> Any:
-        """The same by the kernel."""
+        """Computes the same with the kernel."""
 
     def bits(self, returned: Any) -> tuple[Tensor, ...]:
-        """The results, of which `returned` came back, to be compared."""
+        """Returns the results as comparable bits; `returned`: the operation's return value."""
 
 
 @dataclass(frozen=True)
 class _OfRows:
-    """A call that writes numbers, and maybe their scales, of each row of x."""
+    """A call that writes numbers, and possibly their scales, for each row of x."""
 
     x: Tensor
     out: Tensor
-    scales: Tensor  # none of them: (0, 0)
-    rest: tuple[Any, ...]  # of the operation: arguments after these three
+    scales: Tensor  # (0, 0) if there are none
+    rest: tuple[Any, ...]  # the operation's arguments after these three
 
     def of(self, x: Tensor) -> Self:
         out = self.out.new_empty(len(x), *self.out.shape[1:])
@@ -87,7 +88,7 @@ class _OfRows:
 
 
 class Silu(_OfRows):
-    """Opens gates and quantises them."""
+    """Applies a gated activation and quantises the result."""
 
     name = "_C::silu_and_mul_per_block_quant"
 
@@ -101,7 +102,8 @@ class Silu(_OfRows):
         return own(self.out, self.x, self.scales, *self.rest)
 
     def by_kernel(self) -> None:
-        from poc_core.fused.quantise import silu_and_quantise_  # here: Triton comes with CUDA
+        # imported here: Triton comes with CUDA builds
+        from poc_core.fused.quantise import silu_and_quantise_
 
         silu_and_quantise_(self.out, self.scales, self.x)
 
@@ -158,7 +160,7 @@ class HeadNorm(_OfRows):
 
 @dataclass(frozen=True)
 class Rotation:
-    """Turns queries and keys in their place by the rotary embedding."""
+    """Applies the rotary embedding to queries and keys in place."""
 
     positions: Tensor
     query: Tensor
@@ -187,7 +189,7 @@ class Rotation:
 
     @property
     def x(self) -> Tensor:
-        """The first rows, keys beside queries."""
+        """Returns the first rows, with keys next to queries."""
         return torch.cat([self.query[:_ROWS], self.keys[:_ROWS]], -1)
 
     def of(self, x: Tensor) -> Self:
@@ -241,13 +243,13 @@ class Writing:
 
     @property
     def x(self) -> Tensor:
-        """The first rows, values beside keys."""
+        """Returns the first rows, with values next to keys."""
         return torch.cat([self.keys[:_ROWS], self.values[:_ROWS]], -1)
 
     def of(self, x: Tensor) -> Self:
         n, *page = len(x) // self.key_cache.shape[1] + 2, *self.key_cache.shape[1:]
         slots = torch.arange(len(x), device=x.device, dtype=self.slots.dtype).flip(0)
-        slots[::7] = -1  # a token without a place
+        slots[::7] = -1  # a token without a slot
         keys, values = (one.contiguous() for one in x.chunk(2, -1))
         caches = self.key_cache.new_zeros(n, *page), self.value_cache.new_zeros(n, *page)
         return type(self)(
@@ -273,15 +275,16 @@ class Writing:
 
 @dataclass(frozen=True)
 class Unrotation:
-    """Turns DeepSeek-V4's outputs of attention (tokens, heads, head) back and quantises them:
-    returns (groups, tokens, columns) and scales."""
+    """Inverts the rotary embedding of DeepSeek-V4's attention outputs (tokens, heads, head) and
+    quantises them: returns (groups, tokens, columns) and scales.
+    """
 
     x: Tensor
     positions: Tensor
     angles: Tensor
-    heads: int  # of a group
-    rest: tuple[Any, ...]  # of the operation: what of a head is turned, and of a scale
-    # Tokens up to a multiple of four, tokens, groups, a group's columns and scales.
+    heads: int  # per group
+    rest: tuple[Any, ...]  # arguments of the operation: the rotated part of a head, and of a scale
+    # Tokens rounded up to a multiple of four, tokens, groups, a group's columns and scales.
     sizes: tuple[int, ...]
 
     name = "vllm::fused_inv_rope_fp8_quant_kernel"
@@ -295,15 +298,15 @@ class Unrotation:
         of_numbers, sizes, more = rest[:6], rest[6:11], rest[11:]
         n, n_heads, head = x.shape
         turned = angles.shape[-1]
-        # Columns before those that are turned: of a head, or, in 0.25, of its last group.
+        # Columns before the rotated ones: of a head or, in 0.25, of its last group.
         is_known = of_numbers[2] in {head - turned, (head - turned) % 128}
-        # Columns of a scale, scales of a head, those columns, half of what is turned, whether
-        # scales are packed, the largest number.
+        # Columns of a scale, scales of a head, the columns above, half of the rotated columns,
+        # whether scales are packed, the largest number.
         is_known &= of_numbers == (128, head // 128, of_numbers[2], turned // 2, False, 448.0)
         is_known &= sizes == (
             *(-(-n // 4) * 4, n, n_heads // heads, heads * head, heads * head // 128),
         )
-        if not is_known or more not in {(), (True,)}:  # since 0.30: whether it is to quantise
+        if not is_known or more not in {(), (True,)}:  # since 0.30: whether to quantise
             return None
         from poc_core.fused.inverse_rotary import can_unrotate
 
@@ -344,7 +347,7 @@ def _is_flat(x: Tensor) -> bool:
 
 
 def _all_positions(like: Tensor, n: int, angles: Tensor) -> Tensor:
-    """Positions of n tokens of a trial, from all that have angles."""
+    """Returns the positions of n tokens of a trial, spread over all positions with angles."""
     return torch.arange(n, device=like.device, dtype=like.dtype) * 97 % len(angles)
 
 
@@ -381,7 +384,7 @@ class StandIn:
         return call
 
     def _try(self, call: Call) -> bool:
-        """True if the kernel's bits are the operation's."""
+        """Returns whether the kernel's bits equal the operation's."""
 
         def why_not() -> str:
             of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
@@ -396,8 +399,9 @@ class StandIn:
 
 
 def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Numbers whose sizes differ by row, from the smallest to 2^60, zeros of both signs among them:
-    (rows, columns)."""
+    """Returns numbers (rows, columns) whose magnitude grows by row up to 2^60, with zeros of both
+    signs.
+    """
     generator = torch.Generator(like.device).manual_seed(rows)
     normal = torch.randn(rows, columns, generator=generator, device=like.device)
     exponents = torch.linspace(-133, 60 if like.dtype is torch.bfloat16 else 12, rows)
@@ -408,17 +412,18 @@ def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
     return found
 
 
-# vLLM's, of a layer of experts whose router has weights in float32.
+# vLLM's operation for a router with weights in float32.
 ROUTER = "vllm::fp32_router_gemm_dispatch"
 
 
 class SharedRouter:
-    """Routes a share of the rows on each tensor-parallel rank, where the ranks have the same rows
-    and a row's bits do not depend on how many there are.
+    """Routes a share of the rows on each tensor-parallel rank.
+
+    Used if the ranks have the same rows and a row's bits do not depend on the number of rows.
     """
 
     def __init__(self, own: Any) -> None:
-        self.replicated = False  # whether the ranks have the same rows: known after the start
+        self.replicated = False  # whether the ranks have the same rows: determined after the start
         self._own = own
         self._is_right = Trial[bool]()
 
@@ -426,7 +431,7 @@ class SharedRouter:
         return getattr(self._own, name)
 
     def __call__(self, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """`rest`: of later releases, whether Blackwell's kernel may be taken."""
+        """`rest`: in later releases, whether Blackwell's kernel may be used."""
         rank, n_ranks = parallel.tensor_ranks()
 
         def by_shares() -> Tensor:
@@ -435,7 +440,8 @@ class SharedRouter:
 
         def find() -> bool:
             same = torch.equal(by_shares(), self._own(x, weight, *rest))
-            if not (found := parallel.do_all_tensor_ranks(same)):  # else some wait for the others
+            # all ranks must agree, or some would wait for the others
+            if not (found := parallel.do_all_tensor_ranks(same)):
                 logger.warning("routing %d rows by shares %s", len(x), OTHER_BITS)
             return found
 
@@ -452,7 +458,7 @@ class SharedRouter:
 
 
 class QuickOperations:
-    """The kernels of a model, with what their trials found."""
+    """The kernels for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         own = {name: custom_ops.operation(name) for name in OPERATIONS}
@@ -464,14 +470,14 @@ class QuickOperations:
         if products := custom_ops.operation(MARLIN):
             try:
                 self._stand_ins[MARLIN] = OrderedRows(products, custom_ops.argument_names(products))
-            except (ValueError, AttributeError) as error:  # another release's arguments
+            except (ValueError, AttributeError) as error:  # the arguments of another release
                 logger.warning("Marlin's experts may give other bits each time: %s", error)
 
     def settle(self, replicated: bool) -> None:
-        """Whether layers' outputs are the same on all tensor-parallel ranks."""
+        """Sets whether the outputs of layers are equal on all tensor-parallel ranks."""
         if ROUTER in self._stand_ins:
             self._stand_ins[ROUTER].replicated = replicated
 
     def bound(self) -> AbstractContextManager[None]:
-        """Within, vLLM's model calls the kernels."""
+        """Replaces vLLM's operations with the kernels inside the context."""
         return custom_ops.in_place_of_operations(self._stand_ins)

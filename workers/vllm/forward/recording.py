@@ -1,6 +1,8 @@
-"""Device work recorded once and replayed: on a GPU a CUDA graph, many kernels for one call.
+"""Records device work once and replays it:
 
-Recorded work reads and writes tensors that stay where they are, and nothing else.
+on a GPU as a CUDA graph, which launches many kernels in one call.
+
+Recorded work reads and writes only tensors that keep their addresses.
 """
 
 from __future__ import annotations
@@ -15,51 +17,56 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-# `off` in an engine's environment: nothing is recorded.
+# `off` in an engine's environment turns recording off.
 SWITCH = "PROOFLINE_GRAPHS"
 _NCCL_MEMORY = "VLLM_USE_NCCL_SYMM_MEM"
-# What torch's allocator is told, by releases.
+# Variables with the settings of torch's allocator, by release.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
-# FlashInfer's plan for sparse attention on Hopper, one for all batches of an engine: a step's
-# metadata is made by planning it, into tensors that stay where they are.
+# FlashInfer's plan for sparse attention on Hopper, shared by all batches of an engine: building a
+# step's metadata updates the plan, in tensors that keep their addresses.
 _PLANNED_ANEW = "_SM90State"
 
 Replay = Callable[[], Any]
-"""Runs recorded work; the tensors that it gives stay as they are until the next call."""
+"""Runs recorded work; the returned tensors are valid until the next call."""
 
 Plain = dict[str, Any]
 """By name: dataclasses of tensors and plain values."""
 
 RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
-"""Around what is recorded, as sums over ranks are part of it; gives the stream to record in."""
+"""A context for recordings that include sums over ranks; yields the stream to record in."""
 
 
 def why_off(shares_sums: bool) -> str:
-    """Why this engine records nothing; empty: it does. `shares_sums`: of several ranks."""
+    """Returns why this engine records nothing; empty if it records. `shares_sums`:
+
+    with several ranks.
+    """
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH}=off"
     allocator = " ".join(os.environ.get(name, "") for name in _ALLOCATOR).lower()
     if shares_sums and "expandable_segments:true" in allocator:
         return f"ranks can share no sums in expandable segments ({' or '.join(_ALLOCATOR)})"
-    if shares_sums and os.environ.get(_NCCL_MEMORY) == "1":  # vLLM would end chat's pool for them
+    if shares_sums and os.environ.get(_NCCL_MEMORY) == "1":  # vLLM would end chat's memory pool
         return f"sums in memory of NCCL's are recorded with chat's graphs alone ({_NCCL_MEMORY})"
     return ""
 
 
 class NotReplayableError(RuntimeError):
-    """Recorded work cannot be replayed: more than the contents of its tensors has changed."""
+    """Recorded work cannot be replayed: not only the contents of its tensors have changed."""
 
 
 class Recorder(Protocol):
     def record(self, work: Callable[[], Any]) -> Replay:
         """Records the work without running it, so its state does not advance; returns its replay.
 
-        Where ranks share the work, an error of one is an error of all.
+        If ranks share the work, an error on one rank raises on all.
         """
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns the arguments for `new` of work recorded with `kept`. NotReplayableError."""
+        """Returns the arguments for `new` of work recorded with `kept`. Raises
+        NotReplayableError.
+        """
 
 
 class GraphRecorder:
@@ -72,16 +79,17 @@ class GraphRecorder:
     def record(self, work: Callable[[], Any]) -> Replay:
         stream = torch.cuda.current_stream()
         try:
-            with self._sums() as its:  # all that may fail is within: ranks agree on its way out
+            # everything that may fail is inside: the ranks agree at the exit
+            with self._sums() as its:
                 graph = torch.cuda.CUDAGraph()
-                # Not global: vLLM has another thread that waits for events meanwhile.
+                # Not global: another thread of vLLM waits for events during the capture.
                 with torch.cuda.graph(
                     graph, pool=self._pool, stream=its, capture_error_mode="thread_local"
                 ):
                     output = work()
         except BaseException:
-            # torch leaves the stream of an invalid capture current, and the memory pool open: no
-            # memory could be given back any more.
+            # torch leaves the stream of an invalid capture current, and the memory pool open:
+            # memory could no longer be freed.
             torch.cuda.set_stream(stream)
             with suppress(Exception):
                 from torch.cuda.memory import (
@@ -100,20 +108,23 @@ class GraphRecorder:
     def renewed(self, kept: Plain, new: Plain) -> Plain:
         done: set[int] = set()
         for name, one in kept.items():
-            if id(one) not in done:  # layers share theirs
+            if id(one) not in done:  # layers share objects
                 done.add(id(one))
                 refill(one, new[name])
         return kept
 
 
 class RunAgain:
-    """A CPU's recorder, which has nothing to gain: the same logic without a GPU."""
+    """A CPU's recorder, which only runs the work again: the same logic without a GPU."""
 
     def record(self, work: Callable[[], Any]) -> Replay:
         return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """The new one: vLLM's metadata for CPUs points into itself, so copies would not do."""
+        """Returns the new arguments:
+
+        vLLM's metadata for CPUs points into itself, so copies would be wrong.
+        """
         return new
 
 
@@ -124,7 +135,7 @@ def recorder_for(device: torch.device, sums: RecordedSums) -> Recorder:
 def refill(kept: Any, new: Any) -> None:
     """Copies the tensors of `new`, a dataclass of plain fields, into those of `kept`.
 
-    NotReplayableError: they differ in anything else, or hold what may hide tensors.
+    NotReplayableError if anything else differs, or a field may hide tensors.
     """
     if type(kept) is not type(new):
         raise NotReplayableError(f"{type(kept).__name__} became {type(new).__name__}")
@@ -147,8 +158,12 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """True if what recorded work reads is ready: made with `new`, or by the work itself, which
-    fills FlashMLA's plan where it is empty. Layers leave a dictionary for them empty.
+    """Returns whether the object needs no copy:
+
+    it was updated with `new`, or the recorded work fills it.
+
+    The work fills FlashMLA's plan if it is empty. An empty dictionary of the layers' plans needs no
+    copy either.
     """
     if isinstance(kept, dict):
         return not kept and not new

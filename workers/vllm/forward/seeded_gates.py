@@ -1,6 +1,6 @@
-"""Experts chosen by a seed instead of the gates of vLLM's models (protocol.md, section 8.2).
+"""Chooses experts by a seed instead of the gates of vLLM's models (protocol.md, section 8.2).
 
-For one slice: chat never sees them.
+Applies only during a proof's slice; chat is not affected.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from poc_core.schemes.decode.steps import forced_logits
 from workers.engines.decoder_layers import routes_by_token
 
 FirstExperts = Callable[[int, int], Tensor | None]
-"""(layer of experts, number of experts) -> the first expert of each row, int64 (rows,).
+"""(index of the layer of experts, number of experts) -> the first expert of each row, int64
+(rows,).
 
-None: the gate chooses.
+None if the gate chooses.
 """
 
-# What models call a gate, and the number of experts that serve a token.
+# Names of a gate in models, and names of the number of experts per token.
 _GATES = ("gate", "router")
 _TOP_K = (
     "num_experts_per_tok",
@@ -36,13 +37,13 @@ _TOP_K = (
 class Gates:
     """The gates of this pipeline stage's layers of experts, in the model's order.
 
-    Those that route by token id are not among them.
+    Gates that route by token id are not included.
     """
 
     def __init__(self, layers: nn.ModuleList, own: range, text_config: Any) -> None:
         self._by_layer: dict[int, list[nn.Module]] = {}
         self._tables: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._unknown: list[str] = []  # layers of experts whose gate is not found
+        self._unknown: list[str] = []  # layers of experts whose gate was not found
         self._by_token: list[nn.Module] = []
         self._is_first_stage = own.start == 0
         for index in own:
@@ -50,18 +51,18 @@ class Gates:
         self._top_k = next(
             (int(k) for name in _TOP_K if (k := getattr(text_config, name, None))), 0
         )
-        self.first = 0  # layers of experts that earlier pipeline stages have
+        self.first = 0  # number of layers of experts in earlier pipeline stages
 
     def __len__(self) -> int:
         return sum(map(len, self._by_layer.values()))
 
     @property
     def numbers(self) -> range:
-        """This stage's layers of experts, counted through the model."""
+        """Returns this stage's layers of experts, numbered through the model."""
         return range(self.first, self.first + len(self))
 
     def why_not(self) -> str | None:
-        """Why experts cannot be seeded in this model."""
+        """Returns why experts cannot be seeded in this model; None if they can."""
         if self._unknown or (len(self) and not self._top_k):
             what = self._unknown[0] if self._unknown else "their number per token"
             return (
@@ -77,10 +78,10 @@ class Gates:
 
     @contextmanager
     def seeded(self, layers: range, first_experts: FirstExperts | None) -> Iterator[None]:
-        """Within, logits of the gates of `layers` lead to the seeded experts.
+        """Makes the logits of the gates of `layers` select the seeded experts inside the context.
 
-        What follows of the logits is the model's own. `first_experts` None: nothing is done.
-        RuntimeError: a gate was not asked, or for other rows.
+        The model processes the logits as usual. `first_experts`: None changes nothing. RuntimeError
+        if a gate was not called, or was called for other rows.
         """
         if first_experts is None:
             yield
@@ -120,7 +121,7 @@ class Gates:
         return found
 
     def _logits_by_first(self, logits: Tensor) -> Tensor:
-        """All rows that may replace a row of logits: (experts, experts), by the first expert."""
+        """Returns the replacement rows of logits: (experts, experts), by the first expert."""
         n_experts = logits.shape[-1]
         key = (n_experts, logits.dtype)
         table = self._tables.get(key)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class Spent:
-    """Seconds by part, and how many slices they were for.
+    """Seconds by part, and the number of slices.
 
-    The host's: `launch_s` (with `metadata_s`), `waits_s` (for the device, before a launch),
-    `between_s` (no call into the rank). The device's: `busy_s`.
+    On the host: `launch_s` (includes `metadata_s`), `waits_s` (for the device, before a launch),
+    `between_s` (between calls of the rank). On the device: `busy_s`.
     """
 
     def __init__(self) -> None:
@@ -19,25 +19,25 @@ class Spent:
         self._parts: dict[str, float] = {}
 
     def begin_tick(self) -> None:
-        """A call into the rank begins."""
+        """Records that a call of the rank begins."""
         if self._ended is not None:
             self._add("between_s", time.perf_counter() - self._ended)
 
     def end_tick(self, ran: Sequence[float]) -> None:
-        """The call ends. `ran`: device seconds of the slices that ended."""
+        """Records that the call ends. `ran`: device seconds of the slices that ended."""
         self._ended = time.perf_counter()
         self._add("slices", len(ran))
         self._add("busy_s", sum(ran))
 
     @contextmanager
     def in_part(self, part: str) -> Iterator[None]:
-        """The host's time within is the part's."""
+        """Adds the host's time in the context to the part."""
         began = time.perf_counter()
         yield
         self._add(part, time.perf_counter() - began)
 
     def take(self) -> dict[str, float]:
-        """All parts since the last call."""
+        """Returns all parts since the last call."""
         parts, self._parts, self._ended = self._parts, {}, None
         return parts
 

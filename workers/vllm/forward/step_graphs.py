@@ -1,7 +1,7 @@
-"""Decode steps recorded once for each shape and replayed: what a rank computes of them.
+"""A rank's decode steps, recorded once for each shape and replayed.
 
-Where anything speaks against it, steps run operation by operation. Tensor-parallel ranks record
-and replay the same steps, and agree on it: a sum waits for all of them.
+If recording or replay is not possible, steps run operation by operation. Tensor-parallel ranks
+record and replay the same steps and agree on this, because a sum waits for all ranks.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from workers.vllm.shortage import is_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Shapes whose graph is kept of each micro-batch under way, of which every pipeline stage has one:
-# full and last micro-batches of a round and of a job beside it.
+# Shapes whose graph is kept for each micro-batch in progress (one per pipeline stage): complete and
+# last micro-batches of a round and of a concurrent job.
 _GRAPHS_KEPT = 4
-# Graphs that ranks record together in their life. Of each sum in one, chat's graphs among them,
-# vLLM keeps 64 or, since 0.28, 128 bytes for ever, and has 8 MiB for that: a model of 94 layers
-# takes 3 MiB of it so. Once half of them are recorded, only shapes that come again get one.
+# Graphs that ranks may record together in their lifetime. For each sum in a graph, also in chat's,
+# vLLM permanently uses 64 or, since 0.28, 128 bytes of 8 MiB: a model of 94 layers takes 3 MiB this
+# way. After half of the graphs, only repeated shapes are recorded.
 _MOST_TOGETHER = 128
 _SHAPES_KNOWN = 256
 
 Caches = Callable[[], AbstractContextManager[None]]
 T = TypeVar("T")
 
-# Where a micro-batch's kept caches lie, its nonces, their positions, and vLLM's own buffers.
+# Location of a micro-batch's kept caches, its number of nonces, their positions, and vLLM's
+# buffers.
 _Key = tuple[int, ...]
 
 
@@ -57,12 +58,13 @@ class StepGraphs:
         vocab_size: int | None,
         recorder: Recorder,
     ) -> None:
-        """`layers`: of this rank, of the model's `n_layers`; `vocab_size`: of a model that wants
-        token ids.
+        """`layers`: this rank's, of the model's `n_layers`; `vocab_size`:
+
+        set if the model needs token ids.
         """
         self.on = False
         self.recorded = 0  # graphs so far
-        self._most = sys.maxsize  # nonces for whose graph there is memory
+        self._most = sys.maxsize  # largest number of nonces for whose graph there is memory
         n_stages = parallel.n_stages()
         self._together = parallel.tensor_ranks()[1] > 1
         self.why_not = why_off(self._together)
@@ -73,15 +75,16 @@ class StepGraphs:
         self._gates = gates
         self._vocab_size = vocab_size
         self._recorder = recorder
-        # None: a shape that was seen once, which has warmed it up.
+        # None: a shape that was run once, as a warm-up.
         self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT * n_stages)
-        self._begun: LRUCache[_Key, int] = LRUCache(_SHAPES_KNOWN)  # micro-batches of a shape
+        # number of micro-batches by shape
+        self._begun: LRUCache[_Key, int] = LRUCache(_SHAPES_KNOWN)
 
     def output(self, held: DeviceBatch, layers: range, step: int) -> Any:
-        """Runs one step: (nonces, hidden) after the final norm, or the next stage's input. None:
-        run it operation by operation.
+        """Runs one step; returns (nonces, hidden) after the final norm, or the next stage's input.
 
-        The next replay fills the same tensor.
+        Returns None if the step must run operation by operation. The next replay overwrites the
+        returned tensor.
         """
         batch, place, tables = held.batch, held.place, held.tables
         if not self.on or self.why_not or layers != self._layers or place is None or tables is None:
@@ -109,16 +112,16 @@ class StepGraphs:
                 self._steps[key] = recorded = self._recorded(held, tables, place, step)
             else:
                 recorded.fill(batch, step, held.state)
-        except Exception as error:  # whatever a backend says that cannot be recorded
+        except Exception as error:  # any error of a backend that cannot be recorded
             if self._together and recorded and not isinstance(error, NotReplayableError):
-                raise  # an error of this rank: the others replay the step
+                raise  # an error of this rank only: the others replay the step
             self._do_without(error, key, len(batch.nonces))
             return None
         held.state = None
         return recorded.replayed()
 
     def _do_without(self, error: Exception, key: _Key, n_nonces: int) -> None:
-        """Ends recording, or that of so many nonces where memory is short and fewer had a graph."""
+        """Stops recording; if only memory is short, stops it for this number of nonces."""
         self._forward.forget_unfinished()
         if is_of_memory(error) and self.recorded and not self._together:
             del self._steps[key]
@@ -130,7 +133,7 @@ class StepGraphs:
         logger.warning("steps of decode proofs go on without CUDA graphs: %s", self.why_not)
 
     def _may_record(self, key: _Key) -> bool:
-        """True if a shape gets one of the graphs that are left."""
+        """Returns whether a shape may use one of the remaining graphs."""
         if not self._together or self.recorded < _MOST_TOGETHER // 2:
             return True
         return self.recorded < _MOST_TOGETHER and self._begun.get(key, 0) > 1
@@ -138,7 +141,10 @@ class StepGraphs:
     def _recorded(
         self, held: DeviceBatch, tables: BlockTables, place: Place, step: int
     ) -> RecordedStep:
-        """The step, filled in. Whatever a backend says that cannot be recorded is raised."""
+        """Records the step with its current inputs.
+
+        Raises any error of a backend that cannot be recorded.
+        """
         part = Part(self._layers, self._n_layers, self._gates.numbers, self._vocab_size)
         recorded = _on_all_ranks(lambda: RecordedStep(held.batch, tables, part, self._recorder))
         _on_all_ranks(lambda: recorded.fill(held.batch, step, held.state))
@@ -154,8 +160,9 @@ class StepGraphs:
 
 
 def _on_all_ranks(work: Callable[[], T]) -> T:
-    """Runs the work and fails on all tensor-parallel ranks if it fails on one. All ranks must call
-    this.
+    """Runs the work and fails on all tensor-parallel ranks if it fails on one.
+
+    All ranks must call this.
     """
     failure: Exception | None = None
     try:
@@ -172,12 +179,14 @@ class Part(NamedTuple):
 
     layers: range
     n_layers: int  # of the model
-    moe_layers: range  # those that a seed leads, counted through the model
-    vocab_size: int | None  # of a model that wants token ids
+    moe_layers: range  # layers with seeded experts, numbered through the model
+    vocab_size: int | None  # set if the model needs token ids
 
 
 class RecordedStep:
-    """A step of micro-batches of one shape and place; all that changes lies in its own tensors."""
+    """A recorded step for micro-batches of one shape and place; all inputs are in its own
+    tensors.
+    """
 
     hidden_size: int
 
@@ -189,19 +198,21 @@ class RecordedStep:
         self._layout = Layout(tables, range(positions - 1, positions), most=positions)
         self._part = part
         self._inputs = torch.empty(n, self.hidden_size, dtype=vectors.dtype, device=device)
-        self._state: dict[str, Tensor] = {}  # what the stage before this one gives
+        self._state: dict[str, Tensor] = {}  # output of the previous stage
         self._token_ids = torch.zeros(n, dtype=torch.int32, device=device)
         self._vectors = torch.empty_like(vectors)  # (layers, hidden)
-        self._of: object = None  # the scheme whose vectors they are
+        self._of: object = None  # the scheme that the vectors belong to
         self._hashes = torch.zeros(len(part.moe_layers), n, dtype=torch.int64, device=device)
         self._metadata: dict[str, Any] | None = None  # by layer
         self._recorder = recorder
         self._replay: Replay | None = None
 
     def fill(self, batch: Batch, step: int, state: Mapping[str, Tensor] | None = None) -> None:
-        """Makes it one step of a micro-batch. NotReplayableError: a step of another kind.
+        """Sets the inputs to a step of a micro-batch.
 
-        `state`: what the stage before this one gave.
+        NotReplayableError if it is another kind of step.
+
+        `state`: the output of the previous stage.
         """
         self._layout.move_to(batch.order.positions(step).start)
         if state is not None:
@@ -224,8 +235,9 @@ class RecordedStep:
         )
 
     def record(self, forward: BoundForward, caches: Caches) -> None:
-        """Records the step, after `fill`; `caches()` binds the caches of its place. An error of one
-        rank is an error of all.
+        """Records the step, after `fill`; `caches()` binds the caches of its place.
+
+        An error on one rank raises on all.
         """
 
         def work() -> Any:
@@ -243,16 +255,19 @@ class RecordedStep:
         self._replay = self._recorder.record(work)
 
     def replayed(self) -> Any:
-        """Runs the step that was filled in: (nonces, hidden), or what the next stage takes."""
+        """Runs the step with its current inputs:
+
+        returns (nonces, hidden), or the next stage's input.
+        """
         assert self._replay is not None, "nothing was recorded"
         output = self._replay()
         if self._part.layers.stop == self._part.n_layers:
             return model_parts.final_hidden_states(output)
-        # It is still being sent when the next replay fills the recorded tensors.
+        # The tensors may still be being sent when the next replay overwrites the recorded ones.
         return model_parts.intermediate({name: x.clone() for name, x in output.tensors.items()})
 
     def _given(self) -> dict[str, Any]:
-        """The model's arguments. Layers add to what they are given, so it is a copy."""
+        """Returns copies of the model's arguments, because layers modify them."""
         given: dict[str, Any] = {}
         if self._part.vocab_size is not None:
             given["input_ids"] = self._token_ids

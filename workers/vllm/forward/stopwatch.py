@@ -1,4 +1,7 @@
-"""How long slices keep a device, and how many wait there: a GPU's launches return at once."""
+"""Measures how long slices use a device, and limits how many wait there:
+
+a GPU's launches return immediately.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,31 @@ from typing import Protocol
 
 import torch
 
-# Slices on the device at a time: one runs, one waits so that there is no gap. Chat waits for both.
+# Slices on the device at a time: one runs, and one waits to avoid a gap. Chat waits for both.
 MOST_IN_FLIGHT = 2
 
 
 class Stopwatch(Protocol):
-    """Measures runs of device work, one after the other; `tag` names a run in the answer."""
+    """Measures runs of device work, one after the other; `tag` identifies a run in the results."""
 
     def begin(self) -> None:
-        """Before the next launch: waits until fewer than MOST_IN_FLIGHT runs are on the device."""
+        """Waits, before a launch, until fewer than MOST_IN_FLIGHT runs are on the device."""
 
     def end(self, tag: tuple[int, ...]) -> None:
-        """All of the run's work is launched."""
+        """Records that all of the run's work is launched."""
 
     def wait(self, first: int | None = None) -> None:
-        """Until no run is on the device; `first`: none whose tag begins with it."""
+        """Waits until no run is on the device; `first`: no run whose tag begins with this value."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
-        """(tag, seconds) of the runs that ended since the last call, in order."""
+        """Returns (tag, seconds) of the runs that ended since the last call, in order."""
 
     def gaps_s(self) -> float:
-        """Seconds without a run between runs that ended since the last call."""
+        """Returns the seconds without a run between runs that ended since the last call."""
 
 
 class ClockStopwatch:
-    """A stopwatch for CPUs, which have done the work when the call returns."""
+    """A stopwatch for CPUs, whose work is done when the call returns."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -62,11 +65,14 @@ class ClockStopwatch:
 
 
 class EventStopwatch:
-    """A stopwatch for GPUs by events in the stream: times are the GPU's, no call waits in vain."""
+    """A stopwatch for GPUs that uses events in the stream:
+
+    times are the GPU's, without additional waits.
+    """
 
     def __init__(self) -> None:
         self._began: torch.cuda.Event | None = None
-        self._ended: torch.cuda.Event | None = None  # the last run that was waited for
+        self._ended: torch.cuda.Event | None = None  # end of the last run that was awaited
         self._gaps_s = 0.0
         self._running: deque[tuple[tuple[int, ...], torch.cuda.Event, torch.cuda.Event]] = deque()
         self._done: list[tuple[tuple[int, ...], float]] = []

@@ -1,4 +1,4 @@
-"""Kernels in vLLM's place for one slice, used where a trial found them right."""
+"""Kernels that replace vLLM's during a proof's slice, used only if a trial found them correct."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Every so many rows are compared, and each way is timed so often.
+# Every n-th row is compared, and each kernel is timed this many times.
 _EVERY, _TIMES = 61, 3
 OTHER_BITS = "gives other bits: not used"
 
@@ -21,14 +21,16 @@ Compute = Callable[[], Any]
 
 
 class Trial(Generic[V]):
-    """What was found out about calls, by what they have in common (`key`)."""
+    """Cached results of trials, by the property that calls have in common (`key`)."""
 
     def __init__(self) -> None:
         self.found: dict[Any, V] = {}
 
     def of(self, key: Any, find: Callable[[], V]) -> V | None:
-        """Finds it out once. None: not while work is recorded, because a trial waits for its
-        outcome."""
+        """Returns a key's result, running `find` the first time.
+
+        None during a recording, because a trial waits for its result.
+        """
         if key not in self.found:
             if torch.cuda.is_current_stream_capturing():
                 return None
@@ -37,11 +39,13 @@ class Trial(Generic[V]):
 
 
 def is_right(what: str, why_not: Callable[[], str]) -> bool:
-    """True if `why_not` computes and finds nothing; says so where not. An error in a kernel would
-    end the engine."""
+    """Returns whether `why_not` finds no error; logs the error otherwise.
+
+    Exceptions are caught, because an error in a kernel would end the engine.
+    """
     try:
         why = why_not()
-    except Exception as error:  # a GPU for which the kernel does not compile
+    except Exception as error:  # e.g. a GPU for which the kernel does not compile
         why = f"cannot be used: {error}"
     if why:
         logger.warning("%s %s", what, why)
@@ -50,8 +54,10 @@ def is_right(what: str, why_not: Callable[[], str]) -> bool:
 
 @contextmanager
 def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Within, a function of a class or module of vLLM's calls `other` with itself before its
-    arguments. `of` None: this release has none."""
+    """Replaces a function of one of vLLM's classes or modules inside the context.
+
+    `other` is called with the original function and its arguments. `of`: None changes nothing.
+    """
     if of is None:
         yield
         return
@@ -71,8 +77,9 @@ def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
 
 
 def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
-    """The place in `ways` of the quickest that writes the bits that `own` writes to out (rows,
-    ...); None: none of them takes less time than `own`."""
+    """Returns the index of the fastest of `ways` that writes the same bits as `own` to `out` (rows,
+    ...); None if `own` is fastest.
+    """
     own()
     expected = out[::_EVERY].clone()
     found, least_ms = None, milliseconds(own)
@@ -90,7 +97,7 @@ def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
 
 
 def milliseconds(compute: Compute) -> float:
-    """The device's time, the shortest of a few."""
+    """Returns the device's time: the shortest of a few runs."""
     times = []
     for _ in range(_TIMES):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

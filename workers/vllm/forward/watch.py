@@ -10,21 +10,22 @@ from workers.vllm.release import parallel
 
 
 class Watch:
-    """Watch over batches of at most `n_sequences` of `seq_len` tokens; begins when made."""
+    """Watches batches of at most `n_sequences` of `seq_len` tokens, from construction on."""
 
     def __init__(self, caches: ScratchCaches, n_sequences: int, seq_len: int) -> None:
         self._caches = caches
         self._size = (n_sequences, seq_len)
         self._before = caches.chats_first_blocks(n_sequences, seq_len)
-        # Sparse attention leaves its layers' sums to be added up by the next layer.
+        # False with sparse attention, whose layers leave their sums to be added up by the next
+        # layer.
         self.replicated = True
 
     def look(self, hidden_states: Tensor) -> None:
-        """Looks at a layer's output, on all ranks alike."""
+        """Compares a layer's output on all ranks."""
         self.replicated &= parallel.is_replicated(hidden_states)
 
     def touched(self) -> list[str]:
-        """The layers in whose chat cache something has changed."""
+        """Returns the layers whose chat cache has changed."""
         after = self._caches.chats_first_blocks(*self._size)
         return [
             name
