@@ -319,30 +319,22 @@ def test_429_when_jobs_with_a_url_have_all_places(
     assert int(answer.headers["Retry-After"]) > 0
 
 
-def test_413_for_a_declared_length_over_the_limit(client: TestClient) -> None:
-    answer = client.post(
-        GENERATE, content=b" " * 200_001, headers={"Content-Type": "application/json"}
-    )
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lambda: b" " * 200_001, "larger than 200000 bytes"),  # of a declared length
+        (lambda: iter([b" " * 10_000] * 21), "split the request"),
+        (lambda: b'{"nonces": [' + b"1," * 50_000 + b"1]}", "split the request"),
+    ],
+    ids=["declared", "chunked", "items"],
+)
+def test_413_for_more_than_a_request_may_hold(
+    client: TestClient, content: Callable[[], Any], said: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = client.post(GENERATE, content=content(), headers=headers)
     assert answer.status_code == 413
-    assert "larger than 200000 bytes" in answer.json()["detail"]
-
-
-def test_413_for_a_chunked_body_over_the_limit(client: TestClient) -> None:
-    answer = client.post(
-        GENERATE, content=iter([b" " * 10_000] * 21), headers={"Content-Type": "application/json"}
-    )
-    assert answer.status_code == 413
-    assert "split the request" in answer.json()["detail"]
-
-
-def test_413_for_more_items_than_nonces_need(client: TestClient) -> None:
-    answer = client.post(
-        GENERATE,
-        content=b'{"nonces": [' + b"1," * 50_000 + b"1]}",
-        headers={"Content-Type": "application/json"},
-    )
-    assert answer.status_code == 413
-    assert "split the request" in answer.json()["detail"]
+    assert said in answer.json()["detail"]
 
 
 def test_other_methods_and_paths_have_json_details(client: TestClient) -> None:

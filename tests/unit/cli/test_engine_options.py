@@ -103,32 +103,20 @@ def test_a_worker_gets_what_was_said(started: list[tuple[Any, ...]]) -> None:
     assert started == [(options, "w", None)]
 
 
-def test_what_logprobs_call_tokens_is_a_setting_of_the_node(
-    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("setting", "option", "default", "other"),
+    [
+        ("POC_LOGPROB_TOKENS", "logprob_tokens", "ids", "text"),
+        ("POC_VALIDATION", "validation", "auto", "steps"),
+    ],
+)
+def test_how_chat_is_answered_and_checked_are_settings_of_the_node(
+    started: list[tuple[Any, ...]], setting: str, option: str, default: str, other: str
 ) -> None:
-    for setting in ("ids", "text"):
-        assert (
-            CliRunner()
-            .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
-            .exit_code
-            == 0
-        )
-        assert started[-1][0].logprob_tokens == setting
-        monkeypatch.setenv("POC_LOGPROB_TOKENS", "text")
-
-
-def test_how_known_tokens_of_chat_are_scored_is_a_setting_of_the_node(
-    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for setting in ("auto", "steps"):
-        assert (
-            CliRunner()
-            .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
-            .exit_code
-            == 0
-        )
-        assert started[-1][0].validation == setting
-        monkeypatch.setenv("POC_VALIDATION", "steps")
+    command = ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]
+    for env, expected in (({}, default), ({setting: other}, other)):
+        assert CliRunner().invoke(app, command, env=env).exit_code == 0
+        assert getattr(started[-1][0], option) == expected
 
 
 def test_a_codebook_with_another_checksum_ends_the_command_before_an_engine_is_loaded(

@@ -110,16 +110,19 @@ def test_a_faster_backend_within_the_distance_of_batch_sizes_is_proposed(capfd: 
     assert found["tried"][0]["nonces_per_s"] > found["default"]["nonces_per_s"]
 
 
-def test_a_faster_backend_that_is_further_away_is_refused(capfd: Capture) -> None:
-    found = result(capfd, *MODEL, *trying("far"))
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        ("far", "its artifacts lie further from the default's"),
+        ("slow", "it is not clearly faster"),
+    ],
+)
+def test_one_that_is_further_away_or_no_faster_is_refused(
+    capfd: Capture, backend: str, why: str
+) -> None:
+    found = result(capfd, *MODEL, *trying(backend))
     assert found["proposal"] is None
-    assert "its artifacts lie further from the default's" in why_not(found)["far"]
-
-
-def test_a_slower_backend_is_refused(capfd: Capture) -> None:
-    found = result(capfd, *MODEL, *trying("slow"))
-    assert found["proposal"] is None
-    assert "it is not clearly faster" in why_not(found)["slow"]
+    assert why in why_not(found)[backend]
 
 
 def test_of_several_good_backends_the_fastest_is_proposed(capfd: Capture) -> None:

@@ -67,18 +67,15 @@ def test_sizes_reach_from_a_few_nonces_to_what_fits(most: int, expected: list[in
     assert speed.sizes(most) == expected
 
 
-def test_whole_micro_batches(engine: TimedEngine) -> None:
-    found = speed.speed(engine, SPEC, 4, None, seconds=5)  # 8 layers of 4 * 16 tokens: 0.512 s
-    assert (found.n, found.n_slices) == (4, 1)
+# 8 layers of 4 * 16 tokens take 0.512 s, one of them 64 ms.
+@pytest.mark.parametrize(("limit_ms", "n_slices", "waits_ms"), [(None, 1, 512), (200, 3, 192)])
+def test_slices_are_as_short_as_the_limit_wants(
+    engine: TimedEngine, limit_ms: float | None, n_slices: int, waits_ms: float
+) -> None:
+    found = speed.speed(engine, SPEC, 4, limit_ms, seconds=5)
+    assert (found.n, found.n_slices) == (4, n_slices)
     assert found.nonces_per_s == pytest.approx(4 / 0.512)
-    assert found.chat_waits_ms == pytest.approx(512)
-
-
-def test_slices_are_as_short_as_the_limit_wants(engine: TimedEngine) -> None:
-    found = speed.speed(engine, SPEC, 4, 200, seconds=5)  # a layer takes 64 ms
-    assert (found.n, found.n_slices) == (4, 3)
-    assert found.nonces_per_s == pytest.approx(4 / 0.512)
-    assert found.chat_waits_ms == pytest.approx(192)
+    assert found.chat_waits_ms == pytest.approx(waits_ms)
 
 
 def test_chat_waits_for_every_slice_that_may_be_on_the_device(engine: TimedEngine) -> None:
