@@ -33,7 +33,7 @@ from api.edge.connections import ENDLESS
 from cli.supervise.stack import Stack
 from workers.engines.options import EngineOptions
 
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 600.0  # others may use the machine too
 # Seconds between two requests of the honest client.
 PAUSE_S = 0.02
 HEAD = b"POST /api/v1/pow/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

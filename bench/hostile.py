@@ -49,7 +49,6 @@ CLIENTS = 20
 # Connections of one client that holds some open, few where each sends megabytes.
 CONNECTIONS, OF_ALMOST = 50, 2
 LONGEST_TURN_S = 10.0
-PATIENCE_S = 600.0  # for the engine, where others use the machine too
 STREAM = {"model": MODEL, "prompt": "Tell me.", "max_tokens": 1500, "ignore_eos": True}
 
 
@@ -209,7 +208,7 @@ def main() -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
     with Stack(EngineOptions(model=MODEL, engine="vllm"), workers=1, env=OUTBOX) as stack:
-        stack.wait_ready(PATIENCE_S)
+        stack.wait_ready(READY_TIMEOUT_S)
         alone = asyncio.run(run(stack, 30, options.seed, is_quiet=True))
         workers = stack.worker_pids()
         seen = asyncio.run(run(stack, options.minutes * 60, options.seed, is_quiet=False))
