@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -24,6 +25,8 @@ _DEAD_END = (
     " allows none"
 )
 _INPUT, _OUTPUT = 0, 1
+# Where xgrammar raised an error, before its words.
+_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
 
 
 def main() -> None:
@@ -74,7 +77,8 @@ def _try(compiler: Any, kind: str, text: str) -> str:
             return _TOO_MUCH
         # vLLM rewrites choices and some grammars, and reports their errors itself.
         is_final = kind in ("json", "regex", "structural_tag")
-        return "is wrong: " + " ".join(str(error).split())[:500] if is_final else ""
+        said = " ".join(_PLACE.sub("", str(error)).split())
+        return f"is wrong: {said[:500].rstrip('.')}" if is_final else ""
     return _DEAD_END if any(_is_dead_end(*part) for part in parts(kind, text)) else ""
 
 

@@ -156,10 +156,10 @@ def test_what_a_request_asks_for(asked: dict[str, Any], found: tuple[str, str] |
 
 
 WRONG = (
-    ({"type": "none"}, "is wrong: .*Unsupported type"),
-    ({"type": "string", "pattern": "("}, "is wrong: .*Regex parsing error"),
+    ({"type": "none"}, "is wrong: Unsupported type"),
+    ({"type": "string", "pattern": "("}, "is wrong: Regex parsing error"),
     ({"type": "string", "minLength": -5}, "is wrong: .*lower"),
-    ({"$ref": "#/x"}, "is wrong: .*Cannot find field x"),
+    ({"$ref": "#/x"}, "is wrong: Cannot find field x"),
     ({"$ref": "#"}, "allows no token where an answer by it begins"),
 )
 
