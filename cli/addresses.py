@@ -1,4 +1,4 @@
-"""Addresses on the command line: what they mean, and which cannot be."""
+"""Parses and checks addresses on the command line."""
 
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -10,7 +10,10 @@ _ALLOW = "POC_CALLBACK_ALLOW"
 
 
 def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
-    """Settings that keep an open API's strangers off this host's loopback; those in `env` win."""
+    """Returns settings that keep clients of an open API off this host's loopback;
+
+    `env` takes precedence.
+    """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)
     if host != "localhost" and (address is None or not address.is_loopback) and not env.get(_ALLOW):
@@ -19,7 +22,7 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
 
 
 def head_of(text: str) -> tuple[str, int]:
-    """Host and port of "10.0.0.1:7070" or "[fd00::1]:7070". UsageError: it is neither."""
+    """Parses "10.0.0.1:7070" or "[fd00::1]:7070" to host and port. UsageError for other texts."""
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

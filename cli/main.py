@@ -1,6 +1,6 @@
-"""The command `proofline`: a group that imports a command's module when the command is called.
+"""The command `proofline`: a group that imports a command's module only when the command is called.
 
-`proofline --help` imports none of them: it reads their docstrings.
+`proofline --help` imports none of the modules: it reads their docstrings.
 """
 
 import ast
@@ -26,7 +26,7 @@ ALONE = "Without a queue"
 
 
 class Command(NamedTuple):
-    """A command's function, or a group's `app` with the help that its module would give."""
+    """A command's function, or a group's `app` with its help text."""
 
     target: str
     panel: str | None
@@ -118,7 +118,7 @@ class LoadedWhenCalled(Mapping[str, Any]):
 
 
 class ProoflineGroup(TyperGroup):
-    """Command group that shows Proofline's own errors as one line instead of a traceback."""
+    """A command group that prints Proofline's own errors as one line instead of a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -1,5 +1,6 @@
-"""Reads --model: a shipped model's name, the demo model's, a directory, or a name on the Hugging
-Face hub.
+"""Resolves --model:
+
+a shipped model's name, the demo model's, a directory, or a name on the Hugging Face hub.
 """
 
 import itertools
@@ -19,8 +20,8 @@ from workers.vllm.start.log_patterns import NOT_HERE, NOT_ON_HUB
 
 # Seconds for the hub's answer.
 HUB_TIMEOUT_S = 5.0
-_NOT_FOUND = (401, 403, 404)  # what the hub and its mirrors answer to a name they do not know
-# vLLM looks for the model elsewhere.
+_NOT_FOUND = (401, 403, 404)  # statuses of the hub and its mirrors for an unknown name
+# With these variables, vLLM loads models from elsewhere.
 _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
 
 
@@ -28,7 +29,7 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
     """Returns the path or name that the engine loads, and the name for clients.
 
     Without `served_model_name`, clients use the directory's last part or the hub's name.
-    ModelChoiceError: the directory holds no model, or a shipped model's name is mistyped.
+    ModelChoiceError if the directory has no model, or a shipped model's name is mistyped.
     """
     shipped = shipped_models()
     directory = _directory(model)
@@ -41,7 +42,8 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
             raise ModelChoiceError(
                 f"The directory {model} has no config.json; give the directory of a model."
             )
-        # Absolute, as workers may run elsewhere; unresolved, as the owner chose the link's name.
+        # Absolute, because workers may run elsewhere; symlinks are kept, because the operator chose
+        # the link's name.
         return str(directory.absolute()), served_model_name or directory.absolute().name
     # The hub's names are NAME or OWNER/NAME.
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or not model.strip():
@@ -54,26 +56,25 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
 
 
 def _directory(model: str) -> Path | None:
-    """The directory of this name; None: there is none."""
+    """Returns the directory of this name; None if there is none."""
     try:
         directory = Path(model).expanduser()
         return directory if model and directory.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # too long, ~ of nobody, a NUL
+    except (OSError, RuntimeError, ValueError):  # too long, ~ of an unknown user, a NUL
         return None
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """The options with both names of the model; options that have both stay as they are."""
+    """Returns the options with both names of the model; keeps names that are already set."""
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})
 
 
 def check_is_there(options: EngineOptions) -> None:
-    """Looks for the chosen model before an engine does, which asks the hub for minutes: in this
-    machine's cache, then on the hub, once.
+    """Checks that the chosen model exists, because an engine would ask the hub for minutes.
 
-    ModelChoiceError: there is no such model, or not this revision. ProoflineError: the hub cannot
-    be reached.
+    Looks in this machine's cache, then once on the hub. ModelChoiceError if the model or revision
+    does not exist. ProoflineError if the hub is unreachable.
     """
     name = options.model
     elsewhere = any(os.environ.get(variable) for variable in _ELSEWHERE) or any(
@@ -88,7 +89,7 @@ def check_is_there(options: EngineOptions) -> None:
 
 
 def _revision(vllm_args: Sequence[str]) -> str | None:
-    """The last --revision: of several vLLM takes this."""
+    """Returns the last --revision; vLLM uses the last if there are several."""
     found = None
     for word, after in itertools.zip_longest(vllm_args, vllm_args[1:]):
         option, _, value = word.partition("=")
@@ -98,9 +99,9 @@ def _revision(vllm_args: Sequence[str]) -> str | None:
 
 
 def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
-    """Looks for a model that hosts are to load, as `check_is_there` does, and with its errors.
+    """Checks that a model for hosts exists, like `check_is_there`, with the same errors.
 
-    A path is each host's own matter.
+    A path is not checked, because hosts differ.
     """
     known = {*shipped_models(), DEMO_MODEL}
     if model in known or model.startswith((".", "/", "~")) or model.count("/") > 1:
@@ -109,11 +110,10 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
 
 
 def _here(name: str, revision: str | None) -> str | None:
-    """Describes the model's files in the Hugging Face cache; None if the wanted revision is
-    complete.
+    """Describes the model's cached files; None if the wanted revision is in the cache.
 
-    Any file will do: what lacks is fetched later. Without a revision any will do, too, where the
-    hub may be asked; else vLLM takes `main` alone.
+    Any cached file suffices, because missing files are downloaded later. Without a revision any
+    revision suffices, unless HF_HUB_OFFLINE is set: then vLLM uses only `main`.
     """
     cache, repo = ModelCache(), name.partition(":")[0]
     if revision is None and huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -144,8 +144,8 @@ def _ask_hub(name: str, revision: str | None, here: str) -> None:
         answer = getattr(error, "response", None)
         if answer is None or answer.status_code in _NOT_FOUND:
             raise ModelChoiceError(f"There is no model {what}: {NOT_ON_HUB}.") from None
-        # Else the hub has a trouble that may have passed when the engine asks.
-    except Exception as error:  # of whatever client the hub's package has
+        # For other statuses the hub may have recovered when the engine asks.
+    except Exception as error:  # from the HTTP client of the hub's package
         said = " ".join(str(error).split()) or type(error).__name__
         raise ProoflineError(
             f"The model {what} is not on this machine, and the Hugging Face hub cannot be reached"

@@ -1,23 +1,23 @@
-"""The lists of nonces that people type: "0,1,2", "0-99", "5,10-19"."""
+"""Parses lists of nonces on the command line: "0,1,2", "0-99", "5,10-19"."""
 
 import re
 
 from cli.terminal import UsageError
 
 MAX_NONCE = 2**63 - 1  # protocol.md, section 4
-MAX_COUNT = 1_000_000  # more than any job may hold; "0-9999999999" is a slip of the finger
+MAX_COUNT = 1_000_000  # more than any job may have; "0-9999999999" is a typing error
 ITEM = re.compile(r"(-?[0-9]+)(?:\s*-\s*(-?[0-9]+))?")
 
 
 class NonceListError(UsageError):
-    """A list of nonces that cannot be read; the text names the item at fault."""
+    """An invalid list of nonces; the text names the invalid item."""
 
 
 def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
-    """The nonces of `text` in the order given; a range "a-b" includes both ends.
+    """Returns the nonces of `text` in the given order; a range "a-b" includes both ends.
 
-    NonceListError: not whole numbers and ranges, outside 0 .. 2**63-1, a range that runs backwards,
-    a nonce given twice, none at all or more than `max_count`.
+    NonceListError for anything but whole numbers and ranges, a nonce outside 0 .. 2**63-1, a
+    descending range, a repeated nonce, an empty list, or more than `max_count` nonces.
     """
     if not text.strip():
         raise NonceListError("No nonces given; write for example 0,1,2 or 0-99.")
@@ -35,7 +35,7 @@ def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
 
 
 def parse_item(item: str) -> tuple[int, int]:
-    """First and last nonce of one item."""
+    """Returns the first and last nonce of one item."""
     match = ITEM.fullmatch(item)
     if match is None:
         what = (
@@ -45,7 +45,7 @@ def parse_item(item: str) -> tuple[int, int]:
         )
         raise NonceListError(f"{what}; write whole numbers and ranges, for example 0,1,2 or 0-99.")
     ends = [part for part in match.groups() if part is not None]
-    # Longer than any 63-bit number; int() refuses thousands of digits with an error of its own.
+    # Longer than any 63-bit number; int() refuses thousands of digits with its own error.
     too_long = [part for part in ends if len(part.lstrip("-0")) > 19]
     numbers = [] if too_long else [int(part) for part in ends]
     if too_long or any(number > MAX_NONCE for number in numbers):

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that the options read the same everywhere."""
+"""Options that several commands share, with the same names and help texts."""
 
 import os
 from enum import StrEnum
@@ -9,8 +9,9 @@ import typer
 
 DEFAULT_PORT = 8000
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
-DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"  # as poc_core.settings, which takes long to import
-# what the network uses, and a distance round that names none (protocol.md, section 5)
+# a copy of poc_core.settings' value, because that module takes long to import
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+# used by the network, and by a distance round without a seq_len (protocol.md, section 5)
 DEFAULT_SEQ_LEN = 256
 DEFAULT_K_DIM = 12
 
@@ -72,7 +73,7 @@ BatchSize = Annotated[
 
 
 class Proof(NamedTuple):
-    """How artifacts are made."""
+    """Options of an artifact's computation."""
 
     seq_len: Annotated[int, typer.Option(min=1, help=SEQ_LEN_HELP)] = DEFAULT_SEQ_LEN
     k_dim: Annotated[int, typer.Option(min=1, help=K_DIM_HELP)] = DEFAULT_K_DIM
@@ -81,7 +82,9 @@ class Proof(NamedTuple):
 
 
 def _to_settings(redis_url: str | None) -> str | None:
-    """Puts --redis-url into the environment, where this process and its children read settings."""
+    """Puts --redis-url into the environment, from which this process and its children read
+    settings.
+    """
     if redis_url is not None:
         os.environ["POC_REDIS_URL"] = redis_url
     return redis_url

@@ -11,12 +11,12 @@ _EVERY_S = 10.0
 
 
 class ProgressLines(Progress):
-    """Progress lines in place of a bar: at a task's begin and end, and every 10 s."""
+    """Prints lines instead of a bar: at a task's start and end, and every 10 s."""
 
     def __init__(
         self, unit: str, tell: Callable[[str], None], get_time: Callable[[], float] | None = None
     ) -> None:
-        """`unit` names what is counted; `tell` takes a line."""
+        """`unit`: what is counted; `tell`: prints a line."""
         super().__init__(disable=True, get_time=get_time)
         self._unit = unit
         self._tell = tell

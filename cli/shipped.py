@@ -1,4 +1,4 @@
-"""The tiny models that ship with Proofline, for the demo, the tests and a first try."""
+"""The tiny models that ship with Proofline, for the demo, the tests and first steps."""
 
 import difflib
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from cli.terminal import UsageError
 
 _HERE = Path(__file__).resolve().parent
-# A checkout keeps the models at its top, a wheel inside this package (pyproject.toml).
+# Models are at the top of a checkout, or inside this package in a wheel (pyproject.toml).
 _PLACES = (_HERE.parent / "models", _HERE / "models")
 
 
@@ -15,7 +15,7 @@ class ModelChoiceError(UsageError):
 
 
 def shipped_models() -> dict[str, Path]:
-    """Name -> directory of every shipped model."""
+    """Returns the directory of every shipped model, by name."""
     for place in _PLACES:
         found = {
             config.parent.name: config.parent for config in sorted(place.glob("*/config.json"))
@@ -26,7 +26,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def check_spelling(model: str) -> None:
-    """ModelChoiceError: this is nearly a shipped model's name."""
+    """Raises ModelChoiceError if the name is nearly a shipped model's."""
     shipped = shipped_models()
     if "/" in model or model in shipped:
         return

@@ -1,4 +1,4 @@
-"""Messages to people on stderr; results go to stdout."""
+"""Messages to the user on stderr; results go to stdout."""
 
 import json
 import sys
@@ -15,16 +15,16 @@ if TYPE_CHECKING:  # rich takes a while to import, and most commands need little
     from rich.console import Console
     from rich.progress import Progress
 
-_people: TextIO | None = None  # who reads notes; None: stderr
+_people: TextIO | None = None  # stream for notes; None for stderr
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_FRAUD = 3
-EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
+EXIT_INTERRUPTED = 130  # the status that a shell reports for a program ended by Ctrl-C
 
 
 class UsageError(ProoflineError):
-    """Wrong input on the command line; its text says what to write instead."""
+    """Invalid input on the command line; the text gives the correct form."""
 
 
 def exit_code_of(error: ProoflineError) -> int:
@@ -34,7 +34,7 @@ def exit_code_of(error: ProoflineError) -> int:
 
 @contextmanager
 def people_at(stream: TextIO) -> Iterator[None]:
-    """Within: what is said to people goes to this stream, and stderr is for others."""
+    """Sends messages to the user to this stream inside the context, instead of to stderr."""
     global _people
     before, _people = _people, stream
     try:
@@ -58,9 +58,11 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """A bar with count, elapsed and remaining time, on stderr; `unit` names what is counted.
+    """Returns a progress bar on stderr with count, elapsed and remaining time; `unit`:
 
-    Without a terminal: a line every 10 s, as a bar would show at its end only.
+    what is counted.
+
+    Without a terminal it prints a line every 10 s, because a bar would appear only at its end.
     """
     from rich import progress
 
@@ -82,7 +84,7 @@ def progress_bar(unit: str) -> "Progress":
 
 
 def check_output(output: Path | None, option: str = "--output") -> None:
-    """Refuses an --output that cannot be written before hours of work are lost to it."""
+    """Raises UsageError early, before hours of work, if --output cannot be written."""
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise UsageError(
             f"{output} cannot be written: it is a directory or lies in none; choose another"

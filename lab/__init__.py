@@ -1,1 +1,1 @@
-"""The command `proofline` and the supervisor behind `proofline up`."""
+"""Measurements and judgements outside the node: calibrate, compute, report, chat-check, bench."""

@@ -1,4 +1,4 @@
-"""An engine inside the command's own process, for the commands that need no queue."""
+"""An engine inside the command's process, for commands without a queue."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ from workers.engines.options import EngineOptions
 from workers.load import load_engine
 from workers.pipeline import compute_all
 
-# Micro-batches of one progress step: enough to fill the engine, few enough that the bar moves.
+# Micro-batches of one progress step: enough to fill the engine, few enough to move the bar.
 STEP_BATCHES = 2
 MAX_STEP_NONCES = 1024
 _log_files: list[Path] = []  # of the engine, while its log is not shown
@@ -32,8 +32,9 @@ _log_files: list[Path] = []  # of the engine, while its log is not shown
 
 @contextmanager
 def stdout_kept_clean(verbose: bool = True) -> Iterator[IO[str]]:
-    """Yields the real stdout; what libraries and child processes print goes to stderr, or, where
-    not `verbose`, to a file whose name people are told.
+    """Yields the real stdout; output of libraries and child processes goes to stderr.
+
+    Without `verbose`, their output goes to a file, whose name is printed.
     """
     sys.stdout.flush()
     with ExitStack() as exits:
@@ -48,7 +49,7 @@ def stdout_kept_clean(verbose: bool = True) -> Iterator[IO[str]]:
 
 @contextmanager
 def _stderr_in_a_file() -> Iterator[None]:
-    """Within: stderr is a file, and people are still told what is for them."""
+    """Redirects stderr to a file inside the context; notes to the user stay visible."""
     try:
         folder = LogFolder()
     except (OSError, RuntimeError) as error:
@@ -71,7 +72,7 @@ def _stderr_in_a_file() -> Iterator[None]:
 
 @contextmanager
 def _turned(number: int, target: int) -> Iterator[int]:
-    """Within: the file descriptor `number` is what `target` is; yields what it was."""
+    """Makes the file descriptor `number` a copy of `target`; yields a copy of the original."""
     kept = os.dup(number)
     os.set_inheritable(kept, False)
     os.dup2(target, number)
@@ -84,7 +85,7 @@ def _turned(number: int, target: int) -> Iterator[int]:
 
 @contextmanager
 def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[None]:
-    """Within: `take` gets the messages of a logger and those below it, from this level on."""
+    """Passes messages of a logger and its children, from this level on, to `take`."""
     handler = logging.Handler(level)
     vars(handler)["emit"] = lambda record: take(record.getMessage())
     logging.getLogger(logger).addHandler(handler)
@@ -95,8 +96,9 @@ def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[Non
 
 
 def _end_of_log() -> str:
-    """Returns the part of the engine's log that explains a failed load; empty if the log was
-    visible.
+    """Returns the part of the engine's log that explains a failed load;
+
+    empty if the log was visible.
     """
     if not _log_files:
         return ""
@@ -106,13 +108,15 @@ def _end_of_log() -> str:
 
 @contextmanager
 def local_engine(options: EngineOptions) -> Iterator[Engine]:
-    """The loaded engine, closed afterwards; people are told the stages of its start. Use within
-    `stdout_kept_clean`: engines are noisy. ProoflineError: as `load_engine`, with the log's end.
+    """Yields a loaded engine, prints the stages of its start, and closes it afterwards.
+
+    Use it inside `stdout_kept_clean`, because engines print much. ProoflineError as in
+    `load_engine`, with the log's end.
     """
     check_is_there(options)
     if options.engine == "vllm":
         os.environ.update(kv_cache_environment(options.model, options.n_devices))
-        # Ahead, vLLM compiles them for some thousand sizes; these commands ask for a few.
+        # By default vLLM compiles these kernels for some thousand sizes; these commands use a few.
         os.environ.setdefault("VLLM_DEEP_GEMM_WARMUP", "skip")
     log_to_stderr()
     start = StartStages(1, note)
@@ -130,7 +134,7 @@ def local_engine(options: EngineOptions) -> Iterator[Engine]:
 
 
 def compute_in_steps(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> Iterator[list[Any]]:
-    """Yields the nonces' values, in order, in lists small enough to show progress between them."""
+    """Yields the nonces' values, in order, in lists small enough to show progress."""
     step = min(
         MAX_STEP_NONCES,
         STEP_BATCHES * contract_of(spec.scheme).max_batch(spec, engine.info),

@@ -1,4 +1,4 @@
-"""Set-up and saving of all pictures."""
+"""Checks and saves pictures."""
 
 import importlib.util
 from pathlib import Path
@@ -19,7 +19,10 @@ class PictureError(ProoflineError):
 
 
 def check_picture(picture: Path | None, option: str) -> None:
-    """Refuses, before hours of work, a picture that could not be drawn; `option` names it."""
+    """Raises UsageError early, before hours of work, if a picture cannot be drawn; `option`:
+
+    its option.
+    """
     if picture is None:
         return
     if picture.suffix.lower() not in KINDS:

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# Columns of a stdout that is no terminal, where nothing may be cut off.
+# Columns of a stdout that is not a terminal, where nothing may be truncated.
 FILE_COLUMNS = 200
 
 
@@ -17,7 +17,7 @@ def result_console(stdout: IO[str]) -> "Console":
 
 
 def result_table(title: str, *headers: str) -> "Table":
-    """A table with names in the first column and numbers in the others."""
+    """Creates a table with names in the first column and numbers in the others."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,1 +1,1 @@
-"""Commands that compute proofs in their own process and judge them."""
+"""Commands that compute proofs or chats in their own process, and compare or evaluate them."""

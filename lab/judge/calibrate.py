@@ -1,4 +1,4 @@
-"""`proofline calibrate`: the r_target that makes a wanted share of a model's nonces valid."""
+"""`proofline calibrate`: finds the r_target that makes a wanted share of a model's nonces valid."""
 
 import hashlib
 import json
@@ -146,12 +146,12 @@ def calibrate(
             stdout.flush()
         else:
             print_tables(stdout, title, hashes, found)
-        if histogram is not None:  # last: a full disk must not cost the numbers
+        if histogram is not None:  # last: a full disk must not lose the numbers
             draw(histogram, title, distances, found)
 
 
 def chosen_block_hashes(count: int | None, given: Sequence[str] | None) -> list[str]:
-    """The block hashes given, or `count` made-up ones that are the same every time."""
+    """Returns the given block hashes, or `count` generated ones, which are the same every time."""
     if not given:
         made_up = range(DEFAULT_BLOCK_HASHES if count is None else count)
         return [
@@ -168,7 +168,7 @@ def chosen_block_hashes(count: int | None, given: Sequence[str] | None) -> list[
 
 def check_targets(rates: Sequence[float], r_targets: Sequence[float], n_nonces: int) -> None:
     for rate in rates:
-        if not 0 < rate < 1:  # refuses NaN too
+        if not 0 < rate < 1:  # also refuses NaN
             raise UsageError(
                 f"--valid-rate must be above 0 and below 1, not {rate:g}; 10 % are 0.1."
             )
@@ -184,7 +184,7 @@ def check_targets(rates: Sequence[float], r_targets: Sequence[float], n_nonces: 
 def measure(
     engine: Engine, specs: Mapping[str, Sequence[ProofSpec]], nonces: Sequence[int]
 ) -> dict[str, list[np.ndarray]]:
-    """Distances, float64 (n,) for each spec; a note tells of nonces without a finite state."""
+    """Computes the distances, float64 (n,) for each spec. Reports nonces without a finite state."""
     distances: dict[str, list[np.ndarray]] = {}
     with progress_bar("nonces") as bar:
         task = bar.add_task(

@@ -1,7 +1,7 @@
-"""Which r_target makes a wanted share of nonces valid, and how far that holds across block hashes.
+"""Finds the r_target for a wanted share of valid nonces, and its variation between block hashes.
 
-A nonce is valid when its distance is below r_target (protocol.md, section 3). Rates are shares from
-0 to 1; all arrays are float64, one of shape (n,) for each block hash.
+A nonce is valid if its distance is below r_target (protocol.md, section 3). Rates are shares from 0
+to 1; all arrays are float64, one of shape (n,) for each block hash.
 """
 
 import math
@@ -12,33 +12,38 @@ import numpy as np
 
 from poc_core.errors import ProoflineError
 
-# Difference of a distance between devices or number formats (mean of the golden data's bfloat16
-# distances, H200 against CPU: 0.00008): a nonce this close may fall on r_target's other side.
+# Difference of a distance between devices or dtypes (mean difference of the golden data's bfloat16
+# distances between H200 and CPU: 0.00008): a nonce this close to r_target may be valid on one
+# device and invalid on another.
 BORDERLINE = 1e-4
 
 
 class CalibrationError(ProoflineError):
-    """The distances cannot give the r_target or rate asked for."""
+    """The distances cannot give the requested r_target or rate."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One r_target and its effect per block hash; spread: highest minus lowest, None of one."""
+    """One r_target and its valid rates per block hash.
 
-    wanted_rate: float | None  # None: this r_target was given
+    Spreads are the highest minus the lowest value; None for a single block hash.
+    """
+
+    wanted_rate: float | None  # None if the r_target was given
     r_target: float
     valid_rate: float  # of all block hashes together
     block_rates: list[float]
     rate_spread: float | None
     rate_std: float | None
-    # Spread that counting alone explains: a finite number of nonces counts no rate exactly.
+    # Spread that the finite number of nonces explains by itself.
     counting_spread: float | None
     counting_std: float
-    # The r_target that gives each block hash alone the valid_rate; None: too near 0 or 1 to tell.
+    # The r_target that gives each block hash alone the valid_rate; None if the rate is too close to
+    # 0 or 1.
     block_r_targets: list[float] | None
     r_target_spread: float | None
     r_target_std: float | None
-    # Share of the valid nonces that lie less than BORDERLINE below r_target.
+    # Share of the valid nonces whose distance is less than BORDERLINE below r_target.
     borderline: float
 
 
@@ -59,9 +64,9 @@ class Calibration:
 def calibrate(
     blocks: Sequence[np.ndarray], rates: Sequence[float], r_targets: Sequence[float] = ()
 ) -> Calibration:
-    """The r_target for each of `rates`, then the rate at each of `r_targets`.
+    """Computes the r_target for each of `rates`, then the rate at each of `r_targets`.
 
-    CalibrationError: a block hash has no distances, or there are too few for one of the rates.
+    CalibrationError if a block hash has no distances, or there are too few for one of the rates.
     """
     if not blocks or any(len(block) == 0 for block in blocks):
         raise CalibrationError(
@@ -85,7 +90,9 @@ def calibrate(
 
 
 def check_count(n: int, rate: float) -> None:
-    """CalibrationError: a rate, above 0 and below 1, is less than one of n nonces, or all."""
+    """Raises CalibrationError if a rate between 0 and 1 means less than one of n nonces, or all of
+    them.
+    """
     if not _count_shows(n, rate):
         least = math.ceil(1 / min(rate, 1 - rate))
         raise CalibrationError(
@@ -94,9 +101,10 @@ def check_count(n: int, rate: float) -> None:
 
 
 def r_target_for(distances: np.ndarray, rate: float) -> float:
-    """The r_target below which the share `rate` of sorted `distances` lies, in whole nonces.
+    """Returns the r_target with the share `rate` of the sorted `distances` below it, in whole
+    nonces.
 
-    Half-way between two neighbours, where the last digits of a distance matter least.
+    The r_target is half-way between two neighbours, where rounding of a distance matters least.
     """
     check_count(len(distances), rate)
     k = round(rate * len(distances))
@@ -104,7 +112,7 @@ def r_target_for(distances: np.ndarray, rate: float) -> float:
 
 
 def expected_spread(n: int) -> float:
-    """Expected highest minus lowest of n >= 2 independent standard normal numbers."""
+    """Returns the expected highest minus lowest of n >= 2 independent standard normal numbers."""
     x = np.linspace(-8, 8, 3201)
     below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
     return float(np.trapezoid(1 - below**n - (1 - below) ** n, x))
@@ -146,5 +154,7 @@ def _spread(numbers: Sequence[float]) -> float | None:
 
 
 def _std(numbers: Sequence[float]) -> float | None:
-    """Standard deviation of the population that the numbers are drawn from."""
+    """Returns the sample estimate of the population's standard deviation; None for a single
+    number.
+    """
     return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None

@@ -1,4 +1,4 @@
-"""How often two machines' chains of points part."""
+"""Counts how often the chains of points of two machines diverge."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ class ChainPair:
     name: str
     n: int
     n_parted: int
-    mean_step: float | None  # at which those part; None: none does
+    mean_step: float | None  # mean step at which chains diverge; None if none diverges
 
     @property
     def cells(self) -> list[str]:
@@ -34,7 +34,10 @@ class ChainPair:
 
 
 def compare_chains(machines: Iterable[Machine]) -> list[ChainPair]:
-    """Every pair of machines with chains. UsageError: unlike files, too few common nonces."""
+    """Compares every pair of machines.
+
+    UsageError if terms differ or there are too few common nonces.
+    """
     return [_pair(one, other) for one, other in combinations(machines, 2)]
 
 

@@ -1,4 +1,4 @@
-"""Which files of `report` belong together, and how far apart their machines are."""
+"""Matches the files of `report`, and measures the distances between their machines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,17 +11,21 @@ from lab.judge.power import Sample
 from lab.judge.proof_files import TERMS, FiledChains, FiledProof, Machine
 from poc_core.schemes.decode.codebook_file import DIM, POINTS, read_codebook_file
 
-# Nonces two machines must share: among fewer, a seventh beyond any threshold may go unseen.
+# Least number of nonces that two machines must share: with fewer, a share of a seventh beyond any
+# threshold may remain undetected.
 LEAST_NONCES = 20
-# Terms in which a cheat may deviate from the request.
+# Terms that must match a cheat's file, because a cheat may change the others.
 TAMPERED_TERMS = ("block_hash", "public_key", "k_dim")
 
 
 @dataclass(frozen=True)
 class Comparisons:
-    """How far machines differ; `means`: float64 (n, n), NaN without common nonces, or empty."""
+    """The differences between machines.
 
-    names: Sequence[str]  # of the machines, the honest ones first
+    `means`: float64 (n, n), NaN without common nonces; or empty.
+    """
+
+    names: Sequence[str]  # of the machines, honest ones first
     honest: Sequence[Sample]
     tampered: Sequence[Sample]
     means: npt.NDArray[np.float64]
@@ -30,7 +34,9 @@ class Comparisons:
 
 
 def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
-    """Compares all pairs. UsageError: unlike files, too few of them, too few common nonces."""
+    """Compares all pairs. UsageError if terms differ, or there are too few files or common
+    nonces.
+    """
     machines = [*honest, *tampered]
     if chained := next((machine for machine in machines if machine.chains is not None), None):
         raise UsageError(
@@ -64,7 +70,7 @@ def _of_artifacts(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Com
             try:
                 offsets = distances(one, other, TERMS if row < len(honest) else TAMPERED_TERMS)
             except UsageError:
-                if both_tampered:  # two cheats have nothing to agree on
+                if both_tampered:  # two cheats need not have common terms
                     continue
                 raise
             means[row, column] = means[column, row] = offsets.mean()
@@ -122,7 +128,7 @@ def _of_margins(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Compa
 
 
 def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
-    """Largest margins (n,) of chains of so many random points, of states without preference."""
+    """Returns the largest margins (n,) of chains of `n_steps` random points, for random states."""
     chance = np.random.default_rng(0)
     codebook = np.frombuffer(read_codebook_file()[0], "<f4").reshape(POINTS, DIM)
     largest = np.zeros(n)
@@ -135,7 +141,7 @@ def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
 
 
 def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray[np.float64]:
-    """L2 distances (n,) of the nonces that both have under the same terms."""
+    """Returns the L2 distances (n,) of the nonces that both machines have under the same terms."""
     found = []
     for proof in one.proofs:
         match = _match(proof, other, terms)
@@ -162,7 +168,10 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
 
 
 def invented(one: Machine, other: Machine) -> Sample:
-    """Each vector's distance to that of another nonce: as good as any that a cheat could invent."""
+    """Returns each vector's distance to that of another nonce:
+
+    as good as any vector a cheat can invent.
+    """
     moved = [
         FiledProof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
         for proof in other.proofs
@@ -180,7 +189,10 @@ def check_count(n: int, beginning: str) -> None:
 
 
 def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProof | None:
-    """The other machine's proof with the same terms, preferably all of TERMS; None: no such."""
+    """Returns the other machine's proof with the same terms, preferably all of TERMS;
+
+    None if there is none.
+    """
     same = [theirs for theirs in other.proofs if difference(proof, theirs, terms) is None]
     if len(same) > 1:
         same = [theirs for theirs in same if difference(proof, theirs, TERMS) is None]
@@ -195,7 +207,9 @@ def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProo
 def difference(
     one: FiledProof | FiledChains, other: FiledProof | FiledChains, terms: Sequence[str]
 ) -> tuple[str, object, object] | None:
-    """The first term that both files tell and that differs."""
+    """Returns the first term that both files contain with different values; None if there is
+    none.
+    """
     for name in terms:
         if name in one.terms and name in other.terms and one.terms[name] != other.terms[name]:
             return name, one.terms[name], other.terms[name]

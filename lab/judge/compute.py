@@ -1,4 +1,4 @@
-"""`proofline compute`: a proof in this process, without API, Redis or queue."""
+"""`proofline compute`: computes a proof in this process, without API, Redis or queue."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ else:
 
 
 class OfScheme(NamedTuple):
-    """How a scheme makes its proofs."""
+    """Scheme-specific options of `compute`."""
 
     k_dim: Annotated[int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")] = (
         options.DEFAULT_K_DIM
@@ -121,7 +121,7 @@ def compute(
 
 
 def named_values(texts: Sequence[str]) -> dict[str, Any]:
-    """NAME -> value of each "NAME=VALUE"; a VALUE that is no JSON is a text."""
+    """Parses "NAME=VALUE" texts to a dict; a VALUE that is not JSON is a string."""
     values: dict[str, Any] = {}
     for text in texts:
         name, is_there, value = text.partition("=")
@@ -135,7 +135,7 @@ def named_values(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def compute_with_progress(engine: "Engine", spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
-    """One value per nonce, in order."""
+    """Computes one value per nonce, in order."""
     values: list[Any] = []
     with progress_bar("nonces") as bar:
         task = bar.add_task(progress_title(engine), total=len(nonces))
@@ -146,7 +146,7 @@ def compute_with_progress(engine: "Engine", spec: ProofSpec, nonces: Sequence[in
 
 
 def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
-    """Pairs of nonces and values; nonces without a value are left out, with a note on stderr."""
+    """Pairs nonces and values. Omits nonces without a value, and reports their number on stderr."""
     pairs = [
         (nonce, value) for nonce, value in zip(nonces, values, strict=True) if value is not None
     ]
@@ -156,7 +156,9 @@ def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
 
 
 def request_of(spec: ProofSpec) -> dict[str, Any]:
-    """The inputs as `generate` notes them, without the model, whose name differs between nodes."""
+    """Returns the inputs as `generate` stores them, without the model, whose name differs between
+    nodes.
+    """
     options = dict(spec.options)
     stronger_rng = options.pop("stronger_rng", False)
     params = {"scheme": spec.scheme, "seq_len": spec.seq_len, **options}
@@ -171,7 +173,7 @@ def write_result(
     json_only: bool,
     output: Path | None,
 ) -> None:
-    """Writes JSON to a file or stdout, or prints a table for people."""
+    """Writes JSON to a file or to stdout, or prints a table."""
     contract = contract_of(spec.scheme)
     document = contract.values(pairs) | contract.about(spec, {}) | {"request": request_of(spec)}
     if output is not None:

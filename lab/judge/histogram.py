@@ -1,4 +1,4 @@
-"""A picture of a calibration's distances."""
+"""Draws a calibration's distances."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BINS = 40
 PANEL_INCHES = (8.0, 2.9)
-# Colour-blind safe (Okabe and Ito).
+# Colours for colour-blind readers (Okabe and Ito).
 BAR, LINE, MARK = "#9ecae1", "#08519c", "#d55e00"
 
 
@@ -25,7 +25,9 @@ def draw(
     distances: Mapping[str, Sequence[np.ndarray]],
     calibrations: Mapping[str, Calibration],
 ) -> None:
-    """A panel per randomization: distances as bars, block hashes as lines, r_targets as marks.
+    """Draws a panel per randomization:
+
+    distances as bars, block hashes as lines, r_targets as marks.
 
     `distances`: per randomization one float64 (n,) for each block hash.
     """

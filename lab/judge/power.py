@@ -1,7 +1,8 @@
-"""How often a validation errs, in both directions, and by which rule it errs least.
+"""Computes how often a validation errs in both directions, and finds the rule with the fewest
+errors.
 
-A validation counts which of n nonces lie further off than a threshold and asks how likely an honest
-sender has so many (protocol.md, sections 2 and 8.3). So both errors follow exactly from the
+A validation counts how many of n nonces are beyond a threshold, and computes the probability of so
+many for an honest sender (protocol.md, sections 2 and 8.3). So both errors follow exactly from the
 binomial distribution and two shares beyond the threshold: an honest machine's and a cheat's.
 Offsets are L2 distances of artifacts or margins of chains; shares and risks are from 0 to 1.
 """
@@ -19,11 +20,11 @@ import numpy.typing as npt
 
 from poc_core.arithmetic.statistics import at_least, at_most, least_frauds
 
-# Nonces that a validation checks at most; more than any request may hold say little more.
+# Most nonces of a validation that are considered; more nonces add little certainty.
 MOST_NONCES = 10_000
 # Shares of honest nonces beyond a threshold that are tried.
 _TRIED_SHARES = [0.0, *np.geomspace(0.001, 0.5, 24)]
-# Validations that are drawn to find a test's power.
+# Simulated validations for each power of a test.
 _DRAWS = 2000
 
 
@@ -38,7 +39,7 @@ class Sample:
         return len(self.offsets) - int(np.searchsorted(self.offsets, threshold, side="right"))
 
     def threshold_for(self, share: float) -> float:
-        """The smallest offset beyond which at most this share of the nonces lies."""
+        """Returns the smallest offset with at most this share of the nonces beyond it."""
         return float(self.offsets[len(self.offsets) - 1 - math.floor(share * len(self.offsets))])
 
 
@@ -53,7 +54,7 @@ class Rule:
 
     @property
     def least_frauds(self) -> int:
-        """The fewest mismatches that count as fraud."""
+        """Returns the lowest number of mismatches that counts as fraud."""
         return int(least_frauds(self.n, self.p_mismatch, self.fraud_threshold))
 
 
@@ -61,16 +62,16 @@ class Rule:
 class Shares:
     """Shares of the nonces that mismatch."""
 
-    honest: float  # of the two honest machines that disagree most
-    cheat: float  # of the cheat that is found out least
+    honest: float  # of the two honest machines that differ most
+    cheat: float  # of the cheat that is hardest to detect
     honest_name: str
     cheat_name: str
 
 
 @dataclass(frozen=True)
 class Risks:
-    false_alarm: float  # an honest machine is called a fraud
-    miss: float  # a cheat is not
+    false_alarm: float  # an honest machine is judged a fraud
+    miss: float  # a cheat is not judged a fraud
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ class Evidence:
     tampered_share: float = 1.0
 
     def shares(self, threshold: float, at_worst: bool = False) -> Shares:
-        """Shares beyond the threshold, as counted or, at worst, as not excluded by the counts."""
+        """Returns the shares beyond the threshold:
+
+        as counted or, at worst, at the confidence bound of the counts.
+        """
         upper = at_most if at_worst else _share
         lower = at_least if at_worst else _share
         honest = [
@@ -117,28 +121,30 @@ class Evidence:
 @dataclass(frozen=True)
 class Recommendation:
     rule: Rule
-    kept: bool  # whether both risks stay, at worst, within what was asked for
+    kept: bool  # whether both risks are, at worst, within the requested limits
 
 
 @dataclass(frozen=True)
 class Power:
-    """How often a test of n nonces finds each cheat, by its name."""
+    """How often a test of n nonces detects each cheat, by the cheat's name."""
 
     test: str
     n: int
-    risk: float  # how often it calls an honest machine a cheat, at most
+    risk: float  # highest rate of false alarms for an honest machine
     found: Mapping[str, float]
 
 
 def powers(
     evidence: Evidence, thresholds: Sequence[float], n: int, risk: float, seed: int = 0
 ) -> list[Power]:
-    """Tests of n nonces beside the count over a threshold, which alone is the network's verdict.
+    """Simulates further tests of n nonces;
 
-    Each test is the mean of a score of every offset, and finds a cheat where it is above what the
-    honest machine that disagrees most has in all but `risk` of the cases. Scores are whether the
-    offset is over a threshold, the offset, and its rank among all honest ones (a rank-sum test).
-    All are simulated, drawing from the samples, so nothing below a share of 1 / _DRAWS is known.
+    only the count over a threshold is the network's verdict.
+
+    Each test averages a score of every offset, and detects a cheat if the average exceeds the limit
+    that the most deviant honest machine exceeds in only `risk` of the cases. Scores are: whether
+    the offset is over a threshold, the offset itself, and its rank among all honest ones (a
+    rank-sum test). All draw from the samples, so rates below 1 / _DRAWS cannot be measured.
     """
     chance = np.random.default_rng(seed)
     known = np.sort(np.concatenate([sample.offsets for sample in evidence.honest]))
@@ -174,11 +180,12 @@ def powers(
 def recommend(
     evidence: Evidence, fraud_threshold: float, most_miss: float, n: int | None = None
 ) -> Recommendation:
-    """The rule that keeps both risks, at worst, with the fewest nonces (or `n`, missing least).
+    """Returns the rule that limits both risks, at worst, with the fewest nonces (or with `n`
+    nonces).
 
     p_mismatch is the largest share of honest mismatches that the samples do not exclude, so that
-    false alarms stay below fraud_threshold whatever n is. Where no n keeps the misses below
-    most_miss: the rule of MOST_NONCES that misses least.
+    false alarms stay below fraud_threshold for any n. If no n keeps misses below most_miss, returns
+    the rule with MOST_NONCES and the fewest misses.
     """
     tried = _candidates(evidence, fraud_threshold)
     if n is None:
@@ -199,7 +206,10 @@ def recommend(
 
 
 def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
-    """Rules to try, the largest threshold first; thresholds between honest offsets find no more."""
+    """Returns rules to try, largest threshold first;
+
+    thresholds between honest offsets detect no more.
+    """
     rules: dict[float, Rule] = {}
     for share in _TRIED_SHARES:
         threshold = _rounded_up(max(sample.threshold_for(share) for sample in evidence.honest), 3)
@@ -210,12 +220,15 @@ def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
 
 
 def _nonces_needed(evidence: Evidence, rule: Rule, most_miss: float) -> int | None:
-    """Nonces needed to miss a cheat at most so often, at worst; None: more than MOST_NONCES."""
+    """Returns the nonces needed to miss a cheat at most at this rate, at worst;
+
+    None if MOST_NONCES do not suffice.
+    """
     from scipy.stats import binom
 
     cheat = evidence.shares(rule.dist_threshold, at_worst=True).cheat
     if cheat <= rule.p_mismatch:
-        return None  # the cheat is as good as an honest machine, however many nonces
+        return None  # the cheat mismatches no more than an honest machine, for any number of nonces
     counts = np.arange(1, MOST_NONCES + 1)
     fewest = least_frauds(counts, rule.p_mismatch, rule.fraud_threshold)
     too_often = np.flatnonzero(binom.cdf(fewest - 1, counts, cheat) > most_miss)
@@ -228,7 +241,7 @@ def _share(n_found: int, n_total: int) -> float:
 
 
 def _rounded_up(number: float, digits: int) -> float:
-    """A number rounded up to so many significant digits, as a request may hold it."""
+    """Rounds a number up to so many significant digits."""
     if number <= 0:
         return 0.0
     places = digits - 1 - math.floor(math.log10(number))

@@ -1,4 +1,7 @@
-"""The files that `report` compares: a machine's artifacts or chains, or a validation of chains."""
+"""Reads the files that `report` compares:
+
+a machine's artifacts or chains, or a validation of chains.
+"""
 
 import json
 import math
@@ -14,12 +17,12 @@ from cli.terminal import UsageError
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
 
-# What artifacts must have in common to be compared, where their files say it.
+# Terms that compared artifacts must have in common, as far as their files contain them.
 TERMS = ("block_hash", "public_key", "seq_len", "k_dim", "poc_stronger_rng")
 
-# Points of a chain of the network's.
+# Points of a chain in the network.
 _USUAL_STEPS = 257
-# The same of chains.
+# The terms for chains.
 CHAIN_TERMS = ("block_hash", "public_key", "seq_len", "max_tokens", "per_nonce_reflection")
 
 
@@ -27,7 +30,7 @@ CHAIN_TERMS = ("block_hash", "public_key", "seq_len", "max_tokens", "per_nonce_r
 class FiledChains:
     """Chains for one block hash and public key."""
 
-    terms: Mapping[str, Any]  # as far as the file has CHAIN_TERMS
+    terms: Mapping[str, Any]  # those of CHAIN_TERMS that the file has
     points: Mapping[int, Sequence[int]]  # by nonce
 
 
@@ -35,21 +38,21 @@ class FiledChains:
 class FiledProof:
     """Artifacts for one block hash and public key."""
 
-    terms: Mapping[str, Any]  # as far as the file has TERMS
-    nonces: npt.NDArray[np.int64]  # (n,), ascending, each once
+    terms: Mapping[str, Any]  # those of TERMS that the file has
+    nonces: npt.NDArray[np.int64]  # (n,), ascending, unique
     vectors: npt.NDArray[np.float32]  # (n, k_dim)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine's artifacts, chains or margins, as one file holds them."""
+    """A machine's artifacts, chains or margins from one file."""
 
     name: str
     path: Path
     proofs: Sequence[FiledProof]
-    margins: npt.NDArray[np.float64] | None  # (n,), each nonce's largest
+    margins: npt.NDArray[np.float64] | None  # (n,), each nonce's largest margin
     chains: FiledChains | None = None
-    n_steps: int = 0  # of chains that were judged
+    n_steps: int = 0  # of validated chains
 
     @property
     def n(self) -> int:
@@ -61,7 +64,9 @@ class Machine:
 
 
 def read_machines(paths: Sequence[Path]) -> list[Machine]:
-    """The machines, each named after its file, or its whole path where two files have one name."""
+    """Reads the machines, each named after its file, or its full path if two files have the same
+    name.
+    """
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
@@ -100,7 +105,10 @@ def _read(path: Path, name: str) -> Machine:
 
 
 def _documents(document: Any, path: Path) -> list[Any]:
-    """Documents of a file, one per block hash and key; golden files (tests/data) hold several."""
+    """Returns the documents of a file, one per block hash and key;
+
+    golden files (tests/data) have several.
+    """
     if isinstance(document, list):
         return [{"artifacts": document}]
     if "dist" in document and "artifacts" not in document:
@@ -140,7 +148,7 @@ def _by_nonce(document: Mapping[str, Any], path: Path) -> dict[int, Mapping[str,
 
 
 def _chains(document: Any, path: Path) -> FiledChains | None:
-    """The chains of a document that holds such; else None."""
+    """Returns the document's chains; None if it has no chains."""
     if isinstance(document, list):
         document = {"artifacts": document}
     artifacts = document.get("artifacts") if isinstance(document, dict) else None
@@ -154,7 +162,9 @@ def _chains(document: Any, path: Path) -> FiledChains | None:
 
 
 def _terms(document: Mapping[str, Any], names: Sequence[str] = TERMS) -> dict[str, Any]:
-    """A document's terms: under "request" (`generate`, `compute`) or at the top (callbacks)."""
+    """Returns a document's terms, from "request" (`generate`, `compute`) or the top level
+    (callbacks).
+    """
     request = document.get("request") or {}
     told = {
         **document,
@@ -170,7 +180,10 @@ def _k_dim(vector_b64: str) -> int:
 
 
 def _margins(document: Any) -> npt.NDArray[np.float64] | None:
-    """Margins in a chain validation's answer, or in `compute` with enforced chains; or None."""
+    """Returns the margins in a chain validation's answer, or in `compute` with enforced chains;
+
+    else None.
+    """
     if not isinstance(document, dict):
         return None
     if "per_nonce" in document:
@@ -189,7 +202,10 @@ def _margins(document: Any) -> npt.NDArray[np.float64] | None:
 
 
 def _n_steps(document: Any) -> int:
-    """Points of a judged chain, where its document tells; else the network's usual number."""
+    """Returns the number of points of a validated chain;
+
+    the network's number if the document lacks it.
+    """
     told = document.get("per_nonce") if isinstance(document, dict) else None
     return int(told[0].get("n_steps", _USUAL_STEPS)) if told else _USUAL_STEPS
 

@@ -1,4 +1,4 @@
-"""`proofline report`: how far machines' proofs lie apart, and by which rule to judge them."""
+"""`proofline report`: compares the proofs of machines, and recommends a rule for validations."""
 
 import json
 import sys
@@ -113,7 +113,7 @@ def report(
 
 
 def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
-    """Prints how often chains part: there is no rule to find, as they do not say how far."""
+    """Prints how often chains diverge. Chains alone give no distances, and so no rule."""
     if json_only:
         document = {"unit": "chains", "pairs": [pair.document for pair in pairs]}
         sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
@@ -130,7 +130,7 @@ def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
 
 
 def write_files(folder: Path, findings: Findings) -> None:
-    """Writes JSON, pictures and page. UsageError: the folder cannot be written."""
+    """Writes JSON, pictures and page. UsageError if the folder cannot be written."""
     unit = findings.comparisons.unit
     drawn = [
         (

@@ -1,4 +1,4 @@
-"""Findings of `report`: a rule, its risks, and the risks of the network's usual rule."""
+"""Findings of `report`: a rule, its risks, and the risks of the network's default rule."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from poc_core.schemes.decode.requests import MARGIN
 
 @dataclass(frozen=True)
 class JudgedRule:
-    """A rule and how often it errs: as counted, and at worst."""
+    """A rule and its error rates: as counted, and at worst."""
 
     label: str
     rule: Rule
@@ -26,14 +26,14 @@ class Findings:
     comparisons: Comparisons
     evidence: Evidence
     recommended: JudgedRule
-    usual: JudgedRule  # the network's defaults, with as many nonces
+    usual: JudgedRule  # the network's default rule, with as many nonces
     kept: bool
     most_miss: float
-    sample_size: int | None  # as asked for
-    powers: Sequence[Power]  # of other tests than the network's, of as many nonces or 200
+    sample_size: int | None  # as requested
+    powers: Sequence[Power]  # of tests other than the network's, with as many nonces or 200
 
     def sentences(self) -> list[str]:
-        """Sentences on what to set, and with which risks."""
+        """Returns sentences on the recommended settings and their risks."""
         judged, rule = self.recommended, self.recommended.rule
         shares = self.evidence.shares(rule.dist_threshold)
         more = " or more" if self.sample_size is None and self.kept else ""
@@ -65,7 +65,9 @@ class Findings:
         return told + self.comparisons.notes
 
     def rows(self) -> list[tuple[str, Sample, bool]]:
-        """Each comparison: its name, its offsets, and whether all its machines are honest."""
+        """Returns for each comparison its kind, its sample, and whether all its machines are
+        honest.
+        """
         honest = [("honest", sample, True) for sample in self.comparisons.honest]
         return honest + [("tampered", sample, False) for sample in self.comparisons.tampered]
 
@@ -83,14 +85,14 @@ class Findings:
         ]
 
     def tests(self) -> tuple[str, list[str], list[list[str]]]:
-        """A title, columns and rows: how often each test finds each cheat."""
+        """Returns title, columns and rows of a table: how often each test detects each cheat."""
         first = self.powers[0]
         title = f"Cheats found by {first.n:,} nonces, at {percent(first.risk)} false alarms"
         rows = [[name, *(percent(one.found[name]) for one in self.powers)] for name in first.found]
         return title, ["machines", *(one.test for one in self.powers)], rows
 
     def document(self) -> dict[str, Any]:
-        """All numbers as a JSON document, shares and risks from 0 to 1."""
+        """Returns all numbers as a JSON document, with shares and risks from 0 to 1."""
         threshold = self.recommended.rule.dist_threshold
         return {
             "unit": self.comparisons.unit,
@@ -144,7 +146,7 @@ def find(
 
 
 def percent(share: float) -> str:
-    """A share in percent, with two significant digits."""
+    """Formats a share in percent, with two or three significant digits."""
     if 0 < share < 1e-6:
         return "less than 0.0001 %"
     return f"{100 * share:.3g} %" if share > 0.1 else f"{100 * share:.2g} %"
@@ -174,7 +176,7 @@ RULE_COLUMNS: Sequence[str] = (
     "miss",
     "at worst",
 )
-# Those that the network's authors name for its models' chains (docs/decode.md).
+# Thresholds that the network's authors name for its models' chains (docs/decode.md).
 RATE_THRESHOLDS = (0.025, 0.03, 0.04, 0.05)
 RATE_NAMES = [f"{threshold:g}" for threshold in RATE_THRESHOLDS]
 RATE_COLUMNS: Sequence[str] = ("judged chains", "", *RATE_NAMES)

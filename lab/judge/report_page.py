@@ -1,4 +1,4 @@
-"""A report as one HTML file with its pictures inside."""
+"""Renders a report as one HTML file with embedded pictures."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ img { max-width: 100%; height: auto; background: #fff; }
 
 
 def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
-    """The page's HTML; `pictures`: file, heading and description for those who cannot see it."""
+    """Returns the page's HTML; `pictures`: file, heading and alternative text."""
     threshold = findings.recommended.rule.dist_threshold
     comparisons = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
     rates = [rate_cells(*row) for row in findings.rates()]

@@ -1,4 +1,4 @@
-"""The pictures of a report: how far machines lie apart, and how often a rule errs."""
+"""Draws the pictures of a report: distances of machines, and error rates of a rule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 OPTION = "--output"
 BINS = 60
 POINTS = 100
-# Colour-blind safe (Okabe and Ito).
+# Colours for colour-blind readers (Okabe and Ito).
 HONEST, TAMPERED, MARK, USUAL = "#0072b2", "#d55e00", "#000000", "#777777"
-# Lower risks are drawn as this one.
+# Lower risks are drawn as this value.
 LEAST_RISK = 1e-5
 
 
 def draw_offsets(picture: Path, findings: Findings) -> None:
-    """Histograms of honest and tampered offsets; a line per comparison, thresholds as marks."""
+    """Draws histograms of honest and tampered offsets, a line per comparison, and both
+    thresholds.
+    """
     figure, (panel,) = _figure(8.0, 4.0)
     comparisons = findings.comparisons
     edges = _scale([sample.offsets for _, sample, _ in findings.rows()], BINS + 1)
@@ -54,7 +56,7 @@ def draw_offsets(picture: Path, findings: Findings) -> None:
 
 
 def draw_power(picture: Path, findings: Findings) -> None:
-    """Draws false alarms and misses by each part of the recommended rule, the others fixed."""
+    """Draws false alarms and misses by each parameter of the recommended rule, the others fixed."""
     figure, panels = _figure(11.0, 4.0, columns=3)
     rule = findings.recommended.rule
     offsets = _scale([sample.offsets for _, sample, _ in findings.rows()], POINTS)
@@ -152,7 +154,7 @@ def _drawn(risks: Sequence[float]) -> npt.NDArray[np.float64]:
 
 
 def _scale(offsets: Sequence[npt.NDArray[np.float64]], n: int) -> npt.NDArray[np.float64]:
-    """n places in equal ratios over all offsets above 0, at most five decades."""
+    """Returns n logarithmic steps over all offsets above 0, at most five decades."""
     together = np.concatenate(offsets)
     highest = 1.3 * together.max() or 1.0
     above = together[together > 0]
@@ -168,7 +170,7 @@ def _percent_in_bins(
 
 
 def _figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list["Axes"]]:
-    """A figure of `width` x `height` inches; its panels share their y axis."""
+    """Creates a figure of `width` x `height` inches, whose panels share their y axis."""
     from matplotlib.figure import Figure  # pyplot would look for a display
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")

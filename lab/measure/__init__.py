@@ -1,1 +1,1 @@
-"""`proofline bench`: how fast an engine computes proofs."""
+"""`proofline bench`: measures how fast an engine computes proofs."""

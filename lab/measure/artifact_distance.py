@@ -1,4 +1,4 @@
-"""How far artifacts of the same nonces lie from each other, computed in two ways."""
+"""Measures the distance between artifacts of the same nonces that were computed in two ways."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from poc_core.schemes.artifact.options import ArtifactOptions
 from workers.engines.base import Engine
 from workers.pipeline import compute_all
 
-# Of a nonce that has an artifact on one side only: no two vectors of length 1 are further apart.
+# For a nonce with an artifact on one side only: the largest distance of two unit vectors.
 _FURTHEST = 2.0
 
 
 @dataclass(frozen=True)
 class Distance:
-    """L2 of the artifacts of some nonces, each from its like."""
+    """L2 distances between pairs of artifacts of the same nonces."""
 
     mean: float
     largest: float
 
     def is_within(self, other: Distance) -> bool:
-        """True if neither number is above the other's."""
+        """Returns whether both numbers are at most those of the other distance."""
         return self.mean <= other.mean and self.largest <= other.largest
 
 
 def artifacts(engine: Engine, spec: ProofSpec, nonces: int, batch: int) -> list[JsonValue]:
-    """Artifacts of the first so many nonces, in micro-batches of `batch`; None: not computable."""
+    """Computes artifacts of nonces from 0 on, in micro-batches of `batch`;
+
+    None if one is not computable.
+    """
     return [
         value
         for first in range(0, nonces, batch)
@@ -40,7 +43,7 @@ def artifacts(engine: Engine, spec: ProofSpec, nonces: int, batch: int) -> list[
 
 
 def distance(spec: ProofSpec, ours: Sequence[JsonValue], theirs: Sequence[JsonValue]) -> Distance:
-    """How far artifacts lie from others of the same nonces, of which there is one at least."""
+    """Returns the distance between two lists of artifacts of the same nonces, at least one."""
     k_dim = ArtifactOptions.of(spec).k_dim
     apart = [_apart(*pair, k_dim) for pair in zip(ours, theirs, strict=True)]
     return Distance(float(np.mean(apart)), max(apart))

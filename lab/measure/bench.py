@@ -1,4 +1,6 @@
-"""`proofline bench`: how fast a model's proofs are here, where their time goes, and what to set."""
+"""`proofline bench`: measures a model's proofs here, shows where their time goes, and gives
+advice.
+"""
 
 import json
 import sys
@@ -23,7 +25,7 @@ from poc_core.settings import load_settings
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 
-# What the network's rounds use.
+# The seq_len of the network's rounds.
 ROUND_SEQ_LEN = 1024
 LIMITS_MS = (25.0, 50.0, 100.0)
 
@@ -151,7 +153,7 @@ def bench(
                 " the peak."
             )
         default = moe_backends.default_of(loaded, found[-1]) if backends else None
-    if default is not None:  # its engine has ended, and another has room
+    if default is not None:  # the default's engine has ended, so that another has memory
         experts = moe_backends.compare(
             engine_options, backends, default, speeds.dummy_weights, seconds, verbose
         )
@@ -159,7 +161,7 @@ def bench(
             write_json(document(speeds, advice, beside, experts), None)
         else:
             print_backends(sys.stdout, experts)
-    if parts is not None and picture is not None:  # last: a full disk must not cost the numbers
+    if parts is not None and picture is not None:  # last: a full disk must not lose the numbers
         speed_picture.draw(picture, title, found)
 
 
@@ -171,7 +173,10 @@ def measure_all(
     limits_ms: Sequence[float],
     seconds: float,
 ) -> list[SeqLenSpeeds]:
-    """Measures every seq_len, with a progress bar. SpecError: the model takes no such seq_len."""
+    """Measures every seq_len, with a progress bar.
+
+    SpecError if the model does not support a seq_len.
+    """
     specs = [spec_of(seq_len) for seq_len in seq_lens]
     for spec in specs:
         engine.check_spec(spec)
@@ -197,7 +202,7 @@ def measure_all(
 
 
 def earlier(path: Path, model: str) -> Division:
-    """An earlier result of this command for the model. UsageError: the file is none."""
+    """Reads an earlier result of this command for the model. UsageError if the file has none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         division = division_from(document)

@@ -1,7 +1,7 @@
-"""Models of real dimensions, whose weights vLLM makes up.
+"""Models with the dimensions of real models, whose weights vLLM generates.
 
-They are as large as a trained model's (workers/vllm/start/random_weights.py), so they compute as
-fast as real weights.
+The weights have the magnitude of a trained model's (workers/vllm/start/random_weights.py), so they
+compute as fast as real ones.
 """
 
 import functools
@@ -20,7 +20,7 @@ from cli.shipped import shipped_models
 from cli.terminal import UsageError
 from lab.measure.network_models import NETWORK_MODELS, network_model
 
-# What differs from the shipped model named first, which lends the rest and its tokenizer.
+# Differences from the shipped model named first, which provides the rest and its tokenizer.
 DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-0.6b": (
         "tiny-qwen3",
@@ -80,7 +80,7 @@ DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Arguments of `vllm serve` that go with such a model.
+# Arguments of `vllm serve` for such a model.
 ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
 
 
@@ -88,7 +88,10 @@ NAMES = (*DIMENSIONS, *NETWORK_MODELS)
 
 
 def configuration(name: str) -> tuple[str, dict[str, Any]]:
-    """The shipped model that lends its tokenizer, and the configuration. UsageError: no such."""
+    """Returns the shipped model with the tokenizer, and the configuration.
+
+    UsageError for an unknown name.
+    """
     if name in NETWORK_MODELS:
         return "tiny-qwen3", dict(NETWORK_MODELS[name].config)
     if name not in DIMENSIONS:
@@ -103,9 +106,9 @@ def configuration(name: str) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
-    """A directory with the model's configuration and a tokenizer, and no weights.
+    """Yields a directory with the model's configuration and a tokenizer, without weights.
 
-    `layers`: only the first so many; None: all of them.
+    `layers`: number of first layers to keep; None for all.
     """
     base, config = configuration(name)
     shipped = shipped_models()[base]
@@ -120,8 +123,9 @@ def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
 
 
 def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the configuration's changes for a model cut after some layers. UsageError: it has
-    fewer.
+    """Returns the configuration's changes for a model cut after some layers.
+
+    UsageError if it has fewer.
     """
     if "text_config" in config:
         return {"text_config": config["text_config"] | first_layers(config["text_config"], layers)}
@@ -137,7 +141,7 @@ def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that lets a command with engine options take --dimensions in place of --model."""
+    """Decorator that lets a command with engine options accept --dimensions instead of --model."""
 
     @functools.wraps(command)
     def with_dimensions(
@@ -164,7 +168,8 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
             command(
                 model=directory,
                 engine=engine,
-                vllm_args=[*official, *(vllm_args or ()), *ENGINE_ARGS],  # the last of two counts
+                # the last of two arguments counts
+                vllm_args=[*official, *(vllm_args or ()), *ENGINE_ARGS],
                 **given,
             )
 

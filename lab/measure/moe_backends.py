@@ -1,8 +1,9 @@
-"""Other backends of the experts' products: how fast an engine is with each, and how far its
-artifacts then lie from the default's, the backend that it starts with if none is tried.
+"""Tries other backends for the products of experts:
+
+the engine's speed with each, and the distance of its artifacts from those of the default backend.
 
 Another backend gives other bits. So does another size of micro-batches, which every node chooses
-for itself: a backend that moves artifacts no further than that may be proposed.
+for itself: a backend may be proposed if it changes artifacts no more than that.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from workers.engines.options import EngineOptions
 from workers.vllm.start import log_patterns
 
 OPTION = "--try-moe-backend"
-# Nonces whose artifacts are compared, and of a micro-batch: what clients send, and what another
-# node may make of it.
+# Number of compared nonces, the usual size of micro-batches, and another size that a node may
+# choose.
 NONCES, BATCH, SMALL_BATCH = 64, 32, 8
-# Rate over the default's from which on a backend is clearly faster: the engines run one after the
-# other, and a device's clock drifts.
+# Ratio to the default's rate from which a backend is clearly faster: the engines run one after the
+# other, and a device's clock varies.
 _FASTER = 1.01
-# Of a process that waited for the one that failed.
+# Log line of a process that waited for the failed one.
 _TELLS_NOTHING = re.compile(r"root cause")
 
 
 @dataclass(frozen=True)
 class Default:
-    """The engine with the backend that it starts with."""
+    """The engine with its default backend."""
 
     spec: ProofSpec
-    counts: Sequence[int]  # nonces of the micro-batches that were measured
+    counts: Sequence[int]  # nonces of the measured micro-batches
     nonces_per_s: float  # at the best of them
     batch: int
     small_batch: int
     artifacts: Sequence[JsonValue]  # in micro-batches of `batch`
-    by_size: Distance  # of those in micro-batches of `small_batch` from them
+    by_size: Distance  # distance of artifacts in micro-batches of `small_batch`
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Tried:
     """The result of one backend."""
 
     backend: str
-    nonces_per_s: float | None = None  # at its best; None: it cannot be used here
+    nonces_per_s: float | None = None  # at its best; None if it cannot be used here
     distance: Distance | None = None  # from the default's artifacts
-    why_not: str = ""  # why it is not proposed; empty: it is
+    why_not: str = ""  # why it is not proposed; empty if it is
 
     @property
     def line(self) -> str:
@@ -69,29 +70,29 @@ class Tried:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All backends beside the default; one at most is proposed."""
+    """All other backends; at most one is proposed."""
 
     default: Default
     tried: Sequence[Tried]
 
     @property
     def proposal(self) -> str | None:
-        """The argument to add; None: better none."""
+        """Returns the argument to add; None to keep the default."""
         return next((argument(one.backend) for one in self.tried if not one.why_not), None)
 
 
 def argument(backend: str) -> str:
-    """The argument of `vllm serve`."""
+    """Returns the argument of `vllm serve`."""
     return f"--moe-backend={backend}"
 
 
 def with_backend(options: EngineOptions, backend: str) -> EngineOptions:
-    """The options of the same engine with this backend: the last of two arguments counts."""
+    """Returns the options with this backend; the last of two arguments counts."""
     return options.model_copy(update={"vllm_args": (*options.vllm_args, argument(backend))})
 
 
 def check_backends(options: EngineOptions, backends: Sequence[str]) -> None:
-    """UsageError: this engine has none."""
+    """Raises UsageError if the engine has no such backends."""
     if backends and options.engine != "vllm":
         raise UsageError(f"{OPTION} needs --engine vllm, whose backends they are.")
 
@@ -121,9 +122,9 @@ def compare(
     seconds: float,
     verbose: bool,
 ) -> Comparison:
-    """Tries each backend in turn; no engine may run here meanwhile.
+    """Tries each backend in turn; no other engine may run at the same time.
 
-    `seconds`: that each size of micro-batches is measured at least; `verbose`: logs are shown.
+    `seconds`: least time for measuring each size of micro-batches; `verbose`: shows logs.
     """
     found = [_tried(options, one, default, seconds, verbose) for one in backends]
     return Comparison(default, judged(default, found, dummy_weights))
@@ -150,8 +151,10 @@ def _tried(
 
 
 def cause(error: ProoflineError) -> str:
-    """One line of an error that may have the end of an engine's log with it: what that ends with,
-    where it names a cause."""
+    """Returns one line of an error:
+
+    the last cause in the engine's log if there is one, else the message.
+    """
     message, *log = str(error).splitlines()
     causes = [
         line[found.start() :]
@@ -162,7 +165,7 @@ def cause(error: ProoflineError) -> str:
 
 
 def judged(default: Default, found: Sequence[Tried], dummy_weights: bool) -> list[Tried]:
-    """The same backends, each but the proposed one with why it is not."""
+    """Returns the backends, each except the proposed one with the reason against it."""
     first = [replace(one, why_not=_why_not(default, one, dummy_weights)) for one in found]
     good = [one for one in first if not one.why_not]
     best = max(good, key=lambda one: one.nonces_per_s or 0.0, default=None)

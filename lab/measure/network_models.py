@@ -1,12 +1,14 @@
-"""Models that the network runs: their public configurations, how operators serve them, and the
-rates that operators publish."""
+"""Models that the network runs:
+
+their public configurations, operators' arguments, and the rates that operators publish.
+"""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# GPUs of the hosts whose rates are published, and the rates' seq_len and day.
+# GPUs of the hosts with published rates, and the rates' seq_len and date.
 HOST_GPUS = 8
 PUBLISHED_SEQ_LEN = 1024
 PUBLISHED_ON = "2026-09-23"
@@ -14,35 +16,39 @@ PUBLISHED_ON = "2026-09-23"
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A benchmark's data of one model."""
+    """Data of one model for benchmarks."""
 
-    config: Mapping[str, Any]  # as beside the weights, of what computes proofs
-    # Arguments of `vllm serve` in the network's own deployments that bear on the speed of proofs.
+    # the model's configuration file, reduced to the parts that compute proofs
+    config: Mapping[str, Any]
+    # Arguments of `vllm serve` in the network's deployments that affect the speed of proofs.
     arguments: Sequence[str] = ()
-    # Those of them that want FlashInfer, which is not installed everywhere.
+    # Further arguments that need FlashInfer, which is not installed everywhere.
     with_flashinfer: Sequence[str] = ()
-    # GPU -> nonces a minute of HOST_GPUS.
+    # GPU -> nonces a minute of HOST_GPUS such GPUs.
     published: Mapping[str, int] = field(default_factory=dict)
 
     def arguments_here(self) -> list[str]:
-        """Those that this machine can follow."""
+        """Returns the arguments that this machine supports."""
         has_flashinfer = importlib.util.find_spec("flashinfer") is not None
         return [*self.arguments, *(self.with_flashinfer if has_flashinfer else ())]
 
 
 def network_model(name: str) -> NetworkModel | None:
-    """The model that dimensions, a directory or a repository are called after."""
+    """Returns the model for a name of dimensions, a directory or a repository;
+
+    None if it is unknown.
+    """
     return NETWORK_MODELS.get(name.rpartition("/")[2].lower().removesuffix(_EDITION))
 
 
-_EDITION = "-0731"  # of DeepSeek-V4-Flash's repository
+_EDITION = "-0731"  # in the name of DeepSeek-V4-Flash's repository
 _BLOCK_FP8 = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
     "weight_block_size": [128, 128],
 }
-_DSA_LAYERS = range(3, 45, 4)  # of GLM-5.3-Flash; the others have linear attention
+_DSA_LAYERS = range(3, 45, 4)  # of GLM-5.3-Flash; its other layers have linear attention
 
 NETWORK_MODELS: dict[str, NetworkModel] = {
     "minimax-m2.7": NetworkModel(
@@ -181,9 +187,10 @@ NETWORK_MODELS: dict[str, NetworkModel] = {
             "vision_config": {"model_type": "glm5_next_vision", "out_hidden_size": 4096},
             "quantization_config": _BLOCK_FP8,
         },
-        # The last two of vLLM 0.30 on; older releases are not told of what they do not know.
+        # The last two need vLLM 0.30 or later; older releases do not get unknown arguments.
         arguments=("--block-size=2304", "--kda-prefill-backend=triton", "--language-model-only"),
-        # Without it vLLM 0.30 has no kernel of sparse attention for a cache in 8 bits on Hopper.
+        # Without FlashInfer, vLLM 0.30 has no kernel for sparse attention with an 8-bit cache on
+        # Hopper.
         with_flashinfer=("--kv-cache-dtype=fp8",),
         published={"H100": 1775, "H200": 2878, "B200": 5454, "B300": 8120},
     ),

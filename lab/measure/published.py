@@ -1,4 +1,4 @@
-"""Compares this machine's rate of a network's model with what operators publish."""
+"""Compares this machine's rate for a model of the network with the rates that operators publish."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,18 @@ from lab.measure.time_parts import INPUTS, TAIL
 
 @dataclass(frozen=True)
 class BesidePublished:
-    """Nonces a minute of the whole model at the network's seq_len, as measured or scaled."""
+    """Nonces a minute of the complete model at the network's seq_len, measured or scaled."""
 
     model: str
-    layers: int  # that were computed
+    layers: int  # number of computed layers
     of_layers: int
     per_gpu: float
-    gpu: str | None  # the published card that this machine's is; None: none of them, or unknown
-    published: int | None  # of HOST_GPUS
+    gpu: str | None  # this machine's card by its published name; None if it is unknown
+    published: int | None  # of HOST_GPUS cards
 
     @property
     def per_host(self) -> float:
-        """Nonces a minute of HOST_GPUS such cards, as many engines beside each other."""
+        """Returns nonces a minute of HOST_GPUS such cards, each group with its own engine."""
         return HOST_GPUS * self.per_gpu
 
     def lines(self) -> list[str]:
@@ -51,9 +51,11 @@ class BesidePublished:
 
 
 def beside_published(speeds: Speeds, layers: int) -> BesidePublished | None:
-    """None: not a model of the network's, or not measured at its seq_len.
+    """Returns the comparison;
 
-    `layers`: how many the engine has.
+    None if the model is not the network's or another seq_len was measured.
+
+    `layers`: number of layers in the engine.
     """
     model = network_model(speeds.model)
     one = next((one for one in speeds.seq_lens if one.seq_len == PUBLISHED_SEQ_LEN), None)
@@ -68,13 +70,15 @@ def beside_published(speeds: Speeds, layers: int) -> BesidePublished | None:
 
 
 def layers_of(model: NetworkModel) -> int:
-    """Decoder layers of the whole model."""
+    """Returns the number of decoder layers of the complete model."""
     config = model.config.get("text_config", model.config)
     return int(config["num_hidden_layers"])
 
 
 def slower_by(one: SeqLenSpeeds, more_layers: float) -> float:
-    """How many times as long a nonce takes with that many times the layers: inputs and the tail
-    are made once all the same."""
+    """Returns the ratio of a nonce's time with `more_layers` times the layers to its time now.
+
+    Inputs and the tail are computed once in either case.
+    """
     once = one.parts.share(INPUTS) + one.parts.share(TAIL) if one.parts else 0.0
     return once + (1 - once) * more_layers

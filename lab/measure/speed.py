@@ -1,4 +1,6 @@
-"""An engine's speed in nonces a second, micro-batch after micro-batch, whole and in slices."""
+"""Measures an engine's speed in nonces a second over successive micro-batches, complete and in
+slices.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from workers.engines.ticks import MicroBatch
 from workers.pipeline import Pipeline
 from workers.slice_plan import SlicePlan
 
-# Micro-batches before the clock starts: they compile, fill caches and settle slice sizes.
+# Micro-batches before the measurement: they compile, fill caches and adapt slice sizes.
 _WARM_UP = 3
 # Fewest micro-batches that are measured.
 _FEWEST = 2
-# Turns in which whole micro-batches and slices are compared: a device's clock drifts.
+# Alternations between complete micro-batches and slices, because a device's clock varies.
 _TURNS = 2
 
 
@@ -30,29 +32,29 @@ class Speed:
     n: int  # nonces of a micro-batch
     nonces_per_s: float
     n_slices: int  # of a micro-batch on each pipeline stage
-    chat_waits_ms: float  # at most: for the longest slices that may be on the device together
+    chat_waits_ms: float  # longest wait: for the longest slices that may be on the device together
 
 
 @dataclass(frozen=True)
 class Trade:
-    """The cost of one limit on how long chat waits."""
+    """The cost of one limit on chat's wait."""
 
     max_step_ms: float
     sliced: Speed
-    lost: float  # share of the rate of whole micro-batches measured in the same turn
+    lost: float  # share of the rate of complete micro-batches in the same turn
 
 
 @dataclass(frozen=True)
 class SeqLenSpeeds:
     seq_len: int
-    # whole and in slices, by nonces of a micro-batch, the fewest first
+    # complete and in slices, by nonces of a micro-batch, in ascending order
     sizes: Sequence[tuple[Speed, Speed]]
     trades: Sequence[Trade]  # by max_step_ms
     parts: TimeParts | None  # of the largest micro-batch
 
     @property
     def best(self) -> float:
-        """Highest rate of whole micro-batches, in nonces a second."""
+        """Returns the highest rate of complete micro-batches, in nonces a second."""
         return max(whole.nonces_per_s for whole, _ in self.sizes)
 
 
@@ -65,8 +67,8 @@ class Speeds:
     tensor_parallel: int
     pipeline_parallel: int
     max_batch_tokens: int
-    max_step_ms: float  # of the slices in `sizes`
-    seconds: float  # that each measurement took at least
+    max_step_ms: float  # limit of the slices in `sizes`
+    seconds: float  # least time of each measurement
     seq_lens: Sequence[SeqLenSpeeds]
 
     @property
@@ -75,7 +77,7 @@ class Speeds:
 
 
 class _WatchedPlan(SlicePlan):
-    """A slice plan that remembers the slices that ran."""
+    """A slice plan that records the slices that ran."""
 
     def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
         super().__init__(max_step_ms, slices_in_flight)
@@ -89,12 +91,14 @@ class _WatchedPlan(SlicePlan):
 
 
 def spec_of(seq_len: int) -> ProofSpec:
-    """The proofs that are measured: artifacts, of a hash and a key that no network has."""
+    """Returns the measured spec: artifacts, for a hash and a key that no network uses."""
     return ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
 
 
 def sizes(most: int) -> list[int]:
-    """Nonces of the micro-batches to measure: what fits, its half, its quarter, then by fours."""
+    """Returns the nonces of the measured micro-batches: the most, half, a quarter, then by
+    fours.
+    """
     found = {most, max(1, most // 2)}
     size = most // 4
     while size >= 1:
@@ -106,10 +110,10 @@ def sizes(most: int) -> list[int]:
 def speed(
     engine: Engine, spec: ProofSpec, n: int | None, max_step_ms: float | None, seconds: float
 ) -> Speed:
-    """Speed of micro-batches of `n` nonces (None: as many as a worker takes), cut as a worker's.
+    """Measures micro-batches of `n` nonces (None: a worker's choice), cut like a worker's.
 
-    `max_step_ms` None: whole. Takes at least `seconds`, and some more to settle. Raises the
-    engine's errors.
+    `max_step_ms`: None for complete micro-batches. Takes at least `seconds`, and some time to warm
+    up. Raises the engine's errors.
     """
     plan = _WatchedPlan(max_step_ms, engine.slices_in_flight)
     _run(engine, spec, plan, n, lambda begun: begun < (_WARM_UP if max_step_ms else 1))
@@ -119,7 +123,7 @@ def speed(
     ended = _run(
         engine, spec, plan, n, lambda begun: begun < _FEWEST or time.perf_counter() < ends_at
     )
-    # Leaves out the first one's way through the earlier stages, which steady work has just once.
+    # Excludes the first micro-batch's way through the earlier stages, which happens only once.
     steady_s = (time.perf_counter() - began) * len(ended) / (len(ended) + len(engine.stages) - 1)
     return Speed(
         n=ended[-1],
@@ -132,7 +136,10 @@ def speed(
 def _run(
     engine: Engine, spec: ProofSpec, plan: SlicePlan, n: int | None, goes_on: Callable[[int], bool]
 ) -> Sequence[int]:
-    """Keeps all stages busy while `goes_on(number begun)`; returns nonces of each that ended."""
+    """Keeps all stages busy while `goes_on(number started)`;
+
+    returns the nonces of each ended micro-batch.
+    """
     pipeline = Pipeline(engine, plan)
     most = engine.info.max_batch(spec.seq_len)
     going: deque[MicroBatch] = deque()
@@ -153,7 +160,7 @@ def _run(
 
 
 def n_steps(n_sizes: int, n_limits: int) -> int:
-    """Number of steps that `measure` reports for one seq_len."""
+    """Returns the number of steps that `measure` reports for one seq_len."""
     return 2 * n_sizes + _TURNS * (1 + n_limits) + 1
 
 
@@ -166,9 +173,10 @@ def measure(
     seconds: float,
     on_step: Callable[[], None],
 ) -> SeqLenSpeeds:
-    """All measurements at one seq_len.
+    """Runs all measurements at one seq_len.
 
-    `max_step_ms`: of the slices for each of `counts`; `limits_ms`: limits to measure the trade of.
+    `max_step_ms`: limit of the slices for each of `counts`; `limits_ms`: limits whose cost is
+    measured.
     """
 
     def told(n: int | None, limit_ms: float | None) -> Speed:
@@ -190,7 +198,7 @@ def measure(
 
 
 def _trades(turns: Sequence[Sequence[Speed]], limits_ms: Sequence[float]) -> Iterator[Trade]:
-    """Trades from turns; each turn holds whole micro-batches, then those of each limit."""
+    """Returns each limit's cost; a turn holds complete micro-batches, then those of each limit."""
     for index, limit_ms in enumerate(limits_ms, start=1):
         kept = statistics.mean(turn[index].nonces_per_s / turn[0].nonces_per_s for turn in turns)
         last = turns[-1][index]

@@ -1,4 +1,4 @@
-"""Advice for operators on what to set, from measured speeds."""
+"""Gives operators advice on settings, from measured speeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from lab.measure.speed import SeqLenSpeeds, Speed, Speeds
 from lab.measure.time_parts import COMMUNICATION
 
-# Loss at which a smaller micro-batch is as good as the fastest: it leaves chat more memory.
+# Loss up to which a smaller micro-batch counts as equally fast: it leaves more memory for chat.
 _NEARLY = 0.01
 # Share of the rate that slices may cost.
 _CHEAP = 0.02
@@ -15,7 +15,7 @@ _CHEAP = 0.02
 
 @dataclass(frozen=True)
 class Division:
-    """How a model is divided over devices, and the speed so measured."""
+    """A model's division over devices, and its measured speed."""
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -35,7 +35,7 @@ class Advice:
     pipeline_parallel: int
     max_batch_tokens: int
     max_step_ms: float
-    reasons: Sequence[str]  # a sentence or two each: parallelism, tokens, milliseconds
+    reasons: Sequence[str]  # one or two sentences each: parallelism, tokens, milliseconds
 
     def settings(self) -> list[str]:
         return [
@@ -54,7 +54,10 @@ def division_of(speeds: Speeds) -> Division:
 
 
 def division_from(document: dict[str, Any]) -> Division:
-    """The division of an earlier `--json` result. KeyError, TypeError: the document is none."""
+    """Reads the division of an earlier `--json` result.
+
+    KeyError or TypeError if the document has none.
+    """
     best = {
         int(one["seq_len"]): max(float(size["whole"]["nonces_per_s"]) for size in one["sizes"])
         for one in document["seq_lens"]
@@ -63,7 +66,10 @@ def division_from(document: dict[str, Any]) -> Division:
 
 
 def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
-    """Advice on what to set; `others`: the same model divided otherwise, measured before."""
+    """Returns advice on settings; `others`:
+
+    earlier measurements of the same model, divided otherwise.
+    """
     best, division_reason = best_division(speeds, others)
     tokens, tokens_reason = batch_tokens(speeds)
     limit_ms, limit_reason = step_ms(speeds.seq_lens)
@@ -77,7 +83,9 @@ def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
 
 
 def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division, str]:
-    """The division with most nonces/s per device at the longest seq_len that all have, and why."""
+    """Returns the division with most nonces/s per device at the longest common seq_len, and the
+    reason.
+    """
     this = division_of(speeds)
     common = set(this.nonces_per_s).intersection(*(other.nonces_per_s for other in others))
     if others and common:
@@ -105,7 +113,7 @@ def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division,
 
 
 def batch_tokens(speeds: Speeds) -> tuple[int, str]:
-    """Fewest tokens of a micro-batch nearly as fast as the best, whole and in slices, and why."""
+    """Returns the fewest tokens of a micro-batch that is nearly fastest, and the reason."""
     tokens, grows = 0, False
     for one in speeds.seq_lens:
         enough = max(
@@ -126,13 +134,15 @@ def batch_tokens(speeds: Speeds) -> tuple[int, str]:
 
 
 def fewest(measured: Sequence[Speed]) -> int:
-    """The fewest nonces of a micro-batch that are nearly as fast as the fastest."""
+    """Returns the fewest nonces of a micro-batch that is nearly as fast as the fastest."""
     best = max(one.nonces_per_s for one in measured)
     return min(one.n for one in measured if one.nonces_per_s >= (1 - _NEARLY) * best)
 
 
 def step_ms(seq_lens: Sequence[SeqLenSpeeds]) -> tuple[float, str]:
-    """The shortest limit whose slices cost little at every seq_len, or the cheapest, and why."""
+    """Returns the shortest limit whose slices cost little at every seq_len, else the cheapest, and
+    the reason.
+    """
     lost: dict[float, float] = {}
     waits: dict[float, float] = {}
     for one in seq_lens:

@@ -1,4 +1,4 @@
-"""A picture of where the time of a micro-batch goes."""
+"""Draws where the time of a micro-batch goes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +9,16 @@ from lab.picture import DPI, save
 
 OPTION = "--picture"
 WIDTH_INCHES, BAR_INCHES, FRAME_INCHES = 8.0, 0.9, 2.4
-# Colour-blind safe (Okabe and Ito); what computes nothing is grey.
+# Colours for colour-blind readers (Okabe and Ito); grey for parts that compute nothing.
 COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#999999", "#dddddd")
-# Shares below this have no room for their number.
+# Smaller shares have no room for a number.
 LEAST_LABEL = 0.04
 
 
 def draw(picture: Path, title: str, seq_lens: Sequence[SeqLenSpeeds]) -> None:
-    """Draws a bar per seq_len, from left to right the parts of a micro-batch's time in percent."""
+    """Draws a bar per seq_len with the parts of a micro-batch's time in percent, from left to
+    right.
+    """
     from matplotlib.figure import Figure  # pyplot would look for a display
 
     found = [(one, one.parts) for one in seq_lens if one.parts]

@@ -1,4 +1,4 @@
-"""The tables that `bench` prints, and the JSON that it writes."""
+"""Prints the tables of `bench`, and formats its JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,8 +21,10 @@ def document(
     beside: BesidePublished | None = None,
     experts: Comparison | None = None,
 ) -> dict[str, Any]:
-    """A JSON document: times in ms, rates in nonces a second, but a minute in `network`, shares
-    from 0 to 1."""
+    """Returns a JSON document:
+
+    times in ms, shares from 0 to 1, rates in nonces a second (a minute in `network`).
+    """
     fields = {name: value for name, value in vars(speeds).items() if name != "seq_lens"}
     return fields | {
         "seq_lens": [_seq_len(one) for one in speeds.seq_lens],
@@ -101,7 +103,7 @@ def print_backends(stdout: IO[str], experts: Comparison) -> None:
     console = result_console(stdout)
     console.print(backend_table(experts))
     for one in experts.tried:
-        console.print(one.line, markup=False, soft_wrap=True)  # vLLM's words have brackets
+        console.print(one.line, markup=False, soft_wrap=True)  # vLLM's texts contain brackets
     stdout.flush()
 
 
@@ -166,7 +168,7 @@ def trade_table(one: SeqLenSpeeds) -> Table:
 
 
 def part_table(with_parts: Sequence[SeqLenSpeeds]) -> Table:
-    """Table of the parts of a micro-batch's time, one column per seq_len."""
+    """Returns a table of the parts of a micro-batch's time, one column per seq_len."""
     table = result_table(
         "Time by part of a whole micro-batch", "", *(f"seq_len {one.seq_len}" for one in with_parts)
     )

@@ -1,4 +1,4 @@
-"""Divides the time of a micro-batch: kernels grouped into parts that an operator can act on."""
+"""Divides the time of a micro-batch into parts by grouping its kernels."""
 
 import re
 from collections.abc import Sequence
@@ -18,13 +18,14 @@ PARTS = (INPUTS, MATRICES, REFLECTIONS, NORMS, COMMUNICATION, TAIL, OTHER, GAPS)
 
 # Steps that the engine marks itself.
 _STEPS = {"inputs": INPUTS, "reflections": REFLECTIONS, "tail": TAIL, "norms": NORMS}
-# First match wins: an all-reduce may be fused with a norm, a matrix product's name may hold "sort".
+# First match wins: an all-reduce may be fused with a norm, a matrix product's name may contain
+# "sort".
 _NAMES: Sequence[tuple[str, re.Pattern[str]]] = [
     (part, re.compile(pattern, re.IGNORECASE))
     for part, pattern in (
         (REFLECTIONS, r"_reflect_kernel"),
         (INPUTS, r"_normal_kernel"),
-        (NORMS, r"mhc_pre_"),  # one of which broadcasts
+        (NORMS, r"mhc_pre_"),  # one of these broadcasts
         (
             COMMUNICATION,
             r"nccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast_|cross_device|multimem|shm_",
@@ -42,7 +43,9 @@ _NAMES: Sequence[tuple[str, re.Pattern[str]]] = [
 
 @dataclass(frozen=True)
 class TimeParts:
-    """A micro-batch's time by part through all stages, each stage the mean of its devices."""
+    """A micro-batch's time by part over all stages; each stage's time is the mean of its
+    devices.
+    """
 
     n: int  # nonces
     seconds: dict[str, float]  # of each of PARTS
@@ -61,7 +64,10 @@ class TimeParts:
         return self.seconds[part] / self.total_s if self.total_s else 0.0
 
     def share_of_peak(self, nonces_per_s: float) -> float | None:
-        """Share of all devices' matrix peak at that rate; None: the model has no matrices."""
+        """Returns the share of all devices' matrix peak at that rate;
+
+        None if the model has no matrices.
+        """
         return (
             nonces_per_s * self.flops / self.n / (self.peak_flops * self.n_devices)
             if self.flops
@@ -70,7 +76,9 @@ class TimeParts:
 
     @property
     def matrices_share_of_peak(self) -> float | None:
-        """Share of the matrix peak while matrix products run."""
+        """Returns the share of the matrix peak while matrix products run; None if there are
+        none.
+        """
         seconds = self.seconds[MATRICES] * self.n_devices / self.n_stages
         return self.flops / (self.peak_flops * seconds) if self.flops and seconds else None
 
@@ -82,7 +90,7 @@ def part_of(kernel: Kernel) -> str:
 
 
 def time_parts(ranks: Sequence[RankProfile], n: int, most_kernels: int = 12) -> TimeParts | None:
-    """The parts of a micro-batch of `n` nonces; None: the engine cannot tell."""
+    """Returns the parts of a micro-batch of `n` nonces; None if the engine reports no profile."""
     if not ranks:
         return None
     stages: dict[int, int] = {}  # first layer -> ranks

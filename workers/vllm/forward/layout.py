@@ -169,11 +169,11 @@ class DeviceBatch:
     """A micro-batch in progress on this rank's device."""
 
     batch: Batch
-    # What one slice hands to the next, each (rows of the pass, hidden).
+    # Tensors that one slice passes to the next, each (rows of the pass, hidden).
     state: dict[str, torch.Tensor] | None = None
-    # The pass that its slices compute, and its token ids where the model asks for some.
+    # The current pass and its token ids, if the model needs some.
     token_ids: tuple[int, torch.Tensor] | None = None
-    # Of a micro-batch with steps, from its first slice here on: where all is kept.
+    # Caches of a micro-batch with decode steps, from its first slice on.
     place: Place | None = None
     tables: BlockTables | None = None
     layout: Layout | None = None  # of the steps

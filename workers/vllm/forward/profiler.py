@@ -84,7 +84,7 @@ def marked_norms(model: nn.Module) -> Iterator[None]:
 def profiled(
     device: torch.device, work: Callable[[], None]
 ) -> tuple[float, list[tuple[str, str, float]]]:
-    """Runs `work`: (seconds of the device at work, [(step or "", name, seconds)])."""
+    """Profiles `work`; returns (device seconds at work, [(step or "", name, seconds)])."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities) as profile:
