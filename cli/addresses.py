@@ -10,9 +10,8 @@ _ALLOW = "POC_CALLBACK_ALLOW"
 
 
 def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
-    """Returns settings that keep clients of an open API off this host's loopback;
-
-    `env` takes precedence.
+    """Returns settings that keep clients of an open API off this host's loopback; `env` takes
+    precedence.
     """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)

@@ -1,6 +1,5 @@
-"""Resolves --model:
-
-a shipped model's name, the demo model's, a directory, or a name on the Hugging Face hub.
+"""Resolves --model: a shipped model's name, the demo model's, a directory, or a name on the Hugging
+Face hub.
 """
 
 import itertools

@@ -58,9 +58,8 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """Returns a progress bar on stderr with count, elapsed and remaining time; `unit`:
-
-    what is counted.
+    """Returns a progress bar on stderr with count, elapsed and remaining time; `unit`: what is
+    counted.
 
     Without a terminal it prints a line every 10 s, because a bar would appear only at its end.
     """

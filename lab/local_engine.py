@@ -96,9 +96,8 @@ def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[Non
 
 
 def _end_of_log() -> str:
-    """Returns the part of the engine's log that explains a failed load;
-
-    empty if the log was visible.
+    """Returns the part of the engine's log that explains a failed load; empty if the log was
+    visible.
     """
     if not _log_files:
         return ""

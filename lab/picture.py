@@ -19,9 +19,8 @@ class PictureError(ProoflineError):
 
 
 def check_picture(picture: Path | None, option: str) -> None:
-    """Raises UsageError early, before hours of work, if a picture cannot be drawn; `option`:
-
-    its option.
+    """Raises UsageError early, before hours of work, if a picture cannot be drawn; `option`: its
+    option.
     """
     if picture is None:
         return

@@ -70,9 +70,8 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`:
-
-        returns the chat requests in the engine, not those whose answer is still being sent.
+        """`unfinished`: returns the chat requests in the engine, not those whose answer is still
+        being sent.
         """
         self._policy = policy
         self._unfinished = unfinished

@@ -1,6 +1,5 @@
-"""Ends processes that loaded vLLM quickly:
-
-the interpreter would first run a long garbage collection.
+"""Ends processes that loaded vLLM quickly: the interpreter would first run a long garbage
+collection.
 """
 
 import atexit

@@ -101,9 +101,8 @@ class Housekeeper:
             proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
     def _reap(self) -> None:
-        """Recovers stuck jobs:
-
-        frees batches of dead workers, and finishes jobs whose finish was missed.
+        """Recovers stuck jobs: frees batches of dead workers, and finishes jobs whose finish was
+        missed.
         """
         n_dropped = 0
         for found in self._jobs.survey.stuck(self._model):

@@ -216,9 +216,8 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
 def _serve_chat(
     engine: Engine, settings: Settings, secret: str | None
 ) -> tuple[ChatGate | None, int | None]:
-    """Starts the chat server unless chat is off;
-
-    returns its gate and port, or None without a server.
+    """Starts the chat server unless chat is off; returns its gate and port, or None without a
+    server.
     """
     if settings.chat.mode == "off":
         return None, None

@@ -133,9 +133,8 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
-        """Cuts the current pass of a stage into slices;
-
-        with a single stage, a slice may span passes.
+        """Cuts the current pass of a stage into slices; with a single stage, a slice may span
+        passes.
         """
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
@@ -161,9 +160,8 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: MicroBatch) -> int:
-        """Returns the nonces of one forward pass over all rows;
-
-        all nonces if there are no decode steps.
+        """Returns the nonces of one forward pass over all rows; all nonces if there are no decode
+        steps.
         """
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
@@ -229,9 +227,8 @@ class Pipeline:
         )
 
     def _forget_going(self) -> list[MicroBatch]:
-        """Removes the micro-batches in progress;
-
-        the engine's processes must drop them after an error.
+        """Removes the micro-batches in progress; the engine's processes must drop them after an
+        error.
         """
         going = [*self._going.values()]
         self._drop = [one.id for one in going]

@@ -114,9 +114,8 @@ class Proofs:
 
     @property
     def is_lost(self) -> bool:
-        """Returns whether this process is ending because its engine is lost;
-
-        it then takes no more work.
+        """Returns whether this process is ending because its engine is lost; it then takes no more
+        work.
         """
         if not self._is_lost:
             try:

@@ -84,9 +84,9 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: longest wait of chat for launched slices; None without chat. The others:
+        """`max_step_ms`: longest wait of chat for launched slices; None without chat.
 
-        see Engine.
+        The others: see Engine.
         """
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
@@ -96,9 +96,8 @@ class SlicePlan:
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 
     def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
-        """Returns the nonces of the next micro-batch:
-
-        `most`, or fewer if a layer would take too long.
+        """Returns the nonces of the next micro-batch: `most`, or fewer if a layer would take too
+        long.
 
         `steps`: limits a layer of a decode step instead of a forward pass over all rows.
         """
@@ -117,9 +116,8 @@ class SlicePlan:
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """Cuts one decode step on one stage;
-
-        if it needs no cut, also returns how many steps fit a slice.
+        """Cuts one decode step on one stage; if it needs no cut, also returns how many steps fit a
+        slice.
 
         Does not cut a step until one was measured.
         """

@@ -1,6 +1,5 @@
-"""A worker's part in its model's work:
-
-leases nonces, of a round before those of jobs, and stores values.
+"""A worker's part in its model's work: leases nonces, of a round before those of jobs, and stores
+values.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ class Work:
         urgent: bool = False,
         pass_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`hand`: this worker's leases, reported in its heartbeats. `pass_on`:
+        """`hand`: this worker's leases, reported in its heartbeats.
 
-        wakes another worker.
+        `pass_on`: wakes another worker.
         """
         self.leaving = threading.Event()
         self._proofs = proofs

@@ -34,9 +34,9 @@ class ChatWorkers:
         clock: Callable[[], float] = time.monotonic,
         keeping: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`cache_s`: seconds for which a reading is reused. `keeping`:
+        """`cache_s`: seconds for which a reading is reused.
 
-        returns the hosts whose model was stopped (DeploymentStore.keeping).
+        `keeping`: returns the hosts whose model was stopped (DeploymentStore.keeping).
         """
         self._registry = registry
         self._keeping = keeping

@@ -108,9 +108,8 @@ class _Way:
 
 
 class Gateway:
-    """Sends each request to a worker of its model:
-
-    to one that caches its prefix, or the least busy.
+    """Sends each request to a worker of its model: to one that caches its prefix, or the least
+    busy.
     """
 
     def __init__(self, workers: ChatWorkers, chats: Chats) -> None:

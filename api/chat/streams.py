@@ -76,9 +76,8 @@ def _telling(head: bytes) -> tuple[str, bytes] | None:
 
 
 class Sending:
-    """An answer to a client, sent by two tasks:
-
-    one forwards a worker's bytes, one sends empty lines.
+    """An answer to a client, sent by two tasks: one forwards a worker's bytes, one sends empty
+    lines.
     """
 
     def __init__(self, send: Send) -> None:

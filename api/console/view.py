@@ -55,9 +55,8 @@ class View:
         self._first_token: float | None = None
 
     def read(self) -> Sections:
-        """Returns all sections;
-
-        while Redis is unavailable, only the time, the problem and the health.
+        """Returns all sections; while Redis is unavailable, only the time, the problem and the
+        health.
         """
         try:
             return {"problem": None} | self._sections()

@@ -206,9 +206,8 @@ class Rates:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str) -> float:
-        """Takes a token and returns 0;
-
-        returns the seconds until a token is available if there is none.
+        """Takes a token and returns 0; returns the seconds until a token is available if there is
+        none.
         """
         now = self._clock()
         full_at = max(now, self._full_at.get(client, now)) + 1 / self._per_second

@@ -1,6 +1,5 @@
-"""Blocks requests by foreign web pages:
-
-the operator's browser reaches loopback and private networks.
+"""Blocks requests by foreign web pages: the operator's browser reaches loopback and private
+networks.
 
 Without permission a page can send any POST with a simple content type, with the page's Origin
 (CSRF), or with a domain that resolves to this address as Host (DNS rebinding). The network node

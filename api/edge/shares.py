@@ -66,9 +66,8 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """Returns the oldest thing of the client with most;
-
-        of several clients, the first to hold so many.
+        """Returns the oldest thing of the client with most; of several clients, the first to hold
+        so many.
         """
         return next(iter(self._largest()))
 

@@ -113,9 +113,8 @@ def judge(snapshot: Snapshot) -> Health:
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """Explains why a generating round continues without a ready worker;
-
-    returns None if it does not.
+    """Explains why a generating round continues without a ready worker; returns None if it does
+    not.
 
     The round is stored in Redis and continues when a worker restarts, so the node has not failed.
     None if no round is generating, if a worker is ready, or if no worker restarts within

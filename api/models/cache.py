@@ -105,9 +105,8 @@ class ModelCache:
         )
 
     def models(self) -> Iterator[tuple[str, str | None, Stage]]:
-        """Yields (repository, commit, stage) of each revision;
-
-        commit is None if no revision is readable.
+        """Yields (repository, commit, stage) of each revision; commit is None if no revision is
+        readable.
 
         CacheError if the cache itself cannot be read.
         """

@@ -68,9 +68,8 @@ class Deploying:
         return generation
 
     def withdraw(self, keeps: bool) -> int:
-        """Ends the round and jobs, then the workers of all hosts;
-
-        returns the withdrawal's generation.
+        """Ends the round and jobs, then the workers of all hosts; returns the withdrawal's
+        generation.
 
         `keeps`: loading engines continue for a while, see DeploymentStore.withdraw.
         """

@@ -36,9 +36,8 @@ class EngineReadings:
         self._late: set[str] = set()
 
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
-        """Returns readings by worker id:
-
-        new ones, or the last reading of a late engine if there is one.
+        """Returns readings by worker id: new ones, or the last reading of a late engine if there is
+        one.
         """
         ids = {worker.id for worker in workers}
         self._forget(

@@ -67,9 +67,8 @@ class RoundControl:
             self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
-        """Stops the current round and cancels the jobs in the queue;
-
-        returns the number of cancelled jobs.
+        """Stops the current round and cancels the jobs in the queue; returns the number of
+        cancelled jobs.
 
         Drops callbacks of jobs that keep failing.
         """
@@ -95,9 +94,8 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """Returns the round's figures, per worker and in total;
-
-        before the first round, those of all jobs.
+        """Returns the round's figures, per worker and in total; before the first round, those of
+        all jobs.
         """
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []

@@ -25,9 +25,8 @@ def draw(
     distances: Mapping[str, Sequence[np.ndarray]],
     calibrations: Mapping[str, Calibration],
 ) -> None:
-    """Draws a panel per randomization:
-
-    distances as bars, block hashes as lines, r_targets as marks.
+    """Draws a panel per randomization: distances as bars, block hashes as lines, r_targets as
+    marks.
 
     `distances`: per randomization one float64 (n,) for each block hash.
     """

@@ -86,9 +86,8 @@ class Evidence:
     tampered_share: float = 1.0
 
     def shares(self, threshold: float, at_worst: bool = False) -> Shares:
-        """Returns the shares beyond the threshold:
-
-        as counted or, at worst, at the confidence bound of the counts.
+        """Returns the shares beyond the threshold: as counted or, at worst, at the confidence bound
+        of the counts.
         """
         upper = at_most if at_worst else _share
         lower = at_least if at_worst else _share
@@ -137,9 +136,8 @@ class Power:
 def powers(
     evidence: Evidence, thresholds: Sequence[float], n: int, risk: float, seed: int = 0
 ) -> list[Power]:
-    """Simulates further tests of n nonces;
-
-    only the count over a threshold is the network's verdict.
+    """Simulates further tests of n nonces; only the count over a threshold is the network's
+    verdict.
 
     Each test averages a score of every offset, and detects a cheat if the average exceeds the limit
     that the most deviant honest machine exceeds in only `risk` of the cases. Scores are: whether
@@ -206,9 +204,8 @@ def recommend(
 
 
 def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
-    """Returns rules to try, largest threshold first;
-
-    thresholds between honest offsets detect no more.
+    """Returns rules to try, largest threshold first; thresholds between honest offsets detect no
+    more.
     """
     rules: dict[float, Rule] = {}
     for share in _TRIED_SHARES:

@@ -1,6 +1,5 @@
-"""Reads the files that `report` compares:
-
-a machine's artifacts or chains, or a validation of chains.
+"""Reads the files that `report` compares: a machine's artifacts or chains, or a validation of
+chains.
 """
 
 import json
@@ -105,9 +104,8 @@ def _read(path: Path, name: str) -> Machine:
 
 
 def _documents(document: Any, path: Path) -> list[Any]:
-    """Returns the documents of a file, one per block hash and key;
-
-    golden files (tests/data) have several.
+    """Returns the documents of a file, one per block hash and key; golden files (tests/data) have
+    several.
     """
     if isinstance(document, list):
         return [{"artifacts": document}]
@@ -181,7 +179,6 @@ def _k_dim(vector_b64: str) -> int:
 
 def _margins(document: Any) -> npt.NDArray[np.float64] | None:
     """Returns the margins in a chain validation's answer, or in `compute` with enforced chains;
-
     else None.
     """
     if not isinstance(document, dict):
@@ -202,9 +199,8 @@ def _margins(document: Any) -> npt.NDArray[np.float64] | None:
 
 
 def _n_steps(document: Any) -> int:
-    """Returns the number of points of a validated chain;
-
-    the network's number if the document lacks it.
+    """Returns the number of points of a validated chain; the network's number if the document lacks
+    it.
     """
     told = document.get("per_nonce") if isinstance(document, dict) else None
     return int(told[0].get("n_steps", _USUAL_STEPS)) if told else _USUAL_STEPS

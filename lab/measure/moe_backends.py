@@ -1,6 +1,5 @@
-"""Tries other backends for the products of experts:
-
-the engine's speed with each, and the distance of its artifacts from those of the default backend.
+"""Tries other backends for the products of experts: the engine's speed with each, and the distance
+of its artifacts from those of the default backend.
 
 Another backend gives other bits. So does another size of micro-batches, which every node chooses
 for itself: a backend may be proposed if it changes artifacts no more than that.
@@ -151,9 +150,8 @@ def _tried(
 
 
 def cause(error: ProoflineError) -> str:
-    """Returns one line of an error:
-
-    the last cause in the engine's log if there is one, else the message.
+    """Returns one line of an error: the last cause in the engine's log if there is one, else the
+    message.
     """
     message, *log = str(error).splitlines()
     causes = [

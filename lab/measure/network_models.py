@@ -1,6 +1,5 @@
-"""Models that the network runs:
-
-their public configurations, operators' arguments, and the rates that operators publish.
+"""Models that the network runs: their public configurations, operators' arguments, and the rates
+that operators publish.
 """
 
 import importlib.util

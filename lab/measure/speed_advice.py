@@ -66,9 +66,8 @@ def division_from(document: dict[str, Any]) -> Division:
 
 
 def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
-    """Returns advice on settings; `others`:
-
-    earlier measurements of the same model, divided otherwise.
+    """Returns advice on settings; `others`: earlier measurements of the same model, divided
+    otherwise.
     """
     best, division_reason = best_division(speeds, others)
     tokens, tokens_reason = batch_tokens(speeds)

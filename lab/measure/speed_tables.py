@@ -21,9 +21,8 @@ def document(
     beside: BesidePublished | None = None,
     experts: Comparison | None = None,
 ) -> dict[str, Any]:
-    """Returns a JSON document:
-
-    times in ms, shares from 0 to 1, rates in nonces a second (a minute in `network`).
+    """Returns a JSON document: times in ms, shares from 0 to 1, rates in nonces a second (a minute
+    in `network`).
     """
     fields = {name: value for name, value in vars(speeds).items() if name != "seq_lens"}
     return fields | {

@@ -42,9 +42,10 @@ class _Client(Redis):
 
 
 class RefusedError(ConnectionError, ResponseError):
-    """Redis refuses commands for a while. Celery survives only connection errors:
+    """Redis refuses commands for a while.
 
-    without this class a worker would end if it connects while Redis is out of memory.
+    Celery survives only connection errors: without this class a worker would end if it connects
+    while Redis is out of memory.
     """
 
 

@@ -1,6 +1,5 @@
-"""The steps of a chat between vLLM's server and its engine:
-
-the network's fields, limits, known tokens, fair shares, vLLM.
+"""The steps of a chat between vLLM's server and its engine: the network's fields, limits, known
+tokens, fair shares, vLLM.
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ class ChatPipeline:
         return self.fair.shared(outputs, sampling_params)
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        """Checks and registers a request to the engine core;
-
-        requests of all paths come through here.
+        """Checks and registers a request to the engine core; requests of all paths come through
+        here.
         """
         self._limits.refuse(request)
         self._limits.refuse(request.sampling_params)

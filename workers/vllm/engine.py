@@ -1,6 +1,5 @@
-"""The vLLM engine: an AsyncLLM on a separate thread;
-
-proof batches are sent by `collective_rpc` with the method's name.
+"""The vLLM engine: an AsyncLLM on a separate thread; proof batches are sent by `collective_rpc`
+with the method's name.
 """
 
 from __future__ import annotations
@@ -194,7 +193,6 @@ class VllmEngine(Engine):
 
     def _hands_over(self, one: Slice) -> bool:
         """Returns whether a pipeline stage waits for another stage's data for this slice:
-
         activations, or points for the next decode step.
         """
         last = self.stages[-1].stop

@@ -10,10 +10,8 @@ from workers.vllm.start import lifeline, lone_rank, random_weights
 
 
 def register() -> None:
-    """Patches vLLM's processes:
-
-    to share few cores, to end quickly, to avoid known faults, and to use random weights for
-    benchmarks.
+    """Patches vLLM's processes: to share few cores, to end quickly, to avoid known faults, and to
+    use random weights for benchmarks.
 
     Does nothing in a vLLM that was not started by a worker.
     """

@@ -31,9 +31,8 @@ class Held:
     """
 
     def __init__(self, send: Send, instead: Callable[[], Awaitable[None] | None]) -> None:
-        """`instead` is called at that time:
-
-        returns None, or an awaitable that sends another answer.
+        """`instead` is called at that time: returns None, or an awaitable that sends another
+        answer.
         """
         self._send = send
         self._instead = instead

@@ -1,6 +1,5 @@
-"""Passes a request's options from the server to the engine's side:
-
-in the context of the answering task, then in `SamplingParams.extra_args` (release/extra_args.py).
+"""Passes a request's options from the server to the engine's side: in the context of the answering
+task, then in `SamplingParams.extra_args` (release/extra_args.py).
 
 A client's entries with these names (`vllm_xargs`) are dropped on every path.
 """

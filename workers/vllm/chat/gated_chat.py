@@ -37,10 +37,8 @@ _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware:
-
-    accepts chat requests from the gateway only, and lets requests that use the engine pass the
-    gate.
+    """ASGI middleware: accepts chat requests from the gateway only, and lets requests that use the
+    engine pass the gate.
     """
 
     def __init__(
@@ -51,11 +49,10 @@ class GatedChat:
         secret: str | None = None,
         paths: Sequence[str] = USUAL,
     ) -> None:
-        """`is_lost`: returns whether the engine is dead;
-
-        its unanswered requests are marked, so that another worker may answer. `secret`: the
-        gateway's; None accepts any client. `paths`: paths that are served (openai_paths.passed_on);
-        vLLM's server has others, which change or end the engine.
+        """`is_lost`: returns whether the engine is dead; its unanswered requests are marked, so
+        that another worker may answer. `secret`: the gateway's; None accepts any client. `paths`:
+        paths that are served (openai_paths.passed_on); vLLM's server has others, which change or
+        end the engine.
         """
         self._app = app
         self._gate = gate

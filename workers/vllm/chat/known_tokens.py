@@ -53,9 +53,9 @@ class KnownTokens:
         self._generate = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
-        """Sets how known tokens are scored from now on. `no_steps`:
+        """Sets how known tokens are scored from now on.
 
-        an additional reason against steps.
+        `no_steps`: an additional reason against steps.
         """
         self.validations.way = way
         self._no_steps = self._no_steps or no_steps

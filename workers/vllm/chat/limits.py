@@ -76,9 +76,8 @@ class Limits:
             pass
 
     def refuse_foreign(self, prompt: Any, params: Any) -> None:
-        """Raises BadRequest for a client's token ids outside the model's vocabulary;
-
-        releases check only some.
+        """Raises BadRequest for a client's token ids outside the model's vocabulary; releases check
+        only some.
         """
         if isinstance(prompt, dict) and prompt.get("type") == "token":
             ids = prompt["prompt_token_ids"]

@@ -1,6 +1,5 @@
-"""The network's fields of chats that nodes check:
-
-`enforced_tokens`, `enforced_str`, `logprobs_mode`.
+"""The network's fields of chats that nodes check: `enforced_tokens`, `enforced_str`,
+`logprobs_mode`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class NetworkFields:
     """Reads the network's fields for one engine."""
 
     def __init__(self, n_ids: int, context: int, tokenizer: Any) -> None:
-        """`n_ids`: size of the model's vocabulary. `context`:
+        """`n_ids`: size of the model's vocabulary.
 
-        largest number of tokens of a prompt and its answer. `tokenizer`: None if the engine has
-        none.
+        `context`: largest number of tokens of a prompt and its answer. `tokenizer`: None if the
+        engine has none.
         """
         self._n_ids = n_ids
         self._context = context

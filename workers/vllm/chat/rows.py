@@ -46,9 +46,8 @@ class Collected:
         self._first = self._end = n  # rows between these are present
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
-        """Returns the first row of this chunk, and the hidden states of its rows;
-
-        the chunk begins at position `start`.
+        """Returns the first row of this chunk, and the hidden states of its rows; the chunk begins
+        at position `start`.
 
         A chunk may begin at an earlier position than the last one: the request was preempted and
         starts again.
@@ -69,9 +68,8 @@ class Collected:
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> Told:
-        """Returns the rows;
-
-        those at the beginning are missing if a prefix cache skipped their positions.
+        """Returns the rows; those at the beginning are missing if a prefix cache skipped their
+        positions.
         """
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
@@ -160,9 +158,8 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """Returns whether the kernel compiles here and gives the plain expression's numbers;
-
-    an error in the kernel would end the engine.
+    """Returns whether the kernel compiles here and gives the plain expression's numbers; an error
+    in the kernel would end the engine.
     """
     from poc_core.fused import best
 

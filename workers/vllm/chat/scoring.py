@@ -69,9 +69,8 @@ class Scoring:
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def told(self) -> dict[str, Any]:
-        """Returns the fields as plain data, with tokens as bytes:
-
-        vLLM copies and checks lists number by number, several times.
+        """Returns the fields as plain data, with tokens as bytes: vLLM copies and checks lists
+        number by number, several times.
         """
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 

@@ -1,6 +1,5 @@
-"""The trial at start-up:
-
-determines how an engine scores known tokens, with the deployed model and flags.
+"""The trial at start-up: determines how an engine scores known tokens, with the deployed model and
+flags.
 """
 
 from __future__ import annotations

@@ -134,9 +134,8 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a step of speculative decoding: in processed mode if rows differ;
-
-        `gather` then restores the raw ones.
+        """Runs a step of speculative decoding: in processed mode if rows differ; `gather` then
+        restores the raw ones.
         """
         if not self._asked:
             return self._forward(*told, **named)
@@ -160,9 +159,8 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """`logits`: of all positions, unprocessed; `target`, `bonus`:
-
-        processed logits of the drafts' positions, and of the positions after them.
+        """`logits`: of all positions, unprocessed; `target`, `bonus`: processed logits of the
+        drafts' positions, and of the positions after them.
         """
         rows = self._raw_rows() if self._asked else []
         if rows:

@@ -19,9 +19,8 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """Replaces the methods permanently on construction;
-
-    only on the last pipeline stage, because the others have no sampler.
+    """Replaces the methods permanently on construction; only on the last pipeline stage, because
+    the others have no sampler.
     """
 
     def __init__(self, runner: Any) -> None:

@@ -1,6 +1,5 @@
-"""Shares an engine among clients:
-
-tries grammars first, formats answers in turns, and yields the event loop between two engine steps.
+"""Shares an engine among clients: tries grammars first, formats answers in turns, and yields the
+event loop between two engine steps.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ class FairChat:
                 WholeAnswers(handler, self._turn_of)
 
     def refuse(self, body: Any) -> None:
-        """Raises BadRequest if xgrammar cannot enforce a schema in a structural tag;
-
-        vLLM checks only plain schemas.
+        """Raises BadRequest if xgrammar cannot enforce a schema in a structural tag; vLLM checks
+        only plain schemas.
         """
         for schema in schemas_in_tags(body) if self._compiles else ():
             if what := answers.unsupported(schema):

@@ -165,10 +165,8 @@ class Grammars:
             self._waiting.append(trial)  # starts again at its next turn
 
     def _is_over(self, trial: _Trial) -> bool:
-        """Returns whether the trial must end:
-
-        its client has disconnected, it takes too long, or another client that has used less time
-        waits.
+        """Returns whether the trial must end: its client has disconnected, it takes too long, or
+        another client that has used less time waits.
         """
         took_s = time.monotonic() - trial.began_at
         if trial.answer.done() or took_s > self._longest_s:

@@ -26,9 +26,9 @@ class Late:
     __slots__ = ("before", "ids", "logprobs", "plain", "rank")
 
     def __init__(self, plain: Any, before: tuple[int, ...], row: tuple[Any, Any, Any]) -> None:
-        """`plain`: vLLM's logprobs processor of the answer, without logprobs. `before`:
+        """`plain`: vLLM's logprobs processor of the answer, without logprobs.
 
-        preceding tokens.
+        `before`: preceding tokens.
         """
         self.plain, self.before = plain, before
         # Copied: the report's arrays contain those of all answers.
@@ -80,9 +80,8 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
 
 
 def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
-    """Appends positions, cut to the answer's width:
-
-    a row is as wide as the widest answer of the step.
+    """Appends positions, cut to the answer's width: a row is as wide as the widest answer of the
+    step.
     """
     width = plain.num_logprobs + 1 or None
     for ids, logprobs, rank in rows:

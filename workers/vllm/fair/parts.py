@@ -1,6 +1,7 @@
-"""Delivers a streamed answer in parts. vLLM joins all output that its server has not read yet;
+"""Delivers a streamed answer in parts.
 
-formatting long parts would block the event loop.
+vLLM joins all output that its server has not read yet; formatting long parts would block the event
+loop.
 """
 
 from __future__ import annotations

@@ -23,9 +23,8 @@ class WholeAnswers:
     """Replaces methods of one of vLLM's chat handlers on construction."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)`:
-
-        waits for a turn, and returns how many positions of this width may be formatted.
+        """`wait(width)`: waits for a turn, and returns how many positions of this width may be
+        formatted.
         """
         self._wait = wait
         self._create = handler._create_chat_logprobs

@@ -87,9 +87,8 @@ class KeptCaches:
         return None
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
-        """Returns the tokens that each of `n_places` places could hold;
-
-        a sequence's states take `state`.
+        """Returns the tokens that each of `n_places` places could hold; a sequence's states take
+        `state`.
 
         `limit_bytes`: for all places; None for a share of the free memory.
         """
@@ -114,9 +113,8 @@ class KeptCaches:
             self.places.append(place)
 
     def take(self, n: int, positions: int) -> Place:
-        """Takes a place for `n` new sequences of `positions` tokens;
-
-        `free` must give the place back.
+        """Takes a place for `n` new sequences of `positions` tokens; `free` must give the place
+        back.
         """
         place = next(place for place in self.places if not place.is_taken)
         n_tokens = n * -(-positions // self.block) * self.block

@@ -230,9 +230,8 @@ class ScratchCaches:
         return tensors
 
     def _scratch(self, name: str, index: int, n_blocks: int) -> list[Tensor]:
-        """Returns caches like a layer's own, with at least `n_blocks` blocks;
-
-        states are always zeros.
+        """Returns caches like a layer's own, with at least `n_blocks` blocks; states are always
+        zeros.
         """
         group, live = self.groups[index], self._live(name)
         source = self._sources.get(name, name)
@@ -266,9 +265,8 @@ class ScratchCaches:
         n_blocks: int,
         zeros: Zeros | None = None,
     ) -> Tensor:
-        """Returns a zeroed cache:
-
-        slots past a sequence's end are masked, but a masked NaN would spoil a sum.
+        """Returns a zeroed cache: slots past a sequence's end are masked, but a masked NaN would
+        spoil a sum.
         """
         page = self._page(live, name, group)
         return zeros_like(live, group.block_dim, n_blocks, page, zeros)
@@ -283,9 +281,8 @@ class ScratchCaches:
 def zeros_like(
     live: Tensor, block_dim: int, n_blocks: int, page: int, zeros: Zeros | None = None
 ) -> Tensor:
-    """Returns a cache like `live` with `n_blocks` blocks:
-
-    same dtype, other dimensions and memory order.
+    """Returns a cache like `live` with `n_blocks` blocks: same dtype, other dimensions and memory
+    order.
 
     If blocks come first in memory, the distance between two blocks is `page` elements, or less if
     it is less in `live`: padding for kernels stays, pages of other layers in between do not.
@@ -321,9 +318,8 @@ def _shape_without(cache: Tensor, block_dim: int) -> tuple[Any, ...]:
 
 
 def _places(layer_names: Sequence[str]) -> dict[str, int]:
-    """Counts for each name the preceding names of the same decoder layer;
-
-    these must not share caches.
+    """Counts for each name the preceding names of the same decoder layer; these must not share
+    caches.
     """
     seen: Counter[str] = Counter()
     places = {}

@@ -189,9 +189,8 @@ class Whereabouts:
         self._layouts = ReadyLayouts(scratch.groups, device)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Returns layout and caches of one pass;
-
-        a batch with decode steps takes its place at the first.
+        """Returns layout and caches of one pass; a batch with decode steps takes its place at the
+        first.
         """
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)

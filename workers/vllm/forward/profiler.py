@@ -54,9 +54,8 @@ class MarkedScheme(PrefillScheme):
 
 @contextmanager
 def marked_norms(model: nn.Module) -> Iterator[None]:
-    """Runs each of the model's norms in a profiler range:
-
-    on CPUs norms share operations with others.
+    """Runs each of the model's norms in a profiler range: on CPUs norms share operations with
+    others.
     """
     ranges: list[record_function] = []
 
@@ -99,9 +98,8 @@ def profiled(
 
 
 def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Evaluates a GPU's events for `profiled`:
-
-    a kernel belongs to the range in which it began, by the GPU's clock.
+    """Evaluates a GPU's events for `profiled`: a kernel belongs to the range in which it began, by
+    the GPU's clock.
     """
     ranges: list[tuple[float, float, str]] = []  # microseconds
     kernels: list[tuple[float, float, str]] = []
@@ -128,9 +126,8 @@ def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str
 
 
 def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Evaluates a CPU's events for `profiled`:
-
-    an operation's time excludes the operations it called.
+    """Evaluates a CPU's events for `profiled`: an operation's time excludes the operations it
+    called.
     """
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:
@@ -143,9 +140,8 @@ def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, st
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the floating-point operations a second of a large matrix product:
-
-    the best of a few tries.
+    """Returns the floating-point operations a second of a large matrix product: the best of a few
+    tries.
     """
     size = _PEAK_SIZE_GPU if device.type == "cuda" else _PEAK_SIZE_CPU
     a, b = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))

@@ -89,9 +89,8 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def configure(self, codebook: str) -> dict[str, Any]:
-        """Sets this process' codebook, once, and describes this rank:
-
-        sizes in elements, layers, whether it can be sliced.
+        """Sets this process' codebook, once, and describes this rank: sizes in elements, layers,
+        whether it can be sliced.
 
         `codebook`: see EngineOptions.
         """
@@ -117,17 +116,16 @@ class ProofRunner:
         return self._kept.room(n_places, limit_bytes)
 
     def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
-        """Reserves memory for decode steps. `moe_layers`:
+        """Reserves memory for decode steps.
 
-        number of layers with experts in each stage.
+        `moe_layers`: number of layers with experts in each stage.
         """
         self._kept.reserve(n_places, n_tokens)
         self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Turns recorded steps on or off;
-
-        returns the number of recordings and a reason against them.
+        """Turns recorded steps on or off; returns the number of recordings and a reason against
+        them.
         """
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
@@ -137,9 +135,8 @@ class ProofRunner:
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
-        """Stops watching;
-
-        returns the layers whose chat cache changed, and whether outputs are equal on all ranks.
+        """Stops watching; returns the layers whose chat cache changed, and whether outputs are
+        equal on all ranks.
         """
         watch, self._watch = self._watch, None
         assert watch is not None, "unwatch without watch"

@@ -1,6 +1,5 @@
-"""A layer's experts in block FP8, with kernels that write in the order of the experts;
-
-bound only during a proof's slice, so chat keeps vLLM's kernels.
+"""A layer's experts in block FP8, with kernels that write in the order of the experts; bound only
+during a proof's slice, so chat keeps vLLM's kernels.
 
 The first large call of each shape tries several tiles and uses the fastest that gives vLLM's bits.
 """

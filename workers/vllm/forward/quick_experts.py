@@ -1,6 +1,5 @@
-"""Products of experts in 16 bits, with kernels that apply the activation as they write;
-
-bound only during a proof's slice, so chat keeps vLLM's kernels.
+"""Products of experts in 16 bits, with kernels that apply the activation as they write; bound only
+during a proof's slice, so chat keeps vLLM's kernels.
 """
 
 from __future__ import annotations
@@ -197,9 +196,9 @@ class LayerCall:
             by_row()
 
     def open_gates(self, output: Tensor, given: Tensor, own: Compute, is_ours: bool) -> None:
-        """Computes the first product and its activation. `is_ours`:
+        """Computes the first product and its activation.
 
-        the kernels support this activation.
+        `is_ours`: the kernels support this activation.
         """
         product, self._waiting = self._waiting, None
         if product is None:

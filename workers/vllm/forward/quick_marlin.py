@@ -1,6 +1,5 @@
-"""A layer's experts in MXFP4, unpacked to bfloat16 for products of many rows;
-
-bound only during a proof's slice, so chat keeps Marlin.
+"""A layer's experts in MXFP4, unpacked to bfloat16 for products of many rows; bound only during a
+proof's slice, so chat keeps Marlin.
 
 Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows per
 expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The numbers

@@ -1,6 +1,5 @@
-"""MiniMax's norms of queries and keys as fused kernels, bound only during a proof's slice:
-
-chat keeps vLLM's code.
+"""MiniMax's norms of queries and keys as fused kernels, bound only during a proof's slice: chat
+keeps vLLM's code.
 
 On a rank with all heads vLLM computes them element by element in float32: ten passes over memory.
 Under tensor parallelism vLLM has its own kernels.

@@ -1,6 +1,5 @@
-"""Records device work once and replays it:
-
-on a GPU as a CUDA graph, which launches many kernels in one call.
+"""Records device work once and replays it: on a GPU as a CUDA graph, which launches many kernels in
+one call.
 
 Recorded work reads and writes only tensors that keep their addresses.
 """
@@ -38,9 +37,9 @@ RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
 
 
 def why_off(shares_sums: bool) -> str:
-    """Returns why this engine records nothing; empty if it records. `shares_sums`:
+    """Returns why this engine records nothing; empty if it records.
 
-    with several ranks.
+    `shares_sums`: with several ranks.
     """
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH}=off"
@@ -121,9 +120,8 @@ class RunAgain:
         return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns the new arguments:
-
-        vLLM's metadata for CPUs points into itself, so copies would be wrong.
+        """Returns the new arguments: vLLM's metadata for CPUs points into itself, so copies would
+        be wrong.
         """
         return new
 
@@ -158,9 +156,8 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """Returns whether the object needs no copy:
-
-    it was updated with `new`, or the recorded work fills it.
+    """Returns whether the object needs no copy: it was updated with `new`, or the recorded work
+    fills it.
 
     The work fills FlashMLA's plan if it is empty. An empty dictionary of the layers' plans needs no
     copy either.

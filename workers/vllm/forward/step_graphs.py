@@ -58,9 +58,8 @@ class StepGraphs:
         vocab_size: int | None,
         recorder: Recorder,
     ) -> None:
-        """`layers`: this rank's, of the model's `n_layers`; `vocab_size`:
-
-        set if the model needs token ids.
+        """`layers`: this rank's, of the model's `n_layers`; `vocab_size`: set if the model needs
+        token ids.
         """
         self.on = False
         self.recorded = 0  # graphs so far
@@ -255,9 +254,8 @@ class RecordedStep:
         self._replay = self._recorder.record(work)
 
     def replayed(self) -> Any:
-        """Runs the step with its current inputs:
-
-        returns (nonces, hidden), or the next stage's input.
+        """Runs the step with its current inputs: returns (nonces, hidden), or the next stage's
+        input.
         """
         assert self._replay is not None, "nothing was recorded"
         output = self._replay()

@@ -1,6 +1,5 @@
-"""Measures how long slices use a device, and limits how many wait there:
-
-a GPU's launches return immediately.
+"""Measures how long slices use a device, and limits how many wait there: a GPU's launches return
+immediately.
 """
 
 from __future__ import annotations
@@ -65,9 +64,8 @@ class ClockStopwatch:
 
 
 class EventStopwatch:
-    """A stopwatch for GPUs that uses events in the stream:
-
-    times are the GPU's, without additional waits.
+    """A stopwatch for GPUs that uses events in the stream: times are the GPU's, without additional
+    waits.
     """
 
     def __init__(self) -> None:

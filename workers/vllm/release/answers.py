@@ -119,9 +119,8 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Returns the parameters for decoding known tokens:
-
-    the client's, without those that end or shape the answer.
+    """Returns the parameters for decoding known tokens: the client's, without those that end or
+    shape the answer.
 
     Tokens that could have ended the answer stay masked before min_tokens.
     """
@@ -251,7 +250,6 @@ class _Instead:
 
 def unsupported(schema: Any) -> str:
     """Returns the parts of a schema that xgrammar cannot enforce, such as "At #/properties/a:
-
     multipleOf."; or "".
     """
     from vllm.v1.structured_output.backend_xgrammar import (
@@ -265,9 +263,8 @@ def unsupported(schema: Any) -> str:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Finds the innermost part for which `lacks` is true;
-
-    returns its path and the unsupported keywords.
+    """Finds the innermost part for which `lacks` is true; returns its path and the unsupported
+    keywords.
     """
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
@@ -343,9 +340,8 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """Yields vLLM's RequestOutputs for successive parts of the tokens;
-
-        streams get one for each token.
+        """Yields vLLM's RequestOutputs for successive parts of the tokens; streams get one for each
+        token.
         """
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
         requests = self._children(processor)

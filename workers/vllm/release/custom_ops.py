@@ -168,9 +168,8 @@ def scales_are_powers() -> bool:
 def rows_of_experts(
     chosen: torch.Tensor, block: int, n_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sorts chosen experts (tokens, experts per token) by expert in padded blocks:
-
-    returns row indices, the blocks' experts, and the number of valid indices (1,); int32.
+    """Sorts chosen experts (tokens, experts per token) by expert in padded blocks: returns row
+    indices, the blocks' experts, and the number of valid indices (1,); int32.
     """
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 

@@ -98,9 +98,8 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Returns a sequence's blocks in a state's table:
-
-    one, plus those for checkpoints and speculation.
+    """Returns a sequence's blocks in a state's table: one, plus those for checkpoints and
+    speculation.
     """
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
@@ -159,9 +158,8 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
 
 
 def kernel_block_size(group: Any) -> int:
-    """Returns the tokens per block of the attention kernel;
-
-    may be a divisor of the manager's block size.
+    """Returns the tokens per block of the attention kernel; may be a divisor of the manager's block
+    size.
     """
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
@@ -207,9 +205,8 @@ def _build_and_count(builder: Any, method: Callable[..., Any], *args: Any, **kwa
 
 
 def build_attention_metadata(group: Any, **fields: Any) -> Any:
-    """Builds the attention backend's metadata for a batch;
-
-    drops `fields` that the release does not have.
+    """Builds the attention backend's metadata for a batch; drops `fields` that the release does not
+    have.
     """
     common = CommonAttentionMetadata(
         **{name: value for name, value in fields.items() if name in _METADATA_FIELDS}
@@ -270,9 +267,8 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns a fingerprint of vLLM's shared buffers, which move as they grow:
-
-    addresses, or sizes in bytes if it must be equal on all ranks.
+    """Returns a fingerprint of vLLM's shared buffers, which move as they grow: addresses, or sizes
+    in bytes if it must be equal on all ranks.
     """
     try:
         from vllm.v1.worker.workspace import (
