@@ -138,9 +138,8 @@ class Proofs:
                 self._is_lost = True
 
     def judge(self, error: ProoflineError) -> bool:
-        """Returns whether work that ended with `error` should be retried;
-
-        False if it fails on any engine.
+        """Returns whether work that ended with `error` should be retried; False if it fails on any
+        engine.
 
         Must be called after the work was given back: does not return if this process needs a new
         engine.

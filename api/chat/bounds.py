@@ -188,9 +188,8 @@ def _unfit(name: str, context: int) -> Excess:
 
 
 def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | int | None:
-    """Returns the limit that a request exceeds, or the field whose type is wrong;
-
-    None if there is none.
+    """Returns the limit that a request exceeds, or the field whose type is wrong; None if there is
+    none.
 
     A returned number is the max_tokens to set: the request names no limit of its own. The limits
     are those of the smallest of these engines. vLLM refuses all other wrong values. A `path`

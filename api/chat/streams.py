@@ -38,9 +38,8 @@ async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def failure(path: str, head: bytes) -> tuple[int, Any] | None:
-    """Returns the status and body of the error that a stream begins with;
-
-    None if there is no error.
+    """Returns the status and body of the error that a stream begins with; None if there is no
+    error.
     """
     event = _telling(head)
     if event is None:

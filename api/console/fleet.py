@@ -68,9 +68,8 @@ def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
 
 
 def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
-    """Returns the mean use of all GPUs that workers use, in percent;
-
-    None if no GPU reports its use.
+    """Returns the mean use of all GPUs that workers use, in percent; None if no GPU reports its
+    use.
     """
     gpus = {
         (worker.host, device.get("index")): device

@@ -84,9 +84,8 @@ class ModelCache:
         return None
 
     def offline(self, hf_repo: str) -> str | None:
-        """Explains why a model cannot be downloaded, with the cached revisions;
-
-        None unless HF_HUB_OFFLINE is set.
+        """Explains why a model cannot be downloaded, with the cached revisions; None unless
+        HF_HUB_OFFLINE is set.
         """
         from huggingface_hub import constants
 

@@ -188,9 +188,8 @@ def check_count(n: int, beginning: str) -> None:
 
 
 def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProof | None:
-    """Returns the other machine's proof with the same terms, preferably all of TERMS;
-
-    None if there is none.
+    """Returns the other machine's proof with the same terms, preferably all of TERMS; None if there
+    is none.
     """
     same = [theirs for theirs in other.proofs if difference(proof, theirs, terms) is None]
     if len(same) > 1:

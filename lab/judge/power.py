@@ -217,9 +217,8 @@ def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
 
 
 def _nonces_needed(evidence: Evidence, rule: Rule, most_miss: float) -> int | None:
-    """Returns the nonces needed to miss a cheat at most at this rate, at worst;
-
-    None if MOST_NONCES do not suffice.
+    """Returns the nonces needed to miss a cheat at most at this rate, at worst; None if MOST_NONCES
+    do not suffice.
     """
     from scipy.stats import binom
 

@@ -33,9 +33,8 @@ class NetworkModel:
 
 
 def network_model(name: str) -> NetworkModel | None:
-    """Returns the model for a name of dimensions, a directory or a repository;
-
-    None if it is unknown.
+    """Returns the model for a name of dimensions, a directory or a repository; None if it is
+    unknown.
     """
     return NETWORK_MODELS.get(name.rpartition("/")[2].lower().removesuffix(_EDITION))
 

@@ -64,9 +64,8 @@ class TimeParts:
         return self.seconds[part] / self.total_s if self.total_s else 0.0
 
     def share_of_peak(self, nonces_per_s: float) -> float | None:
-        """Returns the share of all devices' matrix peak at that rate;
-
-        None if the model has no matrices.
+        """Returns the share of all devices' matrix peak at that rate; None if the model has no
+        matrices.
         """
         return (
             nonces_per_s * self.flops / self.n / (self.peak_flops * self.n_devices)

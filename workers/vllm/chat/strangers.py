@@ -16,9 +16,9 @@ SECONDS = 1.0
 
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
-    """Returns the protocol for `uvicorn.Config(http=...)` of one server. `secret`:
+    """Returns the protocol for `uvicorn.Config(http=...)` of one server.
 
-    None if it has none.
+    `secret`: None if it has none.
 
     `most`: largest number of such connections, of which the oldest is closed for a new one; None
     for half of the files that this process may open, because the gateway's connections need the

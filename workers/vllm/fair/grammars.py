@@ -258,9 +258,8 @@ def schemas_in_tags(body: Any) -> Iterator[Any]:
 
 
 def text_of(params: Any) -> tuple[str, str] | None:
-    """Returns kind and text of the grammar in vLLM's StructuredOutputsParams;
-
-    None if there is nothing to compile.
+    """Returns kind and text of the grammar in vLLM's StructuredOutputsParams; None if there is
+    nothing to compile.
     """
     for kind in ("json", "regex", "choice", "grammar", "structural_tag"):
         said = getattr(params, kind, None)

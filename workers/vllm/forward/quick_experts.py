@@ -154,9 +154,9 @@ class LayerCall:
         return self._waiting is None and self._opened is None
 
     def multiply(self, product: Product | None, own: Compute) -> None:
-        """Computes a product, or delays the first one. `product`:
+        """Computes a product, or delays the first one.
 
-        None if the kernels do not support it.
+        `product`: None if the kernels do not support it.
         """
         opened, self._opened = self._opened, None
         if opened is not None and not _follows(product, opened):
@@ -229,9 +229,8 @@ class LayerCall:
             self._opened = Opened(product, output, room, bool(is_better), way)
 
     def _room(self, product: Product, output: Tensor) -> Tensor | None:
-        """Returns memory for the first product in the order of experts, in vLLM's memory;
-
-        None if that is too small.
+        """Returns memory for the first product in the order of experts, in vLLM's memory; None if
+        that is too small.
         """
         from poc_core.fused.experts import rows_by_expert
 

@@ -51,9 +51,8 @@ def _eager_priority() -> Any:
 
 
 def operation(name: str) -> Any | None:
-    """Returns one of vLLM's operations, such as _C::rms_norm;
-
-    None if this release or device lacks it.
+    """Returns one of vLLM's operations, such as _C::rms_norm; None if this release or device lacks
+    it.
     """
     import vllm._custom_ops  # noqa: F401  # loads the compiled operations
 
@@ -112,9 +111,8 @@ def query_and_key_norms() -> Any | None:
 
 
 def triton_experts() -> Any | None:
-    """Returns the module whose TritonExperts multiply with Triton's kernel;
-
-    None if this release has it elsewhere.
+    """Returns the module whose TritonExperts multiply with Triton's kernel; None if this release
+    has it elsewhere.
     """
     try:
         from vllm.model_executor.layers.fused_moe.experts import triton_moe
@@ -125,9 +123,8 @@ def triton_experts() -> Any | None:
 
 
 def marlin_experts() -> Any | None:
-    """Returns the class of experts with weights in Marlin's layout;
-
-    None if this release has it elsewhere.
+    """Returns the class of experts with weights in Marlin's layout; None if this release has it
+    elsewhere.
     """
     try:
         from vllm.model_executor.layers.fused_moe.experts import marlin_moe
@@ -147,9 +144,8 @@ def sum_of_experts(
 
 
 def limit_of_gates(experts: Any) -> float | None:
-    """Returns the clamp limit of a TritonExperts' gate and up projections in any release;
-
-    None if there is no limit.
+    """Returns the clamp limit of a TritonExperts' gate and up projections in any release; None if
+    there is no limit.
     """
     said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
     limits = (getattr(getattr(experts, of, None), name, None) for of, name in said)

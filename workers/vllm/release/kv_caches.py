@@ -64,9 +64,8 @@ def attention_groups(runner: Any) -> Iterator[Any]:
 
 
 def cache_kind(group: Any) -> str | None:
-    """Returns the kind of the group's caches;
-
-    None if proofs cannot have separate ones of this kind.
+    """Returns the kind of the group's caches; None if proofs cannot have separate ones of this
+    kind.
 
     "tokens": blocks with a sequence's tokens only. "state": one block for each sequence of any
     length. Kinds are matched by name, because derived kinds may hold more: an encoder's states, or
