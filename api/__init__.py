@@ -1,1 +1,1 @@
-"""FastAPI: HTTP in, Redis and Celery out; without torch and vLLM, so that it starts at once."""
+"""The FastAPI application. It stores work in Redis, and imports neither torch nor vLLM."""

@@ -103,7 +103,7 @@ async def _bad_request(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _nobody_there(_: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # the client hung up while it sent its body
+    return Response(status_code=400)  # the client disconnected while it sent its body
 
 
 async def _bug(_: Request, error: Exception) -> JSONResponse:

@@ -53,7 +53,7 @@ from poc_core.state.past.history import History
 _TOKENS_PER_S = 1.0
 # Large chats parsed at the same time.
 _LARGE_CHATS = 1
-# Seconds between two reports of this process' counters: less than a step of the history.
+# Seconds between two reports of this process's counters: less than a step of the history.
 REPORT_S = 1.0
 
 
@@ -154,7 +154,7 @@ class Services:
         )
 
     def reporting(self) -> Periodic:
-        """Returns a thread that reports this process' counters to Redis each second and logs
+        """Returns a thread that reports this process's counters to Redis each second and logs
         errors.
         """
         started = [f"The API {VERSION} has started on {self.settings.host}."]

@@ -9,7 +9,7 @@ _turns: Turns | None = None
 
 
 def install(turns: Turns) -> None:
-    """Sets the object that runs this process' task, before Celery starts consuming."""
+    """Sets the object that runs this process's task, before Celery starts consuming."""
     global _turns
     _turns = turns
 

@@ -20,7 +20,7 @@ _MOST_NAMED = 10
 
 
 class Turns:
-    """Computes a model's work on this process' engine, one turn at a time."""
+    """Computes a model's work on this process's engine, one turn at a time."""
 
     def __init__(
         self, model: str, work: Work, validations: Work, wake: Wake, turn_s: float = TURN_S

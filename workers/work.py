@@ -37,7 +37,7 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 
 
 class Work:
-    """Computes its model's work on this process' engine, turn by turn.
+    """Computes its model's work on this process's engine, turn by turn.
 
     `urgent`: computes only validations, without waiting for chat; not for the thread that takes
     turns.

@@ -1,1 +1,1 @@
-"""OpenAI's requests on their way to the workers."""
+"""Checks OpenAI requests and forwards them to the workers."""

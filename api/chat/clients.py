@@ -28,7 +28,7 @@ class Clients:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._clients: list[httpx.AsyncClient] = []
-        self._active: Counter[int] = Counter()  # requests under way, by place in the list
+        self._active: Counter[int] = Counter()  # requests in progress, by index in the list
 
     def __len__(self) -> int:
         return len(self._clients)

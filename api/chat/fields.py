@@ -1,4 +1,4 @@
-"""The fields of a request to OpenAI's paths, parsed once for all who read them."""
+"""The fields of a request to OpenAI's paths, parsed once for all readers."""
 
 from hashlib import blake2b
 from io import BytesIO

@@ -129,7 +129,7 @@ class Gateway:
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Sorts workers by load: this process' requests, then the chats in the last heartbeat."""
+        """Sorts workers by load: this process's requests, then the chats in the last heartbeat."""
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
             return self._active[worker.id], worker.stats.get("chat_active", 0)

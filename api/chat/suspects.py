@@ -27,7 +27,7 @@ _IGNORED = (
 
 
 class LostError(Exception):
-    """A worker gave no answer."""
+    """A worker did not answer a request."""
 
     def __init__(self, why: str, in_engine: bool) -> None:
         """`in_engine`: the engine may have received the request."""
@@ -41,7 +41,7 @@ def fingerprint(path: bytes, body: bytes) -> str:
         asked = from_json(body)
         told = {name: one for name, one in asked.items() if name not in _IGNORED}
         body = json.dumps(told, sort_keys=True).encode()
-    except (ValueError, AttributeError, TypeError):  # a form
+    except (ValueError, AttributeError, TypeError):  # a form, not JSON
         pass
     return blake2b(path.partition(b"?")[0] + b"\n" + body, digest_size=16).hexdigest()
 

@@ -1,1 +1,1 @@
-"""The checks of a request before any route: connections, foreign pages, keys, sizes."""
+"""Checks of requests before any route: connections, foreign web pages, keys, body sizes."""

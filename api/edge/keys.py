@@ -57,7 +57,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Caller:
-    """The name and roles of the key that a request has."""
+    """Name and roles of a request's key."""
 
     name: str
     roles: frozenset[Role]

@@ -111,7 +111,7 @@ class ModelCache:
         """
         for name in self._entries():
             hf_repo = name.removeprefix(_PREFIX).replace("--", "/")
-            if hf_repo == name:  # a data set
+            if hf_repo == name:  # a dataset, not a model
                 continue
             try:
                 revisions = self.revisions(hf_repo, None, all_of_them=True)

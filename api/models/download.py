@@ -26,7 +26,7 @@ from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which Redis may be unavailable; after that, the process' stack has probably ended.
+# Seconds for which Redis may be unavailable; after that, the process's stack has probably ended.
 _PATIENCE_S = 60.0
 _GB = 1e9
 
@@ -97,7 +97,7 @@ def _fetch(download: Download, cache: ModelCache) -> None:
         get_right(name)
     try:
         lacks = missing(Path(folder))
-    except BrokenModelError:  # of the right size
+    except BrokenModelError:  # a damaged file of the right size
         for name in others:
             get(name, again=True)
         lacks = missing(Path(folder))

@@ -1,1 +1,1 @@
-"""Shared reads: requests of many clients at the same moment read Redis once."""
+"""Shared reads: concurrent requests of many clients read Redis once."""

@@ -192,9 +192,7 @@ async def model(request: Request, chat: OfChat, model: str) -> Response:
 
 
 async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
-    """Returns each served model's entry by name, and the last refusal of a worker, such as of its
-    key.
-    """
+    """Returns each served model's entry by name, and the last refusal of a worker (bad API key)."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key

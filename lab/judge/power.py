@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the nonces that mismatch."""
+    """The mismatching shares of honest and of tampered nonces."""
 
     honest: float  # of the two honest machines that differ most
     cheat: float  # of the cheat that is hardest to detect

@@ -43,7 +43,7 @@ class ProofExtension:
         return _answer(self._hook_chat)
 
     def proof_ping(self) -> dict[str, Any]:
-        """Answers, to show that this rank is alive."""
+        """Returns an answer that shows that this rank is alive."""
         return {"value": None}
 
     def _hook_chat(self) -> str:

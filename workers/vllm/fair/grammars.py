@@ -59,7 +59,7 @@ class Grammars:
         share_s: float = SHARE_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`vocabulary()`: returns the tokenizer in the process' format; takes a second."""
+        """`vocabulary()`: returns the tokenizer in the process's format; takes a second."""
         self._vocabulary = vocabulary
         self._command = command
         self._patience_s = patience_s

@@ -89,7 +89,7 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def configure(self, codebook: str) -> dict[str, Any]:
-        """Sets this process' codebook, once, and describes this rank: sizes in elements, layers,
+        """Sets this process's codebook, once, and describes this rank: sizes in elements, layers,
         whether it can be sliced.
 
         `codebook`: see EngineOptions.

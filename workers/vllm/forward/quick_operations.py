@@ -137,7 +137,7 @@ class Quantise(_OfRows):
 
 
 class HeadNorm(_OfRows):
-    """Norms heads."""
+    """Applies RMS norm to each attention head."""
 
     name = "_C::rms_norm"
 

@@ -92,7 +92,7 @@ class GraphRecorder:
             torch.cuda.set_stream(stream)
             with suppress(Exception):
                 from torch.cuda.memory import (
-                    _cuda_endAllocateToPool,  # torch's own: a release may do without
+                    _cuda_endAllocateToPool,  # private: a release of torch may lack it
                 )
 
                 _cuda_endAllocateToPool(stream.device_index, self._pool)

@@ -13,7 +13,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 
 def tensor_ranks() -> tuple[int, int]:
-    """Returns this process' tensor-parallel rank, and the number of ranks."""
+    """Returns this process's tensor-parallel rank, and the number of ranks."""
     group = get_tp_group()
     return int(group.rank_in_group), int(group.world_size)
 
@@ -70,7 +70,7 @@ def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
 
 
 def stage_index() -> int:
-    """Returns the index of this process' pipeline stage."""
+    """Returns the index of this process's pipeline stage."""
     return int(get_pp_group().rank_in_group)
 
 
