@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 # Seconds until a retry: enough to restart Redis or a worker, or to compute a batch or two.
 RETRY_AFTER_S = 5
 # The body of the answer to an unexpected exception.
-MISTAKE = {"detail": "The node made a mistake; its log tells more."}
+MISTAKE = {"detail": "The node failed; its log has the reason."}
 
 # Problems listed for one body, and characters of a field's name: enough to fix the body, short in
 # logs.

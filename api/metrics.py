@@ -22,7 +22,7 @@ from poc_core.state.overview import Overview
 
 # Counters that a worker reports (ChatGate): name -> (kind of metric, exported name, help).
 _CHAT = {
-    "chat_active": (GaugeMetricFamily, "proofline_chat_active", "Chat requests under way."),
+    "chat_active": (GaugeMetricFamily, "proofline_chat_active", "Running chat requests."),
     "chat_total": (
         CounterMetricFamily,
         "proofline_chat_requests",
@@ -164,12 +164,12 @@ class NodeMetrics(Collector):
             "outbox_delivered", "Artifacts the receiver has.", stats["artifacts_delivered"]
         )
         yield _counter(
-            "outbox_dropped", "Artifacts given up (POC_CALLBACK_MAX_RETRIES).", outbox["dropped"]
+            "outbox_dropped", "Artifacts dropped (POC_CALLBACK_MAX_RETRIES).", outbox["dropped"]
         )
 
 
 def _health(health: Health) -> Iterator[Metric]:
-    levels = _gauge("health", "1 for the node's health; /readyz tells why.", labels=["level"])
+    levels = _gauge("health", "1 for the node's health; /readyz has the reasons.", labels=["level"])
     for level in Level:
         levels.add_metric([level.value], level is health.level)
     yield levels

@@ -76,7 +76,7 @@ class Periodic:
         # kombu's errors have Redis' error as their cause. Neither is a bug in the code.
         is_away = isinstance(error, RedisError) or isinstance(error.__cause__, RedisError)
         logger.warning(
-            "%s failed and goes on: %s",
+            "%s failed and is repeated: %s",
             self._name,
             _brief(error) if is_away else repr(error),
             exc_info=None if is_away else error,

@@ -95,7 +95,7 @@ class Housekeeper:
         if is_hung:
             self._heartbeat.hung()
             hung = (
-                f"The engine hangs: it has not gone on for {self._hung_after_s:g} s"
+                f"The engine hangs: it has made no step for {self._hung_after_s:g} s"
                 " (POC_ENGINE_HUNG_S)"
             )
             proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))

@@ -64,7 +64,7 @@ class View:
             self._health.watch.note_away(error)
             return {
                 "now": self._health.now(),
-                "problem": "The node's Redis does not answer. What is shown is what it said last.",
+                "problem": "The node's Redis does not answer. The page shows the last known state.",
                 "health": _health(self._health.of(None)),
             }
 

@@ -93,7 +93,7 @@ class KeyFile:
             raise KeysError(f"The keys in {self.path} cannot be read ({error.strerror}).") from None
         except ValidationError:
             raise KeysError(
-                f"{self.path} is not a file of `proofline key`; mend it or remove it."
+                f"{self.path} is not a file of `proofline key`; fix or remove it."
             ) from None
 
     def add(self, name: str, roles: Collection[Role]) -> str:

@@ -127,7 +127,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
     coming = [seat for seat in of_model if _comes_back(seat, now)]
     if not coming or any(seat.is_ready for seat in of_model):
         return None
-    return f"The round goes on when a worker is ready again: {_named(coming)}."
+    return f"The round continues when a worker is ready again: {_named(coming)}."
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
@@ -165,7 +165,7 @@ def _nobody(seen: Overview) -> Reason:
     if hosts:
         at = record.asked_at if record is not None else None
         return Reason("workers", Level.DOWN, "no worker is started yet", since=at)
-    more = ": none is started yet, or their hosts are gone; `proofline up` or `workers` starts some"
+    more = ": none is started yet, or their hosts ended; `proofline up` or `workers` starts some"
     at = max((host.last_report_at for host in seen.gone), default=None)
     return Reason("workers", Level.DOWN, "no worker is here", more, at)
 

@@ -94,7 +94,7 @@ class Deploying:
             if not status.hosts:
                 raise HTTPException(
                     500,
-                    "Every host that was to start the model is gone; one that comes will start it.",
+                    "All hosts that should start the model ended; the next host will start it.",
                 )
             if await request.is_disconnected():
                 return Response(status_code=499)

@@ -30,7 +30,9 @@ ENGINE = (
     Family("vllm:num_requests_running", "gauge", "Requests in the engine's batches."),
     Family("vllm:num_requests_waiting", "gauge", "Requests that wait for the engine."),
     Family("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache in use; 1 is all."),
-    Family("vllm:num_preemptions_total", "counter", "Requests put back for want of cache."),
+    Family(
+        "vllm:num_preemptions_total", "counter", "Requests preempted because the cache was full."
+    ),
     Family("vllm:prompt_tokens_total", "counter", "Prompt tokens."),
     Family("vllm:generation_tokens_total", "counter", "Tokens generated."),
     Family("vllm:request_success_total", "counter", "Requests that ended, by reason."),

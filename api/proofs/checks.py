@@ -55,7 +55,7 @@ def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False
     deployed = list(dict.fromkeys([*(worker.model for worker in live), *known]))
     if deployed and (not for_round or any(worker.is_ready for worker in live)):
         raise _mismatch(
-            f"The model {model} is not deployed here; ask for {' or '.join(deployed)}.",
+            f"The model {model} is not deployed here; request {' or '.join(deployed)}.",
             {"model": (model, deployed[0] if len(deployed) == 1 else deployed)},
         )
     raise unavailable("No worker serves a model yet; try again when one has started.")

@@ -101,7 +101,7 @@ def _read(read: Read) -> dict[str, str]:
     except Exception as error:  # a bug: the pages show it, and the next reading may work
         log.exception("the console's reading failed")
         why = type(error).__name__
-        problem = f"The API could not read the node's state ({why}); its log tells more."
+        problem = f"The API could not read the node's state ({why}); its log has the reason."
         return _texts({"problem": problem})
 
 

@@ -110,7 +110,7 @@ async def clock() -> Response:
     responses={
         200: {
             "content": {"text/plain": {}, "application/openmetrics-text": {}},
-            "description": "Prometheus' text format, or OpenMetrics if asked for.",
+            "description": "Prometheus' text format, or OpenMetrics if requested.",
         },
         **examples.REDIS_AWAY,
     },

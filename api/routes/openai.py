@@ -244,7 +244,7 @@ def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
     if not models or model in chat.workers.known_models() or _loads(chat):
         who = f"the model {model}" if model else "a model"
         return openai_error(503, f"No worker serves chat for {who} right now; try again later.")
-    message = f"The model `{model}` is not served here; ask for one of {', '.join(models)}."
+    message = f"The model `{model}` is not served here; use one of {', '.join(models)}."
     return openai_error(404, message, param="model")
 
 

@@ -212,7 +212,7 @@ DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
     409: _error(
         Refused,
         "The model is already being downloaded, or HF_HUB_OFFLINE is set.",
-        "Qwen/Qwen3-8B is being downloaded already; /api/v1/models/status tells how it goes.",
+        "Qwen/Qwen3-8B is already being downloaded; /api/v1/models/status shows the progress.",
     ),
     429: _error(
         Refused,

@@ -87,8 +87,8 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
         if is_on_node(client, model):
             return
         raise type(error)(
-            f"{error} What serves goes on. If the hosts have {model} all the same, or can fetch it"
-            " (by a token of theirs, say), end what serves first: `proofline undeploy`."
+            f"{error} The current model keeps running. If the hosts have {model}, or can download"
+            " it with their own HF_TOKEN, run `proofline undeploy` first."
         ) from None
 
 

@@ -58,8 +58,8 @@ def await_job(
             )
     except KeyboardInterrupt:
         note(
-            f"Not waiting any longer; job {request_id} goes on. Fetch its result within minutes of"
-            " its end:"
+            f"No longer waiting; job {request_id} continues. Fetch its result within minutes of its"
+            " end:"
         )
         note(f"  {how_to_resume}")
         note(f"  curl {client.base}{job_path(request_id)}")

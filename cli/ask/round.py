@@ -283,7 +283,7 @@ def watch(
             last = show(follow(client, interval_s), console)
         except KeyboardInterrupt:
             note(
-                "No longer watching; the round goes on. Stop it with: proofline round"
+                "No longer watching; the round continues. Stop it with: proofline round"
                 f" stop{_same(url)}"
             )
             return

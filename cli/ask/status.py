@@ -100,7 +100,7 @@ def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: flo
         why = f", ended ({seat['last_exit']})" if seat["last_exit"] else ""
         yield "", Text(f"{seat['name']}: {seat['state']}, {seat['model']}{why}")
     if len(away) > _MOST_WORKERS:
-        yield "", Text(f"and {len(away) - _MOST_WORKERS} more that are away")
+        yield "", Text(f"and {len(away) - _MOST_WORKERS} more that are not ready")
     for worker in sorted(workers, key=lambda one: one["state"] == "ready")[:_MOST_WORKERS]:
         name = worker.get("name") or worker["id"]
         lives = f"{max(0.0, now - worker['started_at']) / 60:.0f} min"

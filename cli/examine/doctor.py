@@ -123,7 +123,7 @@ def _settings() -> tuple[Settings, Iterable[Finding]]:
             problem(
                 "settings",
                 str(error),
-                "Correct the variable; docs/settings.md says what it may be.",
+                "Correct the variable; docs/settings.md has the valid values.",
             )
         )
         settings = Settings.model_construct()

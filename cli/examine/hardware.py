@@ -55,7 +55,7 @@ def _gpu(device: Gpu) -> Finding:
         return problem(
             about,
             f"Does not answer: {device.error_message}",
-            "nvidia-smi tells more; restart the machine.",
+            "nvidia-smi shows details; restart the machine.",
         )
     free, total = device.free_memory_mb or 0, device.total_memory_mb or 0
     text = f"{device.name}, {free / 1024:.0f} of {total / 1024:.0f} GiB free"
@@ -63,8 +63,8 @@ def _gpu(device: Gpu) -> Finding:
         return warning(
             about,
             f"{text}: something uses it.",
-            "nvidia-smi shows what; a worker of Proofline is meant to. A new one wants nearly all"
-            " of its memory.",
+            "nvidia-smi shows the process. Unless it is a worker of Proofline, end it: a worker"
+            " needs nearly all of the GPU's memory.",
         )
     return ok(about, text)
 

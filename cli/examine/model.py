@@ -121,7 +121,7 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
         finding = warning(
             "model",
             says,
-            f"hf download {name}, to have it before; HF_TOKEN where it wants a licence.",
+            f"hf download {name} downloads it before; set HF_TOKEN if the model has a licence.",
         )
     return Model(name, folder), [finding]
 

@@ -87,7 +87,7 @@ def imports(
         yield problem("torch", "Not installed.", "make setup (CPU) or make setup-gpu.")
     for name in installed:
         if name not in told:
-            says = f"Cannot be imported: {why or 'the process that tried it is gone'}."
+            says = f"Cannot be imported: {why or 'the process that tried it ended'}."
             yield problem(name, says, f"python -c 'import {name}' tells more.")
         elif "error" in told[name]:
             yield problem(name, f"Cannot be imported: {told[name]['error']}", _remedy(name, told))
@@ -142,7 +142,7 @@ def _torch(told: dict[str, Any], gpus: Sequence[object]) -> Iterator[Finding]:
     if gpus and told["cuda"] and not told["sees_gpus"]:
         yield problem(
             "torch",
-            f"{text}, sees no GPU though the driver tells of {len(gpus)}.",
+            f"{text}, sees no GPU, although the driver reports {len(gpus)}.",
             f"The driver must be new enough for CUDA {told['cuda']} (nvidia-smi shows the newest"
             " that it can); look at CUDA_VISIBLE_DEVICES too.",
         )

@@ -65,7 +65,7 @@ def server(
         except NoPermissionError as error:
             yield warning(
                 ABOUT,
-                f"This user may not ask for INFO ({error}).",
+                f"This user may not run INFO ({error}).",
                 "Look at the rest as another user.",
             )
         yield from _speed(client)

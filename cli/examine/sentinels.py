@@ -99,8 +99,8 @@ def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
     if "min_slaves_good_slaves" not in info:
         yield warning(
             _REPLICAS,
-            "min-replicas-to-write is 0: a primary that is cut off goes on taking what is"
-            " forgotten later.",
+            "min-replicas-to-write is 0: a primary without replicas accepts writes that a failover"
+            " loses.",
             "redis-cli CONFIG SET min-replicas-to-write 1, and the same in each redis.conf"
             f" ({_DOCUMENT}).",
         )

@@ -190,8 +190,8 @@ def address_for_hosts(url: str) -> str:
         )
     if "@" in parts.netloc or parts.query or parts.path not in ("", "/", "/0"):
         raise UsageError(
-            "--hosts-redis-url names scheme, host, port and database 0 alone: each host gets a user"
-            " and a password of its own, and --redis-ca has the certificate."
+            "--hosts-redis-url may have only scheme, host, port and database 0: each host gets its"
+            " own user and password, and --redis-ca has the certificate."
         )
     if _is_this_machine(parts.hostname):
         raise UsageError(

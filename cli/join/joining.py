@@ -22,7 +22,7 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
     by_hand = bool(env.get("POC_REDIS_URL"))
     if options.join is None:
         if token is not None:
-            raise UsageError("A token goes with --join, which says whose it is.")
+            raise UsageError("A token needs --join with its API's url.")
         return None if by_hand else read_access(options.join_file)
     if by_hand:
         raise UsageError("--join brings Redis' address: leave out --redis-url and POC_REDIS_URL.")

@@ -111,7 +111,7 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
     if needed > len(gpus):
         raise GpuError(
             f"{workers} worker(s) of {group_size} GPU(s) each need {needed} GPUs and there are"
-            f" {len(gpus)}; ask for at most {len(gpus) // group_size} workers, or for less tensor"
+            f" {len(gpus)}; use at most {len(gpus) // group_size} workers, or for less tensor"
             " or pipeline parallelism."
         )
     return [gpus[i * group_size : (i + 1) * group_size] for i in range(workers)]

@@ -61,7 +61,7 @@ def short_of_memory(
     if needs <= left and not is_short_of_memory(left - needs, limit):
         return None
     return (
-        f"memory is short: {n_workers} worker(s) want about {needs / GIB:.1f} GiB, and of"
+        f"memory is short: {n_workers} worker(s) need about {needs / GIB:.1f} GiB, and of"
         f" {limit / GIB:.1f} GiB {left / GIB:.1f} are left; the kernel may end an engine"
     )
 

@@ -271,8 +271,8 @@ class Follower:
             return None
         if plan.kept_since is None:
             self._announce(
-                f"{plan.options.name} was stopped while it was loading; that goes on for"
-                f" {KEPT_S:g} s, in case the same is deployed again"
+                f"{plan.options.name} was stopped while it was loading. Loading continues"
+                f" for {KEPT_S:g} s, in case the same model is deployed again"
             )
             plan = replace(plan, kept_since=now)
         assert plan.kept_since is not None

@@ -204,7 +204,7 @@ def measure(
     n_excluded = len(nonces) * sum(map(len, specs.values())) - n_found
     if n_excluded:
         note(
-            f"{n_excluded} of the distances could not be computed, for want of a finite state, and"
-            " are left out."
+            f"{n_excluded} of the distances could not be computed, because the output was not"
+            " finite, and are left out."
         )
     return distances

@@ -69,10 +69,7 @@ def calibrate(
     CalibrationError if a block hash has no distances, or there are too few for one of the rates.
     """
     if not blocks or any(len(block) == 0 for block in blocks):
-        raise CalibrationError(
-            "A block hash without a single distance says nothing; does the model give finite"
-            " states?"
-        )
+        raise CalibrationError("A block hash has no distance; is the model's output finite?")
     blocks = [np.sort(np.asarray(block, np.float64)) for block in blocks]
     together = np.sort(np.concatenate(blocks))
     targets = [_target(blocks, together, r_target_for(together, rate), rate) for rate in rates]

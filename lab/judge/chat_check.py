@@ -130,7 +130,7 @@ def check(
         with validator(engine_options, against) as (url, name):
             answer = ask(url, name, chat)
     except TokensRefusedError as refusal:
-        return Checked(invalid(chat_distance.REFUSED), f"The validator says: {refusal}", [])
+        return Checked(invalid(chat_distance.REFUSED), f"The validator answered: {refusal}", [])
     verdict = judge(chat, answer, rules)
     told = (explanation(chat, answer, verdict), truncation(chat, answer))
     return Checked(verdict, "\n".join(filter(None, told)), answer.positions)
@@ -205,8 +205,8 @@ def judge(chat: ExecutedChat, answer: Answer, rules: Rules) -> Verdict:
     """Returns the network's verdict. NoVerdictError if the validator lacks the network's fields."""
     if not chat_distance.has_ids(answer.positions):
         raise NoVerdictError(
-            "No verdict: the validator tells texts, not ids, as tokens; it does not take part in"
-            " the network's chat. Ask a node of the network, or give --model."
+            "No verdict: the validator returns texts instead of token ids, so it does not take part"
+            " in the network's chat. Ask a node of the network, or give --model."
         )
     if chat_distance.claims_too_much(chat.answer.usage.model_dump(), answer.usage.model_dump()):
         return invalid(chat_distance.CLAIMED_TOKENS)

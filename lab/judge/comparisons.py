@@ -40,9 +40,9 @@ def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Compariso
     machines = [*honest, *tampered]
     if chained := next((machine for machine in machines if machine.chains is not None), None):
         raise UsageError(
-            f"{chained.path} holds chains of points. How often they part is told of two or more"
-            " honest files; how far a cheat's lie off is known to who recomputed them: give the"
-            " answer to a validation of them, which has `per_nonce`."
+            f"{chained.path} holds chains of points. Two or more honest files show how often"
+            " chains differ. For a cheat's margins give the answer to a validation of its chains,"
+            " which has `per_nonce`."
         )
     of_margins = [machine for machine in machines if machine.margins is not None]
     if len(of_margins) not in (0, len(machines)):
@@ -82,9 +82,8 @@ def _of_artifacts(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Com
     if not tampered:
         samples[False] = [invented(honest[0], honest[1])]
         notes.append(
-            "No --tampered file: the cheat here sends vectors that it made up, which any threshold"
-            " finds. What a cheat does with a smaller or a quantized model is not told by these"
-            " files."
+            "No --tampered file: the cheat here sends invented vectors, which any threshold finds."
+            " These files do not show a cheat with a smaller or quantized model."
         )
     if all(sample.offsets[-1] == 0 for sample in samples[True]):
         notes.append(
@@ -112,10 +111,10 @@ def _of_margins(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Compa
     notes = []
     if not cheats:
         n, n_steps = max((machine.n, machine.n_steps) for machine in honest)
-        cheats = [Sample("made up", np.sort(invented_margins(n, n_steps)))]
+        cheats = [Sample("invented", np.sort(invented_margins(n, n_steps)))]
         notes.append(
-            "No --tampered file: the cheat here sends chains of points that it made up. What a"
-            " cheat does with a smaller or a quantized model is not told by these files."
+            "No --tampered file: the cheat here sends invented chains of points. These files do not"
+            " show a cheat with a smaller or quantized model."
         )
     return Comparisons(
         list(samples),
@@ -176,7 +175,7 @@ def invented(one: Machine, other: Machine) -> Sample:
         for proof in other.proofs
     ]
     return Sample(
-        "made up", np.sort(distances(one, Machine("made up", other.path, moved, None), TERMS))
+        "invented", np.sort(distances(one, Machine("invented", other.path, moved, None), TERMS))
     )
 
 

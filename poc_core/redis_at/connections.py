@@ -146,7 +146,7 @@ def states(sentinel: Redis) -> dict[str, dict[str, Any]]:
 def why(error: Exception) -> str:
     """Describes in a few words why a Sentinel did not answer."""
     if isinstance(error, AuthenticationError):
-        return "it refuses the url's sentinel_username and sentinel_password, or wants them"
+        return "it refuses the url's sentinel_username and sentinel_password, or requires them"
     return str(error).rstrip(".").rpartition(". ")[2]  # without the address, which the caller adds
 
 

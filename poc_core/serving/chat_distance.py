@@ -52,7 +52,7 @@ _NARROW_TOP_P = 0.95
 
 PASS = "pass"
 NOT_IDS = "tokens are no ids"
-TOO_FEW = "fewer entries at a position than asked for"
+TOO_FEW = "fewer entries at a position than requested"
 NOT_ITS_OWN = "a token's own number is not among its entries"
 MISSPELT = "bytes do not spell the id"
 REFUSED = "the tokens are refused"

@@ -45,4 +45,4 @@ def why_not_trusted(
         )
     if f"{model}@{revision}" in trusted:
         return None
-    return f"not trusted here; a model that needs it wants POC_TRUSTED_MODELS={model}@{revision}"
+    return f"not trusted here; a model that needs it requires POC_TRUSTED_MODELS={model}@{revision}"

@@ -158,7 +158,7 @@ class VllmEngine(Engine):
             if not (self._stepping and self.on_gpu):
                 raise
             raise EngineLostError(
-                f"{error} Decode proofs were under way: if it comes again, try it with {SWITCH}=off"
+                f"{error} Decode proofs were running: if this happens again, try {SWITCH}=off"
                 " in the environment of all its hosts."
             ) from error
         try:

@@ -211,7 +211,7 @@ def check_memory(engine: Engine, whole: bool) -> None:
     found = engine.info.max_batch_tokens
     if found < asked:
         logger.warning(
-            "micro-batches hold %d tokens: there is no memory for the %d that were asked for",
+            "micro-batches hold %d tokens: there is no memory for the requested %d",
             found,
             asked,
         )

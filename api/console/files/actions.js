@@ -1,4 +1,4 @@
-// What the page asks the node to do. Each may throw a Refusal, whose text is for people.
+// The page's requests that change the node. Each may throw a Refusal with a text for people.
 import { ask, askJson, send } from './api.js'
 
 const POW = 'api/v1/pow'
@@ -22,7 +22,7 @@ export const actions = say => ({
     say('The job is queued.')
   },
 
-  /** Has the node compute a completed job's artifacts once more, and judge them. */
+  /** Validates a completed job's artifacts by a new job. */
   async validateJob({ id, model, spec, owner }) {
     const { artifacts } = await askJson(`${POW}/generate/${id}`)
     await send(`${POW}/generate`, {
@@ -41,7 +41,7 @@ export const actions = say => ({
     await ask(`${POW}/generate/${id}`, { method: 'DELETE' })
   },
 
-  /** Shows what a link cannot lead to, as a link brings no key. */
+  /** Shows a page that needs a key, which a link cannot send. */
   async open(path) {
     const answer = await ask(path)
     const type = (answer.headers.get('content-type') ?? '').includes('json') ? 'application/json' : 'text/plain'
@@ -61,7 +61,7 @@ const owner = texts => ({
 
 const params = texts => ({
   model: texts.model,
-  seq_len: whole(texts.seq_len, 'The length of a nonce'),
+  seq_len: whole(texts.seq_len, 'seq_len'),
   k_dim: whole(texts.k_dim, 'k_dim'),
 })
 
@@ -79,9 +79,9 @@ export function nonces(text) {
     const match = /^\s*(\d{1,15})(?:\s*-\s*(\d{1,15}))?\s*$/.exec(part)
     if (!match) throw new Error('Nonces are numbers and ranges, such as 0-15, 99.')
     const [first, last] = [Number(match[1]), Number(match[2] ?? match[1])]
-    if (last < first || last - first >= MOST_NONCES) throw new Error(`A job from here has 1 to ${MOST_NONCES} nonces.`)
+    if (last < first || last - first >= MOST_NONCES) throw new Error(`A job from the console has 1 to ${MOST_NONCES} nonces.`)
     for (let nonce = first; nonce <= last; nonce++) found.add(nonce)
   }
-  if (found.size > MOST_NONCES) throw new Error(`A job from here has 1 to ${MOST_NONCES} nonces.`)
+  if (found.size > MOST_NONCES) throw new Error(`A job from the console has 1 to ${MOST_NONCES} nonces.`)
   return [...found]
 }

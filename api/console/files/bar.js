@@ -1,4 +1,4 @@
-// The bar that stays: is the node well, since when, and why not. The page's title and icon say the same.
+// The top bar: the node's health, its start and its reasons. The page's title and icon show the same.
 import { html } from './html.js'
 import { duration, moment } from './format.js'
 import { Chip } from './parts.js'
@@ -7,17 +7,17 @@ const KINDS = { ok: 'good', degraded: 'busy', down: 'bad', unknown: 'idle' }
 const ICONS = { ok: 'icon.svg', degraded: 'icon-degraded.svg', down: 'icon-down.svg', unknown: 'icon-down.svg' }
 const THEMES = ['auto', 'light', 'dark']
 
-/** What the bar says: [state, word, reason]. What cannot be asked is not well. */
+/** The bar's texts: [state, word, reason]. */
 export function verdict({ link, health, problem, refusal, now }) {
   if (link === 'refused') return ['unknown', 'a key is needed', refusal]
-  if (link === 'lost') return ['down', 'not connected', 'The API does not answer. What is shown may be old; trying again.']
+  if (link === 'lost') return ['down', 'not connected', 'The API does not answer. The page may be out of date. Reconnecting.']
   if (!health) return ['unknown', 'connecting', "Reading the node's state …"]
   if (problem) return ['down', 'down', `${health.reasons.map(reason => sentence(reason, now)).join('; ')}. ${problem}`]
   const reasons = health.reasons.map(reason => sentence(reason, now)).join('; ')
-  return [health.level, health.level === 'ok' ? 'OK' : health.level, reasons || 'All is well.']
+  return [health.level, health.level === 'ok' ? 'OK' : health.level, reasons || 'No problems.']
 }
 
-/** As a sentence of the node's health without its full stop. */
+/** A sentence of the node's health, without the full stop. */
 export const sentence = ({ what, more, since }, now) => `${what}${since === null || !now ? '' : ` for ${duration(now - since)}`}${more}`
 
 export const Bar = ({ known, act }) => {
@@ -37,7 +37,7 @@ export const Bar = ({ known, act }) => {
   </div></header>`
 }
 
-/** The tab's title and icon, for whoever looks at another page. */
+/** Sets the tab's title and icon. */
 export function tell(known) {
   const [state, word] = verdict(known)
   const model = known.deployment?.model

@@ -1,9 +1,9 @@
-// What changed, as far as somebody who does not see the page would want to be told.
+// Changes in sentences, for screen readers.
 import { plural } from './format.js'
 
 const ROUND = { GENERATING: 'A round generates.', VALIDATING: 'The round validates.', STOPPED: 'The round has stopped.' }
 
-/** Sentences, or ''. `before`: all that was known; `found`: the sections that have changed. */
+/** Sentences, or ''. `before`: the known sections; `found`: the changed ones. */
 export function changes(before, found) {
   const told = []
   if (before.link === 'lost') told.push('The node answers again.')

@@ -1,4 +1,4 @@
-// Nonces a second by worker, chat beneath, and what happened: drawn by uPlot, told in words and numbers beside it.
+// The chart by uPlot: nonces a second by worker, running chats, and events; also in words and numbers.
 import { Component, createRef } from './vendor/preact.mjs'
 import { endsTrouble } from './events.js'
 import { clock, count, rate, seconds } from './format.js'
@@ -19,7 +19,7 @@ export const Chart = ({ known, act }) => {
     ([step, name]) =>
       html`<button key=${step} aria-pressed=${String(step === known.step)} onClick=${() => act.useRange(step)}>${name}</button>`,
   )}</span>`
-  return html`<${Section} id="chart" title="Nonces per second, and chat" beside=${choose}>
+  return html`<${Section} id="chart" title="Nonces per second and chat" beside=${choose}>
     ${past ? html`<${Told} past=${past} marks=${marks} round=${known.round} theme=${known.theme} />` : html`<div class="chart-room"></div>`}
   <//>`
 }
@@ -31,16 +31,16 @@ class Told extends Component {
   render({ past, marks, round, theme }, { at }) {
     const sums = totals(past)
     const range = RANGES.find(([step]) => step === past.step_s)[1]
-    const words = `Nonces per second, the last ${range}: now ${rate(sums.at(-1))}, mean ${rate(mean(sums))}, most ${rate(Math.max(...sums))}.`
+    const words = `Nonces per second, the last ${range}: now ${rate(sums.at(-1))}, mean ${rate(mean(sums))}, maximum ${rate(Math.max(...sums))}.`
     const low = fall(past, marks, round)
     const place = at === null || at >= sums.length ? sums.length - 1 : at
     return html`<figure class="past">
       <figcaption>${words}</figcaption>
-      <p class="fall">${low ? html`<strong>Fewer since ${clock(low.from)}</strong>: ${rate(low.now)} instead of ${rate(low.before)}: ${low.why}` : ''}</p>
+      <p class="fall">${low ? html`<strong>Slower since ${clock(low.from)}</strong>: ${rate(low.now)} instead of ${rate(low.before)}: ${low.why}` : ''}</p>
       <${Plots} past=${past} marks=${marks} theme=${theme} words=${words} tell=${this.tell} />
       <${Readout} past=${past} sums=${sums} place=${place} marks=${marks} />
       <details>
-        <summary>In numbers</summary>
+        <summary>Numbers</summary>
         <${Numbers} past=${past} sums=${sums} />
       </details>
     </figure>`
@@ -72,7 +72,7 @@ const Numbers = ({ past, sums }) => {
     rows.push([ends[first] - past.step_s, mean(sums.slice(first, i)), mean(past.active.slice(first, i))])
   }
   return html`<table>
-    <thead><tr><th scope="col">From</th><th scope="col">Nonces per second</th><th scope="col">Chats under way</th></tr></thead>
+    <thead><tr><th scope="col">From</th><th scope="col">Nonces per second</th><th scope="col">Running chats</th></tr></thead>
     <tbody>${rows.map(([at, nonces, chats]) => html`<tr key=${at}><td>${clock(at)}</td><td>${rate(nonces)}</td><td>${rate(chats)}</td></tr>`)}</tbody>
   </table>`
 }
@@ -186,13 +186,13 @@ class Plots extends Component {
   render({ words }) {
     return html`<div role="img" aria-label="Chart. ${words}">
       <div class="plot-nonces" ref=${this.nonces}></div>
-      <p class="axis">Chat requests under way</p>
+      <p class="axis">Running chat requests</p>
       <div class="plot-chat" ref=${this.chat}></div>
     </div>
-    <p class="legend"><span class="mark-worker">worker ended or is back</span> <span class="mark-deployment">deployment</span> <span class="mark-round">round</span></p>`
+    <p class="legend"><span class="mark-worker">worker ended or returned</span> <span class="mark-deployment">deployment</span> <span class="mark-round">round</span></p>`
   }
 }
 
 const names = past => Object.keys(past.workers).join()
-/** Neighbours differ enough to be told apart, whatever the ground's colour. */
+/** Colours whose neighbours differ on any background. */
 const shade = (i, n) => `hsl(${205 + 50 * (n > 1 ? i / (n - 1) : 0)} 55% ${i % 2 ? 52 : 64}%)`

@@ -1,4 +1,4 @@
-// What is wrong, what the node shall run, and how far each host is with it.
+// The node's problems, its deployment, and each host's progress.
 import { sentence } from './bar.js'
 import { count, duration, moment, plural } from './format.js'
 import { html } from './html.js'
@@ -12,9 +12,9 @@ export const Deployment = ({ known: { deployment, node, figures } }) => html`<${
   ${deployment.error && html`<p class="problem">${deployment.error}</p>`}
   <${Facts} of=${[
     ['Model', deployment.model ?? 'none'],
-    ['Asked for', deployment.asked_at ? `${moment(deployment.asked_at)}, by ${deployment.by === 'start' ? 'a start with --model' : 'a request'}` : null],
+    ['Requested', deployment.asked_at ? `${moment(deployment.asked_at)}, by ${deployment.by === 'start' ? 'a start with --model' : 'a request'}` : null],
     ['Chat policy', node.chat_policy],
-    ['Nonces of jobs and rounds so far', count(figures.total_processed)],
+    ['Nonces computed', count(figures.total_processed)],
     ['Version', node.version],
   ]} />
   ${deployment.hosts.length > 0 && html`<${Table} name="Hosts" columns=${['Host', 'State', 'Model', 'Workers', 'vLLM', 'Error']} rows=${deployment.hosts.map((host, i) => [i, [
@@ -27,14 +27,14 @@ export const Deployment = ({ known: { deployment, node, figures } }) => html`<${
   ]])} />`}
 <//>`
 
-/** All that is wrong, whole: the bar has room for two lines. */
+/** All problems; the bar has room for two lines. */
 export const Trouble = ({ known: { health, silent, round, now } }) => {
   if (!health.reasons.length) return null
   const { failures, last_error: error } = round?.outbox ?? { failures: 0 }
   return html`<${Section} id="trouble" title="What is wrong">
     <ul>
       ${health.reasons.map(reason => html`<li key=${reason.what}>${sentence(reason, now)}</li>`)}
-      ${failures > 0 && html`<li>The receiver of the round did not take ${plural(failures, 'payload')} in a row: ${error}</li>`}
+      ${failures > 0 && html`<li>The round's receiver refused ${plural(failures, 'payload')} in a row: ${error}</li>`}
       ${silent.map(({ receiver, next_try_at: at }) => html`<li key=${receiver}><code>${receiver}</code> is tried again ${at > now ? `in ${duration(at - now)}` : 'now'}</li>`)}
     </ul>
   <//>`

@@ -1,4 +1,4 @@
-// What the page asks before it goes on: keys, rounds, jobs, an address.
+// Dialogs: keys, rounds, jobs, Grafana's address.
 import { grafana } from './links.js'
 import { html } from './html.js'
 import { Dialog, Form } from './parts.js'
@@ -14,15 +14,15 @@ const KeyDialog = ({ known, act, close }) => {
     event.preventDefault()
     act.useKey(new FormData(event.target).get('key').trim())
   }
-  return html`<${Dialog} title="This node asks for a key" close=${close}>
-    <p>${known.hasKey ? known.refusal : 'Its operator makes one with proofline key new. A read-only key is enough to look.'}</p>
+  return html`<${Dialog} title="This node requires a key" close=${close}>
+    <p>${known.hasKey ? known.refusal : 'Make a key with proofline key new NAME --role read-only. The role proofs can also start and stop rounds.'}</p>
     <form onSubmit=${use}>
       <div class="field">
         <label for="key">API key</label>
         <input id="key" name="key" type="password" required autocomplete="off" />
-        <small>Kept in this tab until it is closed.</small>
+        <small>The key is kept until this tab is closed.</small>
       </div>
-      <p class="buttons"><button class="main">Use it</button><button type="button" onClick=${close}>Not now</button></p>
+      <p class="buttons"><button class="main">Use key</button><button type="button" onClick=${close}>Not now</button></p>
     </form>
   <//>`
 }
@@ -40,11 +40,11 @@ const StopDialog = ({ known, act, close }) => {
   }
   const queued = known.figures.jobs.queued
   return html`<${Dialog} title="Stop the round?" close=${close}>
-    <p>It cannot be started again. What it has computed is still delivered.${' '}
-      ${queued ? `The ${queued} queued jobs are cancelled too, but for those whose clients wait.` : ''}</p>
+    <p>A stopped round cannot continue. Its artifacts are still delivered.${' '}
+      ${queued ? `The ${queued} queued jobs are cancelled too, except those whose clients wait.` : ''}</p>
     <p class="buttons">
       <button class="danger" onClick=${stop}>Stop the round</button>
-      <button onClick=${close}>Let it run</button>
+      <button onClick=${close}>Keep it running</button>
     </p>
   <//>`
 }
@@ -53,9 +53,9 @@ const RoundDialog = ({ known, act, close }) => html`<${Dialog} title="Start a ro
   <${Form} id="start" verb="Start the round" submit=${act.startRound} done=${close} fields=${[
     ...common(known.node, 256),
     ['block_height', 'Block height', 'number', '1'],
-    ['node_id', 'Node id', 'number', '0', 'from 0'],
-    ['node_count', 'Of how many nodes', 'number', '1'],
-    ['url', 'Receiver', 'url', '', 'empty: nothing is sent'],
+    ['node_id', 'Node id', 'number', '0', 'from 0 to the number of nodes - 1'],
+    ['node_count', 'Number of nodes', 'number', '1'],
+    ['url', 'Receiver', 'url', '', 'empty: no callbacks'],
   ]} />
 <//>`
 
@@ -72,13 +72,13 @@ const common = ({ models }, usual) => {
     ['model', 'Model', Object.keys(models)],
     ['block_hash', 'Block hash', 'text', 'console'],
     ['public_key', 'Public key', 'text', 'console'],
-    ['seq_len', 'Length of a nonce', 'number', String(Math.min(usual, longest)), `at most ${longest}`],
+    ['seq_len', 'seq_len', 'number', String(Math.min(usual, longest)), `at most ${longest}`],
     ['k_dim', 'k_dim', 'number', '12'],
   ]
 }
 
-const GrafanaDialog = ({ act, close }) => html`<${Dialog} title="Where Grafana is" close=${close}>
-  <${Form} id="grafana" verb="Keep it" submit=${({ url }) => act.useGrafana(url)} done=${close} fields=${[
+const GrafanaDialog = ({ act, close }) => html`<${Dialog} title="Grafana's address" close=${close}>
+  <${Form} id="grafana" verb="Save" submit=${({ url }) => act.useGrafana(url)} done=${close} fields=${[
     ['url', 'Address', 'url', grafana() ?? '', 'https://grafana.example.org; kept in this browser; empty: no link'],
   ]} />
 <//>`

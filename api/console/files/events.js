@@ -1,4 +1,4 @@
-// What happened, the newest first; filtered by kind.
+// Events, the newest first, filtered by kind.
 import { moment } from './format.js'
 import { html } from './html.js'
 import { Chip, Choice, Section, Table } from './parts.js'
@@ -18,17 +18,17 @@ export const Events = ({ known: { log, shownEvents: shown }, act }) => {
       ? html`<${Table} name="Events" columns=${['When', 'Kind', 'What happened']} rows=${rows.map(one => [`${one.at} ${one.text}`, [
           moment(one.at), html`<${Chip} kind=${endsTrouble(one) ? 'good' : KINDS[one.kind]}>${one.kind}<//>`, html`<${Told} one=${one} />`,
         ]])} />`
-      : html`<p>Nothing of the kind has happened, or it is long ago.</p>`}
+      : html`<p>There are no such events.</p>`}
     ${rows.length < listed.length && html`<button onClick=${() => set({ n: shown.n + 4 * STEP })}>Show more of ${listed.length}</button>`}
   <//>`
 }
 
 const Told = ({ one: { text, about } }) => (/^[0-9a-f]{32}$/.test(about) ? html`${text} <a href=${toWork(about)}>Its page</a>` : text)
 
-/** Whether an event of a kind that tells of troubles tells of the end of one. */
+/** True if the event is the end of a problem. */
 export const endsTrouble = ({ kind, text }) => KINDS[kind] === 'bad' && OVER.test(text)
 
-/** `log` with what is new of `found`, both the newest first. */
+/** `log` with the new events of `found`, both the newest first. */
 export function merged(log, found) {
   const known = new Set(log.map(key))
   const fresh = found.filter(one => !known.has(key(one)))

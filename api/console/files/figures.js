@@ -1,4 +1,4 @@
-// One row of figures, always: is it earning, is chat fine.
+// The row of figures.
 import { count, plural, rate, seconds } from './format.js'
 import { html } from './html.js'
 

@@ -1,4 +1,4 @@
-// How far apart two nodes' vectors are, against the threshold.
+// A histogram of the distances of two nodes' vectors, with the threshold.
 import { count } from './format.js'
 import { html } from './html.js'
 

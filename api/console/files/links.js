@@ -1,14 +1,14 @@
-// Where else to look. With a key, links cannot lead there, as they bring none: the page fetches and shows the text.
+// Links to other pages. A link cannot send a key, so with a key the page fetches and shows the text.
 import { html } from './html.js'
 
 const GRAFANA = 'proofline-grafana'
 
-/** The address that somebody gave in this browser; null: none. */
+/** Grafana's address in this browser, or null. */
 export const grafana = () => localStorage.getItem(GRAFANA)
 
 export function keepGrafana(url) {
   if (!url) return localStorage.removeItem(GRAFANA)
-  if (!/^https?:\/\//.test(url)) throw new Error('An address begins with http:// or https://.')
+  if (!/^https?:\/\//.test(url)) throw new Error('The address must begin with http:// or https://.')
   localStorage.setItem(GRAFANA, url)
 }
 
@@ -19,8 +19,8 @@ export const Links = ({ known, act }) => {
     <nav aria-label="Elsewhere">
       <ul>
         ${known.grafana && html`<li><a href=${known.grafana} rel="noreferrer">Grafana</a></li>`}
-        <li><button class="link" onClick=${() => act.change({ dialog: 'grafana' })}>${known.grafana ? 'Another address of Grafana …' : 'Link to Grafana …'}</button></li>
-        <li><a href=${flower} rel="noreferrer">Flower</a> <small>where proofline flower runs</small></li>
+        <li><button class="link" onClick=${() => act.change({ dialog: 'grafana' })}>${known.grafana ? 'Change the link to Grafana …' : 'Link to Grafana …'}</button></li>
+        <li><a href=${flower} rel="noreferrer">Flower</a> <small>if proofline flower runs</small></li>
         ${known.hasKey
           ? html`<li><button onClick=${open('metrics')}>Metrics</button></li>
               <li><button onClick=${open('openapi.json')}>API reference (OpenAPI)</button></li>`

@@ -1,4 +1,4 @@
-// Holds what is known of the node, and draws the page anew with each change.
+// Holds the known state of the node, and draws the page after each change.
 import { render } from './vendor/preact.mjs'
 import { actions } from './actions.js'
 import { App } from './app.js'
@@ -39,7 +39,7 @@ function change(what) {
   render(html`<${App} known=${known} act=${act} />`, place)
 }
 
-/** For screen readers: what happened, in a sentence. */
+/** Announces a sentence to screen readers. */
 function say(text) {
   document.getElementById('said').textContent = text
 }
@@ -63,7 +63,7 @@ async function readLog() {
   }
 }
 
-/** What the stream tells of is asked for: events, and the range where steps of it were missed. */
+/** Fetches new events, and the range again if steps of it are missing. */
 function ask(found) {
   if ('events' in found) readLog()
   const told = found[`steps${known.step}`]
@@ -82,7 +82,7 @@ function listen() {
       if (told) say(told)
     },
     lost() {
-      if (known.link === 'live') say('The connection to the node is lost. Trying again.')
+      if (known.link === 'live') say('The connection to the node is lost. Reconnecting.')
       change({ link: 'lost' })
     },
     refused(error) {

@@ -1,8 +1,8 @@
-// What several sections are made of.
+// Parts that several sections use.
 import { Component, createRef } from './vendor/preact.mjs'
 import { html } from './html.js'
 
-/** A state in a word, and by a sign beside it, as colour alone tells nothing to some. */
+/** A state as a word with a sign, because some readers do not see colours. */
 const SIGNS = { good: '●', busy: '◐', bad: '▲', idle: '○' }
 export const Chip = ({ kind, children }) =>
   html`<span class="chip ${kind}"><span aria-hidden="true">${SIGNS[kind]} </span>${children}</span>`
@@ -26,7 +26,7 @@ export const Table = ({ name, columns, rows }) => html`<table class="rows" aria-
   )}</tr>`)}</tbody>
 </table>`
 
-/** What is chosen of a list. `choices`: [value, name]. */
+/** A choice from a list. `choices`: [value, name]. */
 export const Choice = ({ label, value, choices, choose }) => html`<label class="filter">${label}
   <select value=${value} onChange=${event => choose(event.target.value)}>
     ${choices.map(([one, name]) => html`<option key=${one} value=${one} selected=${one === value}>${name}</option>`)}
@@ -75,7 +75,7 @@ const Field = ({ form, field: [name, label, kind, value, hint] }) => {
   </div>`
 }
 
-/** A question before everything else; the browser keeps the focus in it and gives it back. */
+/** A modal dialog; the browser keeps the focus in it and restores it. */
 export class Dialog extends Component {
   element = createRef()
   closed = () => {

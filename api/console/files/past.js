@@ -1,4 +1,4 @@
-// The node's history as the page holds it: one range at a time, whose steps over are told as they end.
+// The node's history: one range at a time, to which completed steps are added.
 export const RANGES = [[5, '15 min'], [20, '1 h'], [120, '6 h'], [480, '24 h']]
 const SHOWN = 180
 const COLUMNS = ['chats', 'failed', 'active', 'first_token']
@@ -37,7 +37,7 @@ export const totals = past =>
 const OF_ANY_FALL = 0.7
 const LOOKED_AT = 12
 
-/** A sentence on why fewer nonces come than before, or ''. `marks`: events, the newest first. */
+/** Explains a drop of the rate, or ''. `marks`: events, the newest first. */
 export function fall(past, marks, round) {
   const sums = totals(past)
   const now = mean(sums.slice(-2))
@@ -53,7 +53,7 @@ export function fall(past, marks, round) {
     chats >= 0.2 && `chat had the engine: ${chats.toFixed(1)} requests under way in the mean`,
     round?.outbox.full && 'the round waits for its receiver',
   ].filter(Boolean)
-  return { from, before, now, why: why.join('; ') || 'neither chat nor an event explains it' }
+  return { from, before, now, why: why.join('; ') || 'no chat or event explains it' }
 }
 
 export const mean = values => (values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : 0)

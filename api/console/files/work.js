@@ -9,7 +9,7 @@ export const KINDS = {
   queued: 'idle', running: 'busy', completed: 'good', failed: 'bad', cancelled: 'idle',
   idle: 'idle', generating: 'good', validating: 'busy', stopped: 'idle',
 }
-const COLUMNS = ['Job or round', 'Kind', 'State', 'Nonces', 'Created', 'Took', 'Found', 'Do']
+const COLUMNS = ['Job or round', 'Kind', 'State', 'Nonces', 'Created', 'Duration', 'Verdict', 'Actions']
 const WHAT = [['', 'all kinds'], ['generate', 'generate'], ['validate', 'validate'], ['round', 'rounds']]
 const HOW = [['', 'all states'], ['active', 'not ended'], ['failed', 'failed'], ['fraud', 'fraud']]
 const FEW = 12
@@ -30,7 +30,7 @@ export const Work = ({ known, act }) => {
     ${known.jobProblem && html`<p role="alert" class="problem">${known.jobProblem}</p>`}
     ${rows.length
       ? html`<${Table} name="Jobs and rounds" columns=${COLUMNS} rows=${rows.map(one => [one.id, cells(one, known.now, act)])} />`
-      : html`<p>${work.length ? 'None is like that.' : 'No jobs and no rounds. What has ended is kept for a time.'}</p>`}
+      : html`<p>${work.length ? 'No job or round matches the filters.' : 'There are no jobs or rounds. Ended ones are kept for a limited time.'}</p>`}
     ${rows.length < listed.length && html`<button onClick=${() => set({ all: true })}>Show all ${listed.length}</button>`}
   <//>`
 }

@@ -1,4 +1,4 @@
-// The page of one job or round: all there is of it, asked for anew while it runs.
+// The page of one job or round, fetched again while it runs.
 import { Component } from './vendor/preact.mjs'
 import { askJson } from './api.js'
 import { count, duration, moment, size } from './format.js'
@@ -45,7 +45,7 @@ const Found = ({ one, now, act }) => {
       ${one.waiting_for && html`<p>It waits for ${one.waiting_for}.</p>`}
       <${Facts} of=${[
         ['Nonces', one.n_total ? `${count(one.n_done)} of ${count(one.n_total)}, in ${count(one.n_batches)} batches` : `${count(one.n_done)} computed, ${count(one.n_reported)} reported`],
-        ['Without a finite state', one.n_excluded ? count(one.n_excluded) : null],
+        ['Without a finite output', one.n_excluded ? count(one.n_excluded) : null],
         ['Created', moment(one.created_at)],
         ['Started', one.started_at ? moment(one.started_at) : 'not yet'],
         ['Ended', one.finished_at ? moment(one.finished_at) : 'not yet'],
@@ -54,18 +54,18 @@ const Found = ({ one, now, act }) => {
       <${Do} one=${one} act=${act} />
     <//>
     ${one.verdict && html`<${Judged} found=${one.verdict} />`}
-    <${Section} id="spec" title="What is computed">
+    <${Section} id="spec" title="Inputs">
       <${Facts} of=${one.spec ? specOf(one) : Object.entries(flat(one.config)).filter(([name]) => !/url$/.test(name))} />
     <//>
-    <${Section} id="shares" title="By whom">
+    <${Section} id="shares" title="Workers">
       ${Object.keys(one.workers).length
         ? html`<${Table} name="Nonces by worker" columns=${['Worker', 'Nonces', 'Share']} rows=${Object.entries(one.workers).map(([name, n]) => [name, [
             name, count(n), html`<progress max=${Math.max(1, one.n_done)} value=${n} aria-label="Share of ${name}"></progress>`,
           ]])} />`
-        : html`<p>No worker has computed any of it yet.</p>`}
+        : html`<p>No worker has computed a nonce yet.</p>`}
     <//>
     <${Section} id="deliveries" title="Delivery">
-      ${one.delivery ? html`<${Delivery} url=${one.url} of=${one.delivery} now=${now} status=${one.status} />` : html`<p>It has no receiver: whoever wants the result asks for it.</p>`}
+      ${one.delivery ? html`<${Delivery} url=${one.url} of=${one.delivery} now=${now} status=${one.status} />` : html`<p>There is no receiver; clients fetch the result.</p>`}
     <//>`
 }
 
@@ -74,7 +74,7 @@ const specOf = ({ model, spec, owner }) => [
   ['Scheme', spec.scheme],
   ['Block', `${spec.block_hash} (height ${owner.block_height})`],
   ['Public key', spec.public_key],
-  ['Length of a nonce', spec.seq_len],
+  ['seq_len', spec.seq_len],
   ['Node', `${owner.node_id} of ${owner.node_count}`],
   ...Object.entries(spec.options).map(([name, value]) => [name, String(value)]),
 ]
@@ -88,9 +88,9 @@ const flat = (config, before = '') =>
 const Judged = ({ found }) => html`<${Section} id="verdict" title="Verdict" beside=${html`<span><${Verdict} found=${found} /></span>`}>
   ${found.likely_cause && html`<p>Likely cause: ${found.likely_cause}</p>`}
   <${Facts} of=${[
-    ['As likely by chance', (found.p_value ?? found.probability_honest)?.toExponential(2)],
-    ['Fraud below', found.fraud_threshold],
-    ['Not computable here', found.n_excluded ? count(found.n_excluded) : null],
+    ['p-value', (found.p_value ?? found.probability_honest)?.toExponential(2)],
+    ['fraud_threshold', found.fraud_threshold],
+    ['Not computed by this node', found.n_excluded ? count(found.n_excluded) : null],
     ['Distances', found.distances && `${found.distances.min.toFixed(4)} to ${found.distances.max.toFixed(4)}, median ${found.distances.median.toFixed(4)}`],
     ['Threshold', found.dist_threshold],
   ]} />
@@ -98,12 +98,12 @@ const Judged = ({ found }) => html`<${Section} id="verdict" title="Verdict" besi
 <//>`
 
 const Delivery = ({ url, of, now, status }) => html`
-  ${of.last_error && of.failures > 0 && html`<p class="problem">The receiver did not take the last payload: ${of.last_error}</p>`}
+  ${of.last_error && of.failures > 0 && html`<p class="problem">The receiver refused the last payload: ${of.last_error}</p>`}
   <${Facts} of=${[
     ['Receiver', url],
     ['Delivered', of.delivered ? count(of.delivered) : 'nothing yet'],
     ['Waiting', of.waiting ? `${count(of.waiting)} (${size(of.waiting_bytes)})` : status === 'completed' || status === 'stopped' ? 'nothing' : 'nothing now'],
-    ['Given up', of.dropped ? count(of.dropped) : null],
-    ['Tries in a row that failed', of.failures ? count(of.failures) : null],
+    ['Dropped', of.dropped ? count(of.dropped) : null],
+    ['Failed tries in a row', of.failures ? count(of.failures) : null],
     ['Next try', of.next_try_at ? (of.next_try_at > now ? `in ${duration(of.next_try_at - now)}` : 'now') : null],
   ]} />`

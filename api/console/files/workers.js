@@ -1,4 +1,4 @@
-// The workers, a row each, and a drawer with what one of them says.
+// The workers, a row each, and a drawer with one worker's details.
 import { Component } from './vendor/preact.mjs'
 import { askJson } from './api.js'
 import { count, duration, moment, rate } from './format.js'
@@ -7,8 +7,8 @@ import { Chip, Dialog, Facts, Section, Table } from './parts.js'
 import { median } from './past.js'
 
 const KINDS = { ready: 'good', starting: 'busy', draining: 'busy', hung: 'bad', silent: 'bad', ended: 'bad', 'given up': 'bad' }
-const COLUMNS = ['Worker', 'State', 'GPU', 'Use', 'Memory', 'Temp.', 'Nonces/s', 'To median', 'Restarts', 'Last exit']
-// From the median, below which a worker is told to be slow.
+const COLUMNS = ['Worker', 'State', 'GPU', 'Use', 'Memory', 'Temp.', 'Nonces/s', 'vs. median', 'Restarts', 'Last exit']
+// Ratio to the median below which a worker is shown as slow.
 const SLOW = -0.15
 const LOOK_MS = 2000
 
@@ -18,7 +18,7 @@ export const Workers = ({ known, act }) => {
   return html`<${Section} id="workers" title="Workers" beside=${html`<span id="n-ready">${figures.ready} of ${figures.workers} ready</span>`}>
     ${workers.length
       ? html`<${Table} name="Workers" columns=${COLUMNS} rows=${workers.map(worker => [worker.name, cells(worker, known, middle, act)])} />`
-      : html`<p>No worker is here: proofline up or proofline workers starts some.</p>`}
+      : html`<p>There are no workers. Start some with proofline up or proofline workers.</p>`}
     ${known.drawer && html`<${Drawer} key=${known.drawer} name=${known.drawer} known=${known} close=${() => act.change({ drawer: null })} />`}
   <//>`
 }
@@ -86,10 +86,10 @@ class Drawer extends Component {
     const worker = known.workers.find(one => one.name === name)
     return html`<${Dialog} title=${name} kind="drawer" close=${close}>
       <p class="buttons"><button onClick=${close}>Close</button></p>
-      ${worker ? html`<${About} worker=${worker} stats=${found?.stats ?? {}} now=${known.now} />` : html`<p>This worker is gone.</p>`}
+      ${worker ? html`<${About} worker=${worker} stats=${found?.stats ?? {}} now=${known.now} />` : html`<p>This worker has ended.</p>`}
       ${problem && html`<p role="alert" class="problem">${problem}</p>`}
-      <h3>Last lines of its log</h3>
-      <pre tabindex="0" role="region" aria-label="Log of ${name}">${found ? found.lines.join('\n') || 'Nobody tells its log: it has no supervisor, or has written nothing.' : '…'}</pre>
+      <h3>Last log lines</h3>
+      <pre tabindex="0" role="region" aria-label="Log of ${name}">${found ? found.lines.join('\n') || 'No log: the worker has no supervisor, or has written nothing.' : '…'}</pre>
     <//>`
   }
 }
@@ -105,9 +105,9 @@ const About = ({ worker, stats, now }) => {
     ['Model', info && `${worker.model} (${worker.engine}, ${info.dtype})`],
     ['Micro-batch', info && `${count(info.max_batch_tokens)} tokens; a nonce has ${count(info.max_seq_len)} at most`],
     ['Chat', stats.chat_total === undefined ? null : `${count(stats.chat_active)} now, ${count(stats.chat_total)} in all, ${count(stats.chat_refused)} refused`],
-    ['Chats validated', stats.validations_pass === undefined ? null : `${count(stats.validations_pass)} in one forward, ${count(stats.validations_steps)} by steps`],
-    ['Waits for chat', stats.skips === undefined ? null : count(stats.skips)],
-    ['Proofs had the engine', stats.proof_busy_s === undefined ? null : duration(stats.proof_busy_s)],
+    ['Chats validated', stats.validations_pass === undefined ? null : `${count(stats.validations_pass)} in one pass, ${count(stats.validations_steps)} by steps`],
+    ['Waited for chat', stats.skips === undefined ? null : count(stats.skips)],
+    ['Engine time of proofs', stats.proof_busy_s === undefined ? null : duration(stats.proof_busy_s)],
     ['Process', worker.pid && `${worker.pid}; this start is ${worker.id}`],
   ]} />`
 }

@@ -71,7 +71,7 @@ def test_a_token_outside_the_vocabulary_is_the_executors_fault(
     content(answer)[3].update(foreign)
     content(answer)[3]["top_logprobs"][0].update(foreign)
     assert run_here("chat-check", written(tmp_path, answer), "--against", url_of(server)) == 3
-    assert "The validator says: " in capfd.readouterr().out
+    assert "The validator answered: " in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -292,7 +292,7 @@ def test_a_tiny_model_of_each_family_starts_with_these_words(
 
 REFUSED = {
     "deepseekv4flash0731-H200-node1": "it has no kernels for this family's numbers of 8 bits there",
-    "glm53flash-H200-node1": "this family's kernels want Triton",
+    "glm53flash-H200-node1": "this family's kernels need Triton",
 }
 
 

@@ -108,7 +108,7 @@ def test_a_mistake_of_ours_is_500_without_details(
     answer = client.get("/api/v1/pow/generate/" + "0" * 32)
     assert (answer.status_code, answer.json()) == (
         500,
-        {"detail": "The node made a mistake; its log tells more."},
+        {"detail": "The node failed; its log has the reason."},
     )
 
 

@@ -85,7 +85,7 @@ def test_the_same_trouble_is_logged_once_a_minute(
         work.once()
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        f"housework failed and goes on: TypeError('{what}')" for what in ("one", "other")
+        f"housework failed and is repeated: TypeError('{what}')" for what in ("one", "other")
     ]
     monkeypatch.setattr(periodic, "SAID_AGAIN_S", 0.0)
     work.once()

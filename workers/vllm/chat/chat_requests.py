@@ -73,4 +73,4 @@ def _as_refused(error: Exception) -> Refused:
     """Converts an exception to the status that vLLM's server uses outside of streams."""
     if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
         return BadRequest(str(error), getattr(error, "parameter", None))
-    return Failed("The worker could not compute this request; its log tells more.")
+    return Failed("The worker could not compute this request; its log has the reason.")

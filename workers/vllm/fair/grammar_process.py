@@ -19,7 +19,7 @@ from typing import Any
 
 # Bytes of memory that a grammar may take.
 _MEMORY = 1 << 30
-_TOO_MUCH = "takes too much memory to compile; ask for a simpler one"
+_TOO_MUCH = "takes too much memory to compile; use a simpler one"
 _DEAD_END = (
     "allows no token where an answer by it begins; a schema that refers to itself without an end"
     " allows none"

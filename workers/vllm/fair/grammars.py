@@ -160,7 +160,7 @@ class Grammars:
             _tell(trial, wrong)
         elif took_s > self._longest_s:
             longest = f"takes longer to compile than {self._longest_s:g} s"
-            _tell(trial, f"{longest}; ask for a simpler one")
+            _tell(trial, f"{longest}; use a simpler one")
         elif not trial.answer.done():
             self._waiting.append(trial)  # starts again at its next turn
 

@@ -129,7 +129,7 @@ class StepGraphs:
             return
         self.why_not = f"{type(error).__name__}: {error}"
         self._steps.clear()
-        logger.warning("steps of decode proofs go on without CUDA graphs: %s", self.why_not)
+        logger.warning("decode proofs continue without CUDA graphs: %s", self.why_not)
 
     def _may_record(self, key: _Key) -> bool:
         """Returns whether a shape may use one of the remaining graphs."""

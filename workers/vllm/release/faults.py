@@ -14,8 +14,8 @@ _HOPPER = 9
 _CPU_RELEASE = "0.32."
 _NOT_ON_CPUS = {
     "deepseek_v4": "it has no kernels for this family's numbers of 8 bits there",
-    "glm5_next": "this family's kernels want Triton",
-    "kimi_linear": "this family's kernels want Triton and CUTLASS",
+    "glm5_next": "this family's kernels need Triton",
+    "kimi_linear": "this family's kernels need Triton and CUTLASS",
 }
 
 # Error texts of vLLM or transformers for an unknown model class.

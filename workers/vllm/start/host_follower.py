@@ -53,7 +53,7 @@ def run_follower(options: EngineOptions) -> None:
 
     def lost(why: str) -> None:
         if not leaving.is_set():
-            logger.warning("The head is gone: %s. This host waits for it again.", why)
+            logger.warning("The head ended: %s. This host waits for it again.", why)
         os._exit(0 if leaving.is_set() else host_link.HOST_LOST_STATUS)
 
     connection.keep(hear, lost)

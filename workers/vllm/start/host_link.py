@@ -83,7 +83,7 @@ class Connection:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise ConnectionError("it says what no host of an engine does")
+            raise ConnectionError("it sent something that no host of an engine sends")
         return found
 
     def beat(self) -> None:
@@ -187,7 +187,7 @@ class Head:
     def _why_not(self, hello: Message) -> str | None:
         rank, plan = hello.get("rank"), hello.get("plan")
         if not isinstance(rank, int) or not isinstance(plan, dict):
-            raise ConnectionError("it says neither its rank nor what it is to run")
+            raise ConnectionError("it sent neither its rank nor its command")
         if not 0 < rank < self._span.n_hosts:
             return f"the ranks of followers are 1 to {self._span.n_hosts - 1}, not {rank}"
         if rank in self._followers:

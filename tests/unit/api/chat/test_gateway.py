@@ -736,7 +736,7 @@ class TestChoice:
         answer = api.post(CHAT, json=body("nope"))
         assert answer.status_code == 404
         error = answer.json()["error"]
-        assert error["message"] == "The model `nope` is not served here; ask for one of tiny-qwen3."
+        assert error["message"] == "The model `nope` is not served here; use one of tiny-qwen3."
         assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
 
     def test_worker_that_has_just_come_is_found_at_once(

@@ -363,7 +363,7 @@ def replaced(
 def test_a_round_goes_on_while_its_only_worker_is_being_replaced() -> None:
     ended = place(0, since=NOW - 5, **ENDED)
     assert replaced(ended) == (
-        "The round goes on when a worker is ready again: h1/gpu0 ended (killed by SIGKILL) and is"
+        "The round continues when a worker is ready again: h1/gpu0 ended (killed by SIGKILL) and is"
         " started again."
     )
     loads = place(0, since=NOW - REPLACED_S, is_ready=False, last_exit="exit code 70")

@@ -168,7 +168,7 @@ def test_a_name_that_the_hub_does_not_know_ends_nothing(serving: Serving, model:
     found = CliRunner().invoke(app, ["deploy", model])
     said = str(found.exception) + found.output
     assert f"There is no model '{model}'" in said
-    assert "What serves goes on." in said
+    assert "The current model keeps running." in said
     assert (found.exit_code, serving.asked) == (2, [f"deploy {model}"])
 
 
@@ -188,7 +188,7 @@ def test_a_name_that_nobody_knows_ends_nothing_without_a_hub(serving: Serving, m
     said = str(found.exception) + found.output
     assert "is not on this machine, and the Hugging Face hub cannot be reached" in said
     assert "copy the model into HF_HOME" in said
-    assert "What serves goes on." in said
+    assert "The current model keeps running." in said
     assert "`proofline undeploy`" in said
     assert (found.exit_code, serving.asked) == (1, [f"deploy {model}"])
 

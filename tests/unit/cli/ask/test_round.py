@@ -538,7 +538,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_round(
     monkeypatch.setattr(round_module.time, "sleep", interrupt)
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 0
-    assert "the round goes on" in answer.stderr
+    assert "the round continues" in answer.stderr
     assert api.posted == []
 
 

@@ -116,7 +116,7 @@ def test_where_a_token_comes_from(tmp_path: Path, token: Token) -> None:
 def test_what_does_not_go_together(tmp_path: Path, asked: Asked, token: Token) -> None:
     with pytest.raises(UsageError, match="leave out --redis-url"):
         access_of(options(tmp_path, token=token.text), {"POC_REDIS_URL": "redis://x"})
-    with pytest.raises(UsageError, match="goes with --join"):
+    with pytest.raises(UsageError, match="needs --join"):
         access_of(options(tmp_path, join=None, token=token.text), {})
     with pytest.raises(UsageError, match="needs a token"):
         access_of(options(tmp_path), {})

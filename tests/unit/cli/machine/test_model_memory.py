@@ -97,4 +97,4 @@ def test_memory_that_is_short_is_told_before_a_start(
     assert (why is not None) == short
     if why is not None:
         assert f"{left_gib}.0 are left" in why
-        assert f"{n_workers} worker(s) want about" in why
+        assert f"{n_workers} worker(s) need about" in why

@@ -54,7 +54,7 @@ def test_a_line_after_the_end_is_dropped(tmp_path: Path) -> None:
 
 
 SEEN = [
-    "[2026-11-23 07:07:58,127: WARNING/MainProcess] heartbeat failed and goes on",
+    "[2026-11-23 07:07:58,127: WARNING/MainProcess] heartbeat failed and is repeated",
     "[2026-11-23 07:07:58,127: ERROR/MainProcess] The engine hangs",
     "ERROR:    Exception in ASGI application",
     "error: vLLM cannot start",

@@ -215,7 +215,7 @@ def test_a_model_without_finite_states_is_an_error(
 ) -> None:
     engine.excluded = set(range(10))
     assert run("--nonces", "0-9") == 1
-    assert "finite states" in capfd.readouterr().err
+    assert "output finite" in capfd.readouterr().err
 
 
 @pytest.mark.xdist_group("pictures")

@@ -228,7 +228,7 @@ def test_tokens_that_the_validator_refuses_are_invalid(
     node.status, node.answer = 400, {"error": error}
     code, stdout, _ = check(answer([position("999999", -0.5)]))
     assert code == 3
-    assert "The validator says: there is no token 999999" in stdout
+    assert "The validator answered: there is no token 999999" in stdout
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_tokens_that_the_validator_refuses_are_invalid(
         (503, {"error": {"message": "cannot be scored here"}}, "cannot be scored here"),
         (500, ["what"], "HTTP 500"),
         (200, {"choices": []}, "answers no chat with logprobs"),
-        (200, answer([position("Hello", -0.5)] * 3), "texts, not ids"),
+        (200, answer([position("Hello", -0.5)] * 3), "texts instead of token ids"),
     ],
 )
 def test_without_an_answer_there_is_no_verdict(

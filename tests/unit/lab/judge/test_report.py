@@ -246,7 +246,7 @@ def test_without_tampered_files_the_cheat_makes_vectors_up(
     found = numbers(tmp_path, capfd, *files)
     (invented,) = [one for one in found["comparisons"] if not one["honest"]]
     assert invented["mean"] == pytest.approx(np.sqrt(2), rel=0.15)
-    assert any("made up" in note for note in found["notes"])
+    assert any("invented" in note for note in found["notes"])
 
 
 def test_equal_artifacts_are_told_to_say_little(
@@ -456,7 +456,7 @@ def test_a_cheats_chains_need_a_validation_of_them(
 ) -> None:
     files = [write(f"{i}.json", chained({n: [1] * 9 for n in range(25)})) for i in range(3)]
     said = error(tmp_path, capfd, *files[:2], "--tampered", files[2])
-    assert "the answer to a validation of them" in said
+    assert "the answer to a validation of its chains" in said
 
 
 def test_mismatch_rates_are_told_at_the_thresholds_named_for_chains(
@@ -471,9 +471,9 @@ def test_mismatch_rates_are_told_at_the_thresholds_named_for_chains(
     assert [rates["release"][limit] for limit in limits] == [0.1, 0.05, 0.02, 0.0]
     # Only what lies beyond a threshold mismatches.
     assert [rates["batches"][limit] for limit in limits] == [0.01, 0.0, 0.0, 0.0]
-    assert rates["made up"]["kind"] == "tampered"
-    assert rates["made up"]["0.05"] == 1.0
-    assert any("made up" in note for note in found["notes"])
+    assert rates["invented"]["kind"] == "tampered"
+    assert rates["invented"]["0.05"] == 1.0
+    assert any("invented" in note for note in found["notes"])
     page = Page(tmp_path / "out" / "report.html")
     assert "Mismatches by dist_threshold" in page.text
 

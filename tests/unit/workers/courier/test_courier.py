@@ -629,7 +629,7 @@ def test_the_ticker_outlives_a_redis_that_is_away(
     caplog.set_level(logging.WARNING)
     server.connected = False
     ticker.start()
-    wait_until(lambda: "courier-ticker failed and goes on" in caplog.text)
+    wait_until(lambda: "courier-ticker failed and is repeated" in caplog.text)
     server.connected = True
     wait_until(lambda: bool(offers.all))
 
