@@ -78,8 +78,8 @@ def deploy(
 
 
 def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> None:
-    """Raises ProoflineError if the model is unknown or cannot be fetched. The current model
-    goes on.
+    """Raises ProoflineError if the model is unknown or cannot be fetched, while the current
+    model still serves.
     """
     try:
         check_can_be_found(model, vllm_args)

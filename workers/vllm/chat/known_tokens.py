@@ -28,7 +28,10 @@ _PROCESSORS = "vllm.logits_processors"
 
 
 class KnownTokens:
-    """Must be created on the engine's event loop, while `generate` is still vLLM's."""
+    """Answers requests with known tokens, on the engine's event loop.
+
+    Must be created while `generate` is still vLLM's.
+    """
 
     def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
         """`no_hooks`: why the ranks have no hooks; empty if they have hooks."""
