@@ -59,9 +59,9 @@ class ProofExtension:
             faults.receive_activations(runner)
             faults.keep_generators(runner)
             if not hasattr(runner, "prompt_logprobs_worker"):
-                V1Hooks(runner)
+                V1Hooks(runner).install()
             elif runner.prompt_logprobs_worker is not None:  # else: not the last pipeline stage
-                V2Hooks(runner)
+                V2Hooks(runner).install()
         except (AttributeError, ValueError) as error:
             why = f"this release's model runner is not as expected ({error})"
         self.__dict__["_proof_chat_lacks"] = why

@@ -41,7 +41,6 @@ class CannotForce(Refused):
     def __init__(self, reason: str) -> None:
         """`reason`: a clause that continues "known tokens cannot be scored here: "."""
         super().__init__(f"Known tokens cannot be scored here: {reason}.")
-        self.reason = reason
 
 
 class Unavailable(Refused):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -18,8 +20,19 @@ from poc_core.records import (
 from poc_core.serving.openai_errors import error_body, error_event, shaped
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
-from workers.vllm.chat.asgi import App, Held, Receive, Scope, Send, send_error
-from workers.vllm.chat.fields import CLIENT, SALT
+from workers.vllm.chat.asgi import (
+    App,
+    Receive,
+    Scope,
+    Send,
+    error_of,
+    send_error,
+    send_refusal,
+)
+from workers.vllm.chat.errors import BadRequest, Failed, Refused, refusals
+from workers.vllm.chat.fields import CLIENT, SALT, TOLD, Told
+
+logger = logging.getLogger(__name__)
 
 # Seconds until a refused client should retry. Rounds last minutes.
 RETRY_AFTER_S = 30
@@ -32,6 +45,10 @@ _ACTIVE = (
 _END_S = 1.0
 # Paths answered without the engine, so proofs need not wait for them.
 _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
+# Events of /v1/responses that vLLM sends before the engine has received the request.
+_EARLY = re.compile(rb"event: response\.(created|queued|in_progress)\n")
+# Exceptions that vLLM's server takes for client errors.
+_CLIENTS = {"VLLMClientError", "ValueError", "TypeError", "OverflowError"}
 # Requests of the gateway itself.
 _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
@@ -48,17 +65,20 @@ class GatedChat:
         is_lost: Callable[[], bool],
         secret: str | None = None,
         paths: Sequence[str] = USUAL,
+        ids_for_all: bool = False,
     ) -> None:
         """`is_lost`: returns whether the engine is dead; its unanswered requests are marked, so
         that another worker may answer. `secret`: the gateway's; None accepts any client. `paths`:
         paths that are served (openai_paths.passed_on); vLLM's server has others, which change or
-        end the engine.
+        end the engine. `ids_for_all`: logprobs name tokens by their ids also for requests without
+        the network's fields.
         """
         self._app = app
         self._gate = gate
         self._is_lost = is_lost
         self._secret = None if secret is None else secret.encode()
         self._paths = (*paths, *_LOOKUPS)
+        self._plain = Told(ids=ids_for_all)
         self._answers: set[_Answer] = set()  # in progress
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the answers
         gate.on_exclusive = self._end_answers_soon
@@ -74,32 +94,50 @@ class GatedChat:
             )
         if not is_among(self._paths, scope["method"], scope["path"]):
             return await send_error(send, 404, "A worker serves nothing but chat.")
-        if scope["method"] != "POST" or scope["path"] in _WITHOUT_ENGINE:
+        if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         told = dict(scope["headers"])
         for header, known in ((GATEWAY_CLIENT_HEADER, CLIENT), (GATEWAY_SALT_HEADER, SALT)):
             known.set(told.get(header.encode(), b"").decode("latin-1"))
+        TOLD.set(self._plain)
+        if scope["path"] in _WITHOUT_ENGINE:
+            return await self._answer(scope, receive, send, lambda: False)
         if not self._gate.enter_chat():
             return await _refuse(send)
         self._loop = asyncio.get_running_loop()
-        before = self._is_lost()
+        try:
+            await self._answer(scope, receive, send, self._is_lost)
+        finally:
+            self._gate.leave_chat()
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, is_lost: Callable[[], bool]
+    ) -> None:
+        """Sends vLLM's answer, or a refusal, or the error that the engine was lost."""
+        before, refused = is_lost(), refusals()
 
         def instead() -> Awaitable[None] | None:
-            """Replaces an answer that begins after the engine's end, because it is vLLM's error."""
-            return _lost(send, before) if self._is_lost() else None
+            if is_lost():  # an answer that begins now is vLLM's error
+                return _lost(send, before)
+            return send_refusal(send, refused[0]) if refused else None
 
-        held = Held(send, instead)
-        answer = _Answer(scope["path"], receive, held.send)
-        self._answers.add(answer)
+        answer = _Answer(scope["path"], receive, send, instead)
+        if scope["path"] not in _WITHOUT_ENGINE:
+            self._answers.add(answer)
         try:
             await answer.run(self._app, scope)
-        except Exception:
-            if held.has_begun or not self._is_lost():
+        except Exception as error:  # vLLM's server raises it again after its answer
+            if is_lost() and not answer.has_begun:
+                await _lost(send, before)
+            elif answer.is_stream and not is_lost():
+                # A stream that ends without an error would look like a lost engine.
+                if not refused:
+                    logger.exception("a stream broke off")
+                await _break_off(answer, send, refused[0] if refused else _as_refused(error))
+            elif not refused:
                 raise
-            await _lost(send, before)
         finally:
             self._answers.discard(answer)
-            self._gate.leave_chat()
 
     def _end_answers_soon(self) -> None:
         if self._loop is not None:
@@ -117,25 +155,30 @@ class GatedChat:
 
 
 class _Answer:
-    """An answer in progress, which a round may end; vLLM sees this as a disconnect of the
-    client.
+    """An answer in progress, held back until its first byte; a stream, until the first event from
+    the engine. A round may end it; vLLM sees this as a disconnect of the client.
     """
 
-    def __init__(self, path: str, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        path: str,
+        receive: Receive,
+        send: Send,
+        instead: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        """`instead` is called when the answer begins: None, or sends another answer."""
         self._path = path
         self._receive = receive
         self._send = send
+        self._instead = instead
         self._ended = asyncio.Event()
-        self._headers: Sequence[tuple[bytes, bytes]] = ()
-        self._has_begun = self._is_over = False
-
-    @property
-    def _is_stream(self) -> bool:
-        return dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream")
+        self._waiting: list[MutableMapping[str, Any]] = []
+        self._is_over = self._is_replaced = False
+        self.has_begun = self.is_stream = False
 
     def end(self) -> None:
         """Ends the answer soon, unless its last part is being sent."""
-        if not self._is_over and (self._is_stream or not self._has_begun):
+        if not self._is_over and (self.is_stream or not self.has_begun):
             self._ended.set()
 
     async def run(self, app: App, scope: Scope) -> None:
@@ -143,7 +186,7 @@ class _Answer:
 
         If it is ended early, sends the reason instead of it or after its last part.
         """
-        work = asyncio.ensure_future(app(scope, self._heard, self._unless_ended))
+        work = asyncio.ensure_future(app(scope, self._heard, self.send))
         ended = asyncio.create_task(self._ended.wait())
         try:
             await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +198,7 @@ class _Answer:
             await asyncio.wait({work})
         if not self._ended.is_set():
             work.result()
-        elif self._has_begun:
+        elif self.has_begun:
             await self._send({"type": "http.response.body", "body": _event(self._path)})
         else:
             await _refuse(self._send)
@@ -171,14 +214,27 @@ class _Answer:
             message.cancel()
             ended.cancel()
 
-    async def _unless_ended(self, message: MutableMapping[str, Any]) -> None:
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Takes a message of vLLM's server."""
         if self._ended.is_set():
             return
+        self._waiting.append(message)
         if message["type"] == "http.response.start":
-            self._headers = message["headers"]
-        else:
-            self._has_begun, self._is_over = True, not message.get("more_body")
-        await self._send(message)
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            self.is_stream = kind.startswith(b"text/event-stream")
+            return
+        self._is_over = not message.get("more_body")
+        if not self.has_begun:
+            if not self._is_over and _EARLY.match(message.get("body", b"")):
+                return
+            self.has_begun = True
+            other = self._instead()
+            self._is_replaced = other is not None
+            if other is not None:
+                await other
+        waiting, self._waiting = self._waiting, []
+        for one in waiting if not self._is_replaced else ():
+            await self._send(one)
 
 
 def _event(path: str) -> bytes:
@@ -198,3 +254,19 @@ async def _lost(send: Send, before: bool) -> None:
         "The engine of this worker was lost; try again.",
         (ENGINE_LOST_HEADER.encode(), b"0" if before else b"1"),
     )
+
+
+async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
+    """Ends a stream with an error: a status if nothing was sent yet, else an event."""
+    if not answer.has_begun:
+        await send_refusal(send, error)
+        return
+    event = error_event(error_of(error.status, str(error), error.param))
+    await answer.send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _as_refused(error: Exception) -> Refused:
+    """Returns a refusal with the status that vLLM's server uses outside of streams."""
+    if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
+        return BadRequest(str(error), getattr(error, "parameter", None))
+    return Failed("The worker could not compute this request; its log has the reason.")

@@ -124,23 +124,15 @@ class Limits:
         most = CHARS_A_TOKEN * self.bad_words_tokens
         if sum(map(len, words)) > most:
             raise BadRequest(f"bad_words may have {most} characters together.", "bad_words")
-        seed, n = getattr(fields, "seed", None), getattr(fields, "n", None)
-        if isinstance(seed, int) and not _LEAST <= seed <= 2**63 - (n or 1):
-            raise BadRequest(
-                "seed, and one more for each further answer, must be -2**63 to 2**63 - 1.",
-                "seed",
-            )
-        penalty = getattr(fields, "length_penalty", None)
-        if isinstance(penalty, int | float) and abs(penalty) > _LENGTH_PENALTY:
-            raise BadRequest(
-                f"length_penalty must be {-_LENGTH_PENALTY} to {_LENGTH_PENALTY}.", "length_penalty"
-            )
-        budget = getattr(fields, "thinking_token_budget", None)
-        if budget is not None and budget > self.thinking_token_budget:
-            raise BadRequest(
-                f"thinking_token_budget may be {self.thinking_token_budget} at most.",
-                "thinking_token_budget",
-            )
+        ranges = {
+            "seed": (_LEAST, 2**63 - (getattr(fields, "n", None) or 1)),  # one for each answer
+            "length_penalty": (-_LENGTH_PENALTY, _LENGTH_PENALTY),
+            "thinking_token_budget": (_LEAST, self.thinking_token_budget),
+        }
+        for name, (least, most) in ranges.items():
+            value = getattr(fields, name, None)
+            if isinstance(value, int | float) and not least <= value <= most:
+                raise BadRequest(f"{name} must be {least} to {most}.", name)
 
 
 def _check_length(name: str, value: Any, most: int, what: str) -> None:

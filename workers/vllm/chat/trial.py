@@ -26,7 +26,6 @@ _NEAR = 0.01
 _TOKENS = 64
 _ANSWERS = 4
 _BEST = 5
-_WAYS: tuple[Way, ...] = ("pass", "steps")
 # For prompts without a tokenizer.
 _PROMPT_TOKENS = 24
 _TEXTS = (
@@ -43,38 +42,33 @@ async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
     `wanted`: "pass", "steps", or "auto", which decodes a few answers and scores them both ways.
     """
     name = llm.model_config.model
-    if wanted == "pass" or wanted == "steps":
-        lacks = known.why_no_pass if wanted == "pass" else known.why_no_steps
+    failed: dict[Way, str] = {"pass": known.why_no_pass, "steps": known.why_no_steps}
+    if wanted != "auto":
+        lacks = failed[wanted]
         known.settle("none" if lacks else wanted)
         _say(known, name, f"POC_VALIDATION={wanted}{f', but {lacks}' if lacks else ''}")
         return
-    if known.why_no_pass and known.why_no_steps:
-        known.settle("none")
-        _say(known, name, known.why_no_pass)
-        return
+    far: dict[Way, float] = {}
+    ways = [way for way, why in failed.items() if not why]
     try:
-        answers = await asyncio.gather(*(_decoded(known, llm, n) for n in range(_ANSWERS)))
+        n_answers = _ANSWERS if ways else 0
+        answers = await asyncio.gather(*(_decoded(known, llm, n) for n in range(n_answers)))
     except Exception as error:  # the worker continues, and detects by itself if its engine died
         logger.exception("the trial's answers cannot be decoded")
         known.settle("none")
         _say(known, name, f"{type(error).__name__}: {error}")
         return
-    far: dict[Way, float] = {}
-    failed: dict[Way, str] = {}
-    for way in _WAYS:
-        if lacks := known.why_no_pass if way == "pass" else known.why_no_steps:
-            failed[way] = lacks
-            continue
+    for way in ways:
         try:
             far[way] = await _distance(known, way, answers)
         except Exception as error:  # any error of vLLM or of a hook: this way is not used
             logger.exception("known tokens cannot be scored by %s", way)
             failed[way] = f"{type(error).__name__}: {error}"
     near = far.get("pass", 1.0) <= _NEAR
-    known.settle("pass" if near else "steps" if "steps" in far else "none", failed.get("steps", ""))
+    known.settle("pass" if near else "steps" if "steps" in far else "none", failed["steps"])
     told = [
-        f"{way} {far[way]:.4f} from decoding" if way in far else f"no {way}: {failed[way]}"
-        for way in _WAYS
+        f"{way} {far[way]:.4f} from decoding" if way in far else f"no {way}: {why}"
+        for way, why in failed.items()
     ]
     _say(known, name, "; ".join(told))
 

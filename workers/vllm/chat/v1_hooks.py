@@ -19,7 +19,7 @@ from workers.vllm.release import answers
 
 
 class V1Hooks:
-    """Replaces the methods permanently on construction."""
+    """Hooks of one model runner."""
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the release's runner lacks a method to replace."""
@@ -39,6 +39,11 @@ class V1Hooks:
         verify = self._verify
         if verify is not None:
             self._forward, self._gather = verify.forward, verify._get_logprobs_tensors
+
+    def install(self) -> None:
+        """Replaces the methods permanently."""
+        runner, sampler, verify = self._runner, self._sampler, self._verify
+        if verify is not None:
             verify.forward, verify._get_logprobs_tensors = self.verify, self.gather
         runner._update_states = self.update_states
         runner._get_prompt_logprobs_dict = self.prompt_logprobs

@@ -19,9 +19,7 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """Replaces the methods permanently on construction; only on the last pipeline stage, because
-    the others have no sampler.
-    """
+    """Hooks of one model runner on the last pipeline stage, because the others have no sampler."""
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the release's runner lacks a method to replace."""
@@ -37,9 +35,15 @@ class V2Hooks:
         self._add_request, self._remove_request = worker.add_request, worker.remove_request
         self._prompt_logprobs = worker.compute_prompt_logprobs
         self._sample, self._slot_list = sampler.sample, _place(sampler.sample, "idx_mapping_np")
-        if verify := getattr(runner, "rejection_sampler", None):
+        self._verify: Any = getattr(runner, "rejection_sampler", None)
+        if verify := self._verify:
             self._apply, self._gather = sampler.apply_sampling_params, verify._get_logprobs_tensors
             self._gathered = _place(verify._get_logprobs_tensors, "logits")
+
+    def install(self) -> None:
+        """Replaces the methods permanently."""
+        sampler, worker = self._sampler, self._worker
+        if verify := self._verify:
             sampler.apply_sampling_params = self.apply
             verify._get_logprobs_tensors = self.gather
         worker.add_request, worker.remove_request = self.add_request, self.remove_request

@@ -53,7 +53,7 @@ class FairChat:
         handlers = {id(one): one for one in vars(app.state)["_state"].values()}
         for handler in handlers.values():
             if hasattr(handler, "_create_chat_logprobs"):
-                WholeAnswers(handler, self._turn_of)
+                WholeAnswers(handler, self._turn_of).install()
 
     def refuse(self, body: Any) -> None:
         """Raises BadRequest if xgrammar cannot enforce a schema in a structural tag; vLLM checks
@@ -83,7 +83,7 @@ class FairChat:
         queue = self._llm.output_processor.request_states[request.request_id].queue
         # All answers to one request share its queue.
         if width > 1 and queue is not None and queue.aggregate and "put" not in vars(queue):
-            Parts(queue, max(1, BUDGET // width))
+            Parts(queue.ready, max(1, BUDGET // width)).install(queue)
         if width > 1 or of_prompt > 1:
             late_logprobs.keep_late(self._llm.output_processor, request)
 

@@ -6,6 +6,8 @@ loop.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import deque
 from typing import Any
 
@@ -13,17 +15,20 @@ from typing import Any
 class Parts:
     """The outputs waiting in an answer's queue; vLLM's queue holds only one, joined output."""
 
-    def __init__(self, queue: Any, n_tokens: int) -> None:
-        """`n_tokens`: largest number of tokens in a part."""
-        self._ready = queue.ready
+    def __init__(self, ready: asyncio.Event, n_tokens: int) -> None:
+        """`ready`: the queue's event; `n_tokens`: largest number of tokens in a part."""
+        self._ready = ready
         self._waiting: deque[Any] = deque()
         self._most = n_tokens
+
+    def install(self, queue: Any) -> None:
+        """Replaces the queue's methods."""
         queue.put, queue.get, queue.get_nowait = self.put, self.get, self.get_nowait
 
     def put(self, output: Any) -> None:
         last = self._waiting[-1] if self._waiting else None
-        n_last, n_new = _n_tokens(last), _n_tokens(output)
-        if n_last is not None and n_new is not None and n_last + n_new <= self._most:
+        n_tokens = _n_tokens(last) + _n_tokens(output)
+        if last is not None and n_tokens <= self._most:
             last.add(output, aggregate=True)
         else:
             self._waiting.append(output)
@@ -45,9 +50,7 @@ class Parts:
         return output
 
 
-def _n_tokens(output: Any) -> int | None:
-    """Returns the tokens of an output; None for an error, or for the end marker of some
-    releases.
-    """
+def _n_tokens(output: Any) -> float:
+    """Returns the tokens of an output; infinity for an error, or for some releases' end marker."""
     outputs = getattr(output, "outputs", None)
-    return sum(len(one.token_ids) for one in outputs) if outputs else None
+    return sum(len(one.token_ids) for one in outputs) if outputs else math.inf

@@ -20,14 +20,19 @@ _LEFT: ContextVar[_Left | None] = ContextVar("left", default=None)
 
 
 class WholeAnswers:
-    """Replaces methods of one of vLLM's chat handlers on construction."""
+    """Formats the complete answers of one of vLLM's chat handlers."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
         """`wait(width)`: waits for a turn, and returns how many positions of this width may be
         formatted.
         """
         self._wait = wait
+        self._handler = handler
         self._create = handler._create_chat_logprobs
+
+    def install(self) -> None:
+        """Replaces the handler's methods."""
+        handler = self._handler
         handler._create_chat_logprobs = self.create
         for name in _WHOLE:
             if hasattr(handler, name):

@@ -33,25 +33,28 @@ class HandOver:
     def send(self, activations: dict[str, torch.Tensor]) -> None:
         """Sends activations to the next stage."""
         parallel.wait_for_pending_sends(self._worker)
-        self._sends += [
-            (handle, activations) for handle in parallel.send_to_next_stage(activations)
-        ]
+        handles = parallel.send(_ordered(activations), parallel.stage_index() + 1)
+        self._sends += [(handle, activations) for handle in handles]
 
     def receive(self, n_tokens: int) -> dict[str, torch.Tensor]:
         """Receives activations from the previous stage."""
         activations = model_parts.between_stages(self._model, n_tokens, self._dtype, self._device)
-        parallel.receive_from_previous_stage(activations)
+        parallel.receive(_ordered(activations), parallel.stage_index() - 1)
         return activations
 
     def send_points(self, points: torch.Tensor) -> None:
         """Sends points from the last stage to the first, for the next step's inputs."""
-        self._sends.append((parallel.send_to_first_stage(points), {"points": points}))
+        self._sends += [(handle, {"points": points}) for handle in parallel.send([points], 0)]
 
     def receive_points(self, n: int) -> torch.Tensor:
         """Receives points from the last stage, int64 (n,)."""
         points = torch.empty(n, dtype=torch.int64, device=self._device)
-        parallel.receive_from_last_stage(points)
+        parallel.receive([points], -1)
         return points
 
     def forget(self) -> None:
         self._sends.clear()
+
+
+def _ordered(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [tensors[name] for name in sorted(tensors)]

@@ -149,21 +149,6 @@ class Layout:
         return by_layer
 
 
-class ReadyLayouts:
-    """Cached layouts of complete sequences, for the most recent shapes."""
-
-    def __init__(self, groups: Sequence[ScratchGroup], device: torch.device) -> None:
-        self._groups, self._device = groups, device
-        self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
-
-    def of(self, n: int, seq_len: int) -> Layout:
-        layout = self._layouts.get((n, seq_len))
-        if layout is None:
-            tables = BlockTables(self._groups, n, seq_len, seq_len, self._device)
-            layout = self._layouts[n, seq_len] = Layout(tables, range(seq_len))
-        return layout
-
-
 @dataclass
 class DeviceBatch:
     """A micro-batch in progress on this rank's device."""
@@ -186,7 +171,7 @@ class Whereabouts:
         self._scratch = scratch
         self._kept = kept
         self._device = device
-        self._layouts = ReadyLayouts(scratch.groups, device)
+        self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
         """Returns layout and caches of one pass; a batch with decode steps takes its place at the
@@ -195,7 +180,11 @@ class Whereabouts:
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)
         if not shape.steps:
-            return self._layouts.of(n, shape.rows), self._scratch.bound(n, shape.rows)
+            ready = self._layouts.get((n, shape.rows))
+            if ready is None:
+                tables = BlockTables(self._scratch.groups, n, shape.rows, shape.rows, self._device)
+                ready = self._layouts[n, shape.rows] = Layout(tables, range(shape.rows))
+            return ready, self._scratch.bound(n, shape.rows)
         if held.place is None or held.tables is None:
             held.place = self._kept.take(n, shape.positions)
             held.tables = BlockTables(

@@ -7,7 +7,7 @@ The first large call of each shape tries several tiles and uses the fastest that
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,71 +56,92 @@ class Call(NamedTuple):
         return len(self.out).bit_length(), self.chosen.shape[1], *shapes
 
 
-class QuickBlockExperts:
-    """The kernels for one model, with the results of their trials."""
+class QuickApply:
+    """Kernels that replace `apply` of a vLLM class, which computes a layer's experts."""
 
-    def __init__(self) -> None:
-        module = custom_ops.triton_experts()
-        self._experts = None if module is None else module.TritonExperts
+    def __init__(self, experts: Any | None) -> None:
+        self._experts = experts
         # Read before another stand-in hides the signature.
-        self._signature = None if module is None else inspect.signature(module.TritonExperts.apply)
-        self._tiles = Trial[Any]()  # by Call.key
+        self._signature = None if experts is None else inspect.signature(experts.apply)
 
     def bound(self) -> AbstractContextManager[None]:
         """Replaces vLLM's experts with the kernels inside the context."""
         return instead(self._experts, "apply", self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
+        assert self._signature is not None
+
         def by_own() -> Any:
             return own(experts, *args, **named)
 
-        call = self._read(experts, *args, **named)
-        best = None if call is None else self._tiles.of(call.key, lambda: _best(call, by_own))
-        return by_own() if call is None or best is None else compute(call, *best)
-
-    def _read(self, experts: Any, *args: Any, **named: Any) -> Call | None:
-        """Returns the call's arguments; None if the kernels do not support the call."""
-        assert self._signature is not None
         try:
             given = self._signature.bind(experts, *args, **named).arguments
-            x, kind = given["hidden_states"], given["activation"]
-            refused = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias
-            config, lora = experts.quant_config, getattr(experts, "_lora_context", None)
-            if (
-                len(x) < LEAST
-                or not fused.is_on(x.device)
-                or not (config.use_fp8_w8a8 and list(experts.block_shape or ()) == [128, 128])
-                or getattr(kind, "value", kind) != "silu"
-                or any(one is not None for one in (*refused, lora))
-                or given["apply_router_weight_on_input"]
-                or getattr(experts, "quantization_emulation", False)
-            ):
-                return None
-            limit, powers = custom_ops.limit_of_gates(experts), custom_ops.scales_are_powers()
-            if limit is not None and not powers:
-                return None
-            from poc_core.fused.block_experts import Gates, Quantised, can_multiply
-
-            call = Call(
-                given["output"],
-                Quantised(x, given["a1q_scale"]),
-                Quantised(given["w1"], experts.w1_scale),
-                Quantised(given["w2"], experts.w2_scale),
-                given["topk_weights"],
-                given["topk_ids"],
-                (given["workspace13"], given["workspace2"]),
-                experts.moe_sum,
-                Gates(powers, limit or 0.0),
-            )
-            can = can_multiply(call.x, call.first, call.second)
+            call = self.read(experts, given) if _is_plain(experts, given) else None
         except (AttributeError, KeyError, TypeError):  # the arguments of another release
+            call = None
+        return by_own() if call is None else self.compute(call, by_own)
+
+    def read(self, experts: Any, given: Mapping[str, Any]) -> Any | None:
+        """Returns the call's arguments; None if the kernels do not support the call. May raise
+        AttributeError, KeyError or TypeError for another release.
+        """
+        raise NotImplementedError
+
+    def compute(self, call: Any, by_own: Compute) -> Any:
+        """Computes with the kernels if a trial found them right."""
+        raise NotImplementedError
+
+
+def _is_plain(experts: Any, given: Mapping[str, Any]) -> bool:
+    """Returns True if all experts are on this rank, with only SiLU between their products."""
+    kind, lora = given["activation"], getattr(experts, "_lora_context", None)
+    others = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias, lora
+    return (
+        fused.is_on(given["hidden_states"].device)
+        and getattr(kind, "value", kind) == "silu"
+        and all(one is None for one in others)
+        and not given["apply_router_weight_on_input"]
+        and all(given[name].is_contiguous() for name in ("output", "topk_weights"))
+        and given["output"].dtype is torch.bfloat16
+        and given["topk_weights"].dtype is torch.float32
+    )
+
+
+class QuickBlockExperts(QuickApply):
+    """The kernels for one model, with the results of their trials."""
+
+    def __init__(self) -> None:
+        super().__init__(getattr(custom_ops.triton_experts(), "TritonExperts", None))
+        self._tiles = Trial[Any]()  # by Call.key
+
+    def read(self, experts: Any, given: Mapping[str, Any]) -> Call | None:
+        x, config = given["hidden_states"], experts.quant_config
+        limit, powers = custom_ops.limit_of_gates(experts), custom_ops.scales_are_powers()
+        if (
+            len(x) < LEAST
+            or not (config.use_fp8_w8a8 and list(experts.block_shape or ()) == [128, 128])
+            or getattr(experts, "quantization_emulation", False)
+            or (limit is not None and not powers)
+        ):
             return None
-        is_ours = (
-            can
-            and all(one.is_contiguous() for one in (call.out, call.share))
-            and (call.out.dtype, call.share.dtype) == (torch.bfloat16, torch.float32)
+        from poc_core.fused.block_experts import Gates, Quantised, can_multiply
+
+        call = Call(
+            given["output"],
+            Quantised(x, given["a1q_scale"]),
+            Quantised(given["w1"], experts.w1_scale),
+            Quantised(given["w2"], experts.w2_scale),
+            given["topk_weights"],
+            given["topk_ids"],
+            (given["workspace13"], given["workspace2"]),
+            experts.moe_sum,
+            Gates(powers, limit or 0.0),
         )
-        return call if is_ours else None
+        return call if can_multiply(call.x, call.first, call.second) else None
+
+    def compute(self, call: Call, by_own: Compute) -> Any:
+        best = self._tiles.of(call.key, lambda: _best(call, by_own))
+        return by_own() if best is None else compute(call, *best)
 
 
 def _best(call: Call, by_own: Compute) -> Any | None:

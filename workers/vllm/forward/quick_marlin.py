@@ -8,18 +8,15 @@ are Marlin's, but their sums have another order. POC_EXPERTS=fast turns this on.
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from poc_core import fused
-from workers.vllm.forward.quick_block_experts import memory
-from workers.vllm.forward.trial import Compute, Trial, instead, is_right
+from workers.vllm.forward.quick_block_experts import QuickApply, memory
+from workers.vllm.forward.trial import Compute, Trial, is_right
 from workers.vllm.release import custom_ops
 
 SETTING, ON = "POC_EXPERTS", "fast"
@@ -57,73 +54,45 @@ class Call(NamedTuple):
         return tuple((one[0], one[3], one[4]) for one in found)
 
 
-class QuickMarlin:
+class QuickMarlin(QuickApply):
     """The kernels for one model, with the results of their trials."""
 
     def __init__(self) -> None:
-        self._experts = custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None
-        self._signature = self._experts and inspect.signature(self._experts.apply)
+        super().__init__(custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None)
         self._is_right = Trial[bool]()  # by Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights
 
-    def bound(self) -> AbstractContextManager[None]:
-        """Replaces vLLM's experts with the kernels inside the context."""
-        return instead(self._experts, "apply", self._apply)
+    def read(self, experts: Any, given: Mapping[str, Any]) -> Call | None:
+        out, x, chosen = given["output"], given["hidden_states"], given["topk_ids"]
+        more = getattr(experts, "activation_config", None)
+        others = experts.g1_alphas, experts.g2_alphas, experts.input_dtype
+        if (
+            chosen.numel() < LEAST
+            or not experts.quant_config.use_mxfp4_w4a16
+            or x.dtype is not torch.bfloat16
+            or not x.is_contiguous()
+            or (getattr(more, "alpha", 1.0), getattr(more, "beta", 0.0)) != (1.0, 0.0)
+            or any(one is not None for one in others)
+            or torch.cuda.is_current_stream_capturing()
+        ):
+            return None
+        call = Call(
+            out, x, (given["w1"], given["w2"]), (experts.w1_scale, experts.w2_scale),
+            given["topk_weights"], chosen, (given["workspace13"], given["workspace2"]),
+            lambda rows: custom_ops.sum_of_experts(experts, rows, out, chosen),
+            custom_ops.limit_of_gates(experts) or 0.0,
+        )  # fmt: skip
+        from poc_core.fused.marlin import can_unpack
 
-    def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
-        def by_own() -> Any:
-            return own(experts, *args, **named)
+        sizes = ((columns % _TILE[1], depth % _TILE[2]) for _, columns, depth in call.shapes)
+        can = all(map(can_unpack, call.weights, call.scales)) and not any(map(any, sizes))
+        return call if can else None
 
-        call = self._read(experts, *args, **named)
-        if call is None or not self._is_right.of(call.shapes, lambda: self._try(call, by_own)):
+    def compute(self, call: Call, by_own: Compute) -> Any:
+        if not self._is_right.of(call.shapes, lambda: self._try(call, by_own)):
             return by_own()
         assert self._unpacked is not None
         return compute(call, self._unpacked)
-
-    def _read(self, experts: Any, *args: Any, **named: Any) -> Call | None:
-        """Returns the call's arguments; None if the kernels do not support the call."""
-        assert self._signature is not None
-        try:
-            given = self._signature.bind(experts, *args, **named).arguments
-            x, chosen, kind = given["hidden_states"], given["topk_ids"], given["activation"]
-            config, more = experts.quant_config, getattr(experts, "activation_config", None)
-            refused = (
-                given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias,
-                experts.g1_alphas, experts.g2_alphas, experts.input_dtype,
-                getattr(experts, "_lora_context", None),
-            )  # fmt: skip
-            if (
-                chosen.numel() < LEAST
-                or not fused.is_on(x.device)
-                or not config.use_mxfp4_w4a16
-                or x.dtype is not torch.bfloat16
-                or getattr(kind, "value", kind) != "silu"
-                or (getattr(more, "alpha", 1.0), getattr(more, "beta", 0.0)) != (1.0, 0.0)
-                or any(one is not None for one in refused)
-                or given["apply_router_weight_on_input"]
-                or torch.cuda.is_current_stream_capturing()
-            ):
-                return None
-            out, share = given["output"], given["topk_weights"]
-            call = Call(
-                out, x, (given["w1"], given["w2"]), (experts.w1_scale, experts.w2_scale),
-                share, chosen, (given["workspace13"], given["workspace2"]),
-                lambda rows: custom_ops.sum_of_experts(experts, rows, out, chosen),
-                custom_ops.limit_of_gates(experts) or 0.0,
-            )  # fmt: skip
-            from poc_core.fused.marlin import can_unpack
-
-            is_ours = (
-                all(map(can_unpack, call.weights, call.scales))
-                and all(one.is_contiguous() for one in (out, x, share))
-                and (out.dtype, share.dtype) == (torch.bfloat16, torch.float32)
-                and all(
-                    columns % _TILE[1] == depth % _TILE[2] == 0 for _, columns, depth in call.shapes
-                )
-            )
-        except (AttributeError, KeyError, TypeError):  # the arguments of another release
-            return None
-        return call if is_ours else None
 
     def _try(self, call: Call, own: Compute) -> bool:
         """Returns whether the kernels' result equals Marlin's except for the order of sums."""

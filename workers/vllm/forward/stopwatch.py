@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -14,78 +14,64 @@ import torch
 MOST_IN_FLIGHT = 2
 
 
-class Stopwatch(Protocol):
-    """Measures runs of device work, one after the other; `tag` identifies a run in the results."""
+class Stopwatch:
+    """Measures runs of device work, one after the other; `tag` names a run in the answer.
+
+    By the clock: a CPU has done the work when the call returns.
+    """
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._ended: Any = None  # the last run
+        self._gaps_s = 0.0
+        self._done: list[tuple[tuple[int, ...], float]] = []
 
     def begin(self) -> None:
         """Waits, before a launch, until fewer than MOST_IN_FLIGHT runs are on the device."""
+        self._began = time.perf_counter()
+        if self._ended is not None:
+            self._gaps_s += self._began - self._ended
 
     def end(self, tag: tuple[int, ...]) -> None:
         """Records that all of the run's work is launched."""
+        self._ended = time.perf_counter()
+        self._done.append((tag, self._ended - self._began))
 
     def wait(self, first: int | None = None) -> None:
         """Waits until no run is on the device; `first`: no run whose tag begins with this value."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """Returns (tag, seconds) of the runs that ended since the last call, in order."""
-
-    def gaps_s(self) -> float:
-        """Returns the seconds without a run between runs that ended since the last call."""
-
-
-class ClockStopwatch:
-    """A stopwatch for CPUs, whose work is done when the call returns."""
-
-    def __init__(self) -> None:
-        self._began = 0.0
-        self._ended: float | None = None
-        self._gaps_s = 0.0
-        self._done: list[tuple[tuple[int, ...], float]] = []
-
-    def begin(self) -> None:
-        self._began = time.perf_counter()
-        if self._ended is not None:
-            self._gaps_s += self._began - self._ended
-
-    def end(self, tag: tuple[int, ...]) -> None:
-        self._ended = time.perf_counter()
-        self._done.append((tag, self._ended - self._began))
-
-    def wait(self, first: int | None = None) -> None:
-        return
-
-    def take(self) -> list[tuple[tuple[int, ...], float]]:
         done, self._done = self._done, []
         return done
 
     def gaps_s(self) -> float:
+        """Returns the seconds without a run between runs that ended since the last call."""
         gaps_s, self._gaps_s, self._ended = self._gaps_s, 0.0, None
         return gaps_s
 
 
-class EventStopwatch:
+class EventStopwatch(Stopwatch):
     """A stopwatch for GPUs that uses events in the stream: times are the GPU's, without additional
     waits.
     """
 
     def __init__(self) -> None:
-        self._began: torch.cuda.Event | None = None
-        self._ended: torch.cuda.Event | None = None  # end of the last run that was awaited
-        self._gaps_s = 0.0
+        super().__init__()
+        self._event: torch.cuda.Event | None = None  # that began the last run
         self._running: deque[tuple[tuple[int, ...], torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._done: list[tuple[tuple[int, ...], float]] = []
 
     def begin(self) -> None:
         while len(self._running) >= MOST_IN_FLIGHT:
             self._retire()
-        self._began = torch.cuda.Event(enable_timing=True)
-        self._began.record()
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
 
     def end(self, tag: tuple[int, ...]) -> None:
-        assert self._began is not None
+        assert self._event is not None
         ended = torch.cuda.Event(enable_timing=True)
         ended.record()
-        self._running.append((tag, self._began, ended))
+        self._running.append((tag, self._event, ended))
 
     def wait(self, first: int | None = None) -> None:
         while any(first is None or tag[0] == first for tag, _, _ in self._running):
@@ -94,12 +80,7 @@ class EventStopwatch:
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         while self._running and self._running[0][2].query():
             self._retire()
-        done, self._done = self._done, []
-        return done
-
-    def gaps_s(self) -> float:
-        gaps_s, self._gaps_s, self._ended = self._gaps_s, 0.0, None
-        return gaps_s
+        return super().take()
 
     def _retire(self) -> None:
         tag, began, ended = self._running.popleft()
@@ -111,4 +92,4 @@ class EventStopwatch:
 
 
 def stopwatch_for(device: torch.device) -> Stopwatch:
-    return EventStopwatch() if device.type == "cuda" else ClockStopwatch()
+    return EventStopwatch() if device.type == "cuda" else Stopwatch()

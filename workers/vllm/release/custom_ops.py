@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -102,11 +103,7 @@ def query_and_key_norms() -> Any | None:
     """Returns the class whose `forward_qk` computes MiniMax's norms of queries and keys on a rank
     with all heads; None if this release lacks it.
     """
-    try:
-        from vllm.model_executor.layers.minimax_rms_norm import rms_norm_tp
-    except ImportError:
-        return None
-    found = getattr(rms_norm_tp, "MiniMaxText01RMSNormTP", None)
+    found = getattr(_module("minimax_rms_norm.rms_norm_tp"), "MiniMaxText01RMSNormTP", None)
     return found if hasattr(found, "forward_qk") else None
 
 
@@ -114,23 +111,24 @@ def triton_experts() -> Any | None:
     """Returns the module whose TritonExperts multiply with Triton's kernel; None if this release
     has it elsewhere.
     """
-    try:
-        from vllm.model_executor.layers.fused_moe.experts import triton_moe
-    except ImportError:
-        return None
+    found = _module("fused_moe.experts.triton_moe")
     names = ("TritonExperts", "invoke_fused_moe_triton_kernel")
-    return triton_moe if all(hasattr(triton_moe, name) for name in names) else None
+    return found if all(hasattr(found, name) for name in names) else None
 
 
 def marlin_experts() -> Any | None:
     """Returns the class of experts with weights in Marlin's layout; None if this release has it
     elsewhere.
     """
+    return getattr(_module("fused_moe.experts.marlin_moe"), "MarlinExperts", None)
+
+
+def _module(name: str) -> Any | None:
+    """Returns a module of vLLM's layers; None if this release lacks it."""
     try:
-        from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+        return import_module(f"vllm.model_executor.layers.{name}")
     except ImportError:
         return None
-    return getattr(marlin_moe, "MarlinExperts", None)
 
 
 def sum_of_experts(

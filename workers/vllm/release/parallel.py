@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -114,36 +114,20 @@ def _sums_capture() -> Any:
     return parallel_state.GraphCaptureContext(torch.cuda.Stream())
 
 
-def send_to_next_stage(tensors: dict[str, torch.Tensor]) -> list[Any]:
-    """Starts sending; keep the returned handles and the tensors until each handle
-    `is_completed`.
+def send(tensors: Iterable[torch.Tensor], stage: int) -> list[Any]:
+    """Starts sending to a pipeline stage; keep the returned handles and the tensors until each
+    handle `is_completed`.
     """
     group = get_pp_group()
-    to = group.ranks[group.rank_in_group + 1]
-    return [
-        torch.distributed.isend(tensors[name], to, group=group.device_group)
-        for name in sorted(tensors)
-    ]
+    to = group.ranks[stage]
+    return [torch.distributed.isend(one, to, group=group.device_group) for one in tensors]
 
 
-def receive_from_previous_stage(tensors: dict[str, torch.Tensor]) -> None:
-    """Receives into the tensors. On a GPU this is only queued."""
+def receive(tensors: Iterable[torch.Tensor], stage: int) -> None:
+    """Receives from a pipeline stage into the tensors. On a GPU this is only queued."""
     group = get_pp_group()
-    source = group.ranks[group.rank_in_group - 1]
-    for name in sorted(tensors):
-        torch.distributed.recv(tensors[name], source, group=group.device_group)
-
-
-def send_to_first_stage(tensor: torch.Tensor) -> Any:
-    """Sends to the first stage; returns one handle, see send_to_next_stage."""
-    group = get_pp_group()
-    return torch.distributed.isend(tensor, group.ranks[0], group=group.device_group)
-
-
-def receive_from_last_stage(tensor: torch.Tensor) -> None:
-    """Receives into the tensor. On a GPU this is only queued."""
-    group = get_pp_group()
-    torch.distributed.recv(tensor, group.ranks[-1], group=group.device_group)
+    for one in tensors:
+        torch.distributed.recv(one, group.ranks[stage], group=group.device_group)
 
 
 def wait_for_pending_sends(worker: Any) -> None:

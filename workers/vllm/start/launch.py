@@ -18,7 +18,6 @@ from poc_core.serving.vllm_arguments import harmless, without
 from workers.chat_gate import ChatGate
 from workers.engines import stages
 from workers.engines.options import EngineOptions
-from workers.vllm.chat.chat_requests import ChatRequests
 from workers.vllm.chat.gated_chat import GatedChat
 from workers.vllm.start import cpu_threads, lifeline
 from workers.vllm.start.spawned import main_of_children
@@ -221,7 +220,7 @@ async def serve(
     pipeline: Any,
 ) -> list[str]:
     """Starts vLLM's OpenAI server on the running loop. Once it listens, returns the paths that the
-    API forwards. `ids_for_all`: see ChatRequests. `pipeline`: the engine's ChatPipeline.
+    API forwards. `ids_for_all`: see GatedChat. `pipeline`: the engine's ChatPipeline.
     """
     import uvicorn
 
@@ -236,8 +235,7 @@ async def serve(
     def is_lost() -> bool:
         return bool(llm.errored)
 
-    chat = ChatRequests(app, ids_for_all, is_lost)
-    gated = GatedChat(chat, gate, is_lost, secret=secret, paths=paths)
+    gated = GatedChat(app, gate, is_lost, secret, paths, ids_for_all)
     # vLLM's app manages the lifespan; Celery handles signals.
     config = uvicorn.Config(
         gated,

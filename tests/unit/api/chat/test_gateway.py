@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic_core import from_json
 
 from api.app import create_app
 from api.chat.chat_workers import ChatWorkers
@@ -1388,3 +1389,22 @@ def test_chats_are_counted_with_their_first_token_and_their_failures(
         told.update(step)
     assert (told[CHATS], told[FAILED]) == (2, 1)
     assert sum(n for name, n in told.items() if name.startswith(FIRST_TOKEN)) == 1
+
+
+def test_a_body_is_parsed_once(
+    api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its model, its bounds, its prefix and its salt."""
+    parsed: list[bytes] = []
+
+    def noted(content: bytes) -> Any:
+        parsed.append(content)
+        return from_json(content)
+
+    for module in ("fields", "suspects"):
+        monkeypatch.setattr(f"api.chat.{module}.from_json", noted)
+    for name in ("w1", "w2"):
+        start(name, answers)
+    content = json.dumps(body(messages=[{"role": "user", "content": "Hi"}])).encode()
+    assert api.post(CHAT, content=content, headers=JSON).status_code == 200
+    assert parsed == [content]

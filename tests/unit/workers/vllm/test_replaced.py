@@ -31,7 +31,7 @@ def replaced(module: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in SETTERS:
             name = node.args[SETTERS[ast.unparse(node.func)]]
             if isinstance(name, ast.Constant):
-                yield f"of.{name.value}"
+                yield f"of.{name.value!s}"
 
 
 def in_code() -> dict[str, set[str]]:

@@ -8,14 +8,21 @@ from typing import Any
 import httpx
 import pytest
 
-from workers.vllm.chat.asgi import Receive, Scope, Send
-from workers.vllm.chat.chat_requests import ChatRequests
+from poc_core.settings import parse_chat_policy
+from workers.chat_gate import ChatGate
+from workers.vllm.chat.asgi import App, Receive, Scope, Send
 from workers.vllm.chat.errors import BadRequest, CannotForce, Unavailable
 from workers.vllm.chat.fields import TOLD, Told
+from workers.vllm.chat.gated_chat import GatedChat
 from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS
 
 CHAT = "/v1/chat/completions"
 KNOWN: dict[str, Any] = {"enforced_tokens": {"tokens": [{"token": "7"}]}}
+
+
+def gated(app: App, ids_for_all: bool = True) -> GatedChat:
+    gate = ChatGate(parse_chat_policy("yield"), lambda: 0)
+    return GatedChat(app, gate, lambda: False, ids_for_all=ids_for_all)
 
 
 class Server:
@@ -24,7 +31,7 @@ class Server:
     def __init__(self, ids_for_all: bool = True, engine: Callable[[], None] | None = None) -> None:
         self.told: list[Told | None] = []
         self._engine = engine or (lambda: None)
-        requests = ChatRequests(self.app, ids_for_all)
+        requests = gated(self.app, ids_for_all)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(requests), base_url="http://worker"
         )
@@ -47,7 +54,7 @@ class Server:
 
 
 @pytest.mark.parametrize("ids_for_all", [True, False], ids=["ids", "text"])
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize"])
 async def test_ordinary_requests_are_named_by_ids_where_the_deployment_says_so(
     ids_for_all: bool, path: str
 ) -> None:
@@ -116,10 +123,10 @@ EARLY = b"event: response.created\ndata: {}\n\n"
 class Stream:
     """vLLM's server that streams these events, and then lets an error through."""
 
-    def __init__(self, *events: bytes, error: Exception | None, lost: bool = False) -> None:
+    def __init__(self, *events: bytes, error: Exception | None) -> None:
         self._events = events
         self._error = error
-        requests = ChatRequests(self.app, True, lambda: lost)
+        requests = gated(self.app)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(requests), base_url="http://worker"
         )
@@ -134,7 +141,7 @@ class Stream:
         await send({"type": "http.response.body", "body": b""})
 
     async def post(self) -> httpx.Response:
-        return await self.client.post("/v1/responses", json={})
+        return await self.client.post(CHAT, json={})
 
 
 def refused() -> Exception:
@@ -175,11 +182,6 @@ async def test_one_that_breaks_off_later_ends_with_an_event() -> None:
         "param": None,
         "code": 400,
     }
-
-
-async def test_one_whose_engine_is_lost_breaks_off_so_that_another_worker_may() -> None:
-    with pytest.raises(ValueError, match="dead"):
-        await Stream(EARLY, error=ValueError("dead"), lost=True).post()
 
 
 async def test_one_that_ends_comes_as_it_is() -> None:

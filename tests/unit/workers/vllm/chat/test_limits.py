@@ -12,8 +12,10 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 from pydantic import BaseModel, ConfigDict
 
-from workers.vllm.chat.chat_requests import ChatRequests
+from poc_core.settings import parse_chat_policy
+from workers.chat_gate import ChatGate
 from workers.vllm.chat.errors import BadRequest
+from workers.vllm.chat.gated_chat import GatedChat
 from workers.vllm.chat.limits import Limits
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -157,7 +159,8 @@ async def test_every_route_of_an_application_is_checked(
             Limits().refuse(value)
 
     check_bodies(app, check)
-    served = ChatRequests(app, False)
+    gate = ChatGate(parse_chat_policy("yield"), lambda: 0)
+    served = GatedChat(app, gate, lambda: False, paths=["POST /v1/of/a/later/release"])
     async with AsyncClient(transport=ASGITransport(served), base_url="http://w") as http:
         for content in ('{"logit_bias": {"5": NaN}}', f'{{"top_k": {2**64}}}'):
             answer = await http.post(

@@ -88,7 +88,7 @@ def test_each_row_has_its_token_and_its_mode(older: bool, default: str) -> None:
 
     sampler = (OlderSampler if older else Sampler)(default)
     runner = runner_of(sampler)
-    V2Hooks(runner)
+    V2Hooks(runner).install()
     worker = runner.prompt_logprobs_worker
     other = PROCESSED if default == RAW else RAW
     worker.add_request("forced", 1, params(**{KNOWN_TOKENS: [4, 2], LOGPROBS_MODE: other}))
@@ -117,7 +117,7 @@ def test_the_rows_of_one_pass_are_its_own() -> None:
     from workers.vllm.chat.v2_hooks import V2Hooks
 
     runner = runner_of(Sampler(PROCESSED))
-    V2Hooks(runner)
+    V2Hooks(runner).install()
     worker = runner.prompt_logprobs_worker
     asked = SimpleNamespace(extra_args={PASS: PLAIN.told()}, prompt_logprobs=5)
     worker.add_request("a", 1, params())

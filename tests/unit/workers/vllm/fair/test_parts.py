@@ -26,7 +26,7 @@ def queue() -> Any:
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
     found = RequestOutputCollector(RequestOutputKind.DELTA, "a")
-    Parts(found, 4)
+    Parts(found.ready, 4).install(found)
     return found
 
 

@@ -329,4 +329,4 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
         with kernels.bound():
             for _ in range(2):
                 assert torch.equal(computed(), expected)
-        assert len([one for one in kernels._tiles.values() if one is not None]) == 1  # noqa: SLF001
+        assert len([one for one in kernels._tiles.found.values() if one is not None]) == 1  # noqa: SLF001
