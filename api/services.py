@@ -166,10 +166,10 @@ class Services:
                 self.events.note("node", started[0])
                 started.pop(0)
             if self.now() - told_addresses_at >= self.settings.worker_ttl_s:
-                self.workers.tell_api()
+                self.workers.store_api_addresses()
                 told_addresses_at = self.now()
-            self.chats.tell(self.history, self.now())
-            self.refusals.tell(self.events)
+            self.chats.report(self.history, self.now())
+            self.refusals.report(self.events)
 
         return Periodic("reporting", REPORT_S, report)
 

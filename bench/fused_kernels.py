@@ -23,7 +23,7 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.engine import takes_engine
 from bench.harness.report import console, exit_with, run
-from lab.local_engine import local_engine, stdout_kept_clean
+from lab.local_engine import clean_stdout, local_engine
 from lab.measure.artifact_distance import artifacts
 from lab.measure.speed import spec_of, speed
 from lab.measure.time_parts import time_parts
@@ -369,7 +369,7 @@ def compare_engines(options: EngineOptions, seq_len: int, seconds: float) -> boo
     spec = spec_of(seq_len)
     rates, values = {}, {}
     for switch in ("off", "auto"):
-        with switched(switch), stdout_kept_clean(), local_engine(options) as engine:
+        with switched(switch), clean_stdout(), local_engine(options) as engine:
             rates[switch] = speed(engine, spec, BATCH, None, seconds).nonces_per_s
             values[switch] = artifacts(engine, spec, 2 * BATCH, BATCH)
             parts = time_parts(engine.profile(spec, range(BATCH)), BATCH, LONGEST)

@@ -31,7 +31,7 @@ _log_files: list[Path] = []  # of the engine, while its log is not shown
 
 
 @contextmanager
-def stdout_kept_clean(verbose: bool = True) -> Iterator[IO[str]]:
+def clean_stdout(verbose: bool = True) -> Iterator[IO[str]]:
     """Yields the real stdout; output of libraries and child processes goes to stderr.
 
     Without `verbose`, their output goes to a file, whose name is printed.
@@ -109,7 +109,7 @@ def _end_of_log() -> str:
 def local_engine(options: EngineOptions) -> Iterator[Engine]:
     """Yields a loaded engine, prints the stages of its start, and closes it afterwards.
 
-    Use it inside `stdout_kept_clean`, because engines print much. ProoflineError as in
+    Use it inside `clean_stdout`, because engines print much. ProoflineError as in
     `load_engine`, with the log's end.
     """
     check_is_there(options)

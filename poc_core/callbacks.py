@@ -156,7 +156,7 @@ class CallbackPolicy:
                 ) from None
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
-    def check_url(self, url: str, own_ports: Own) -> None:
+    def check_url(self, url: str, node_ports: Own) -> None:
         """Raises ForbiddenReceiverError if the url alone, before DNS resolution, is forbidden."""
         parts = urlsplit(url)
         try:
@@ -167,7 +167,7 @@ class CallbackPolicy:
         if host == "localhost" or host.endswith(".localhost"):
             address = ipaddress.IPv4Address("127.0.0.1")
         if address is not None:
-            self.check(host, address, port_of(parts), own_ports)
+            self.check(host, address, port_of(parts), node_ports)
         elif not self.kinds and not self.networks and host not in self.hosts:
             raise ForbiddenReceiverError(_not_allowed(host))
 
@@ -176,13 +176,14 @@ class CallbackPolicy:
         host: str,
         address: Address,
         port: int,
-        own_ports: Own,
+        node_ports: Own,
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
         """Raises ForbiddenReceiverError unless callbacks to `host` may use the address and port."""
         address = plain(address)
-        if (address, port) in own_ports or (
-            port in own_ports and (address.is_loopback or address.is_unspecified or is_own(address))
+        if (address, port) in node_ports or (
+            port in node_ports
+            and (address.is_loopback or address.is_unspecified or is_own(address))
         ):
             raise ForbiddenReceiverError(
                 f"Port {port} of {host} is the node's own; a callback's url names its receiver."

@@ -110,10 +110,10 @@ def _device(library: Any, index: int, host: str) -> Gpu:
             total_memory_mb=memory.total // _MIB,
             free_memory_mb=memory.free // _MIB,
             used_memory_mb=memory.used // _MIB,
-            utilization_percent=_told(
+            utilization_percent=_optional(
                 library, lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu
             ),
-            temperature_c=_told(
+            temperature_c=_optional(
                 library,
                 lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU),
             ),
@@ -128,7 +128,7 @@ def _device(library: Any, index: int, host: str) -> Gpu:
         )
 
 
-def _told(library: Any, ask: Callable[[], int]) -> int | None:
+def _optional(library: Any, ask: Callable[[], int]) -> int | None:
     """Returns a figure that only some devices have; None if this device lacks the figure."""
     try:
         return int(ask())

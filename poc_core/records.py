@@ -221,7 +221,7 @@ class Lease:
     nonces: Sequence[int]
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # only rounds: RoundConfig.terms
     urgent: bool = False  # True for a validation, which has a deadline
-    name: str = ""  # only jobs: the lease's name in its worker's heartbeats; see Hand
+    name: str = ""  # only jobs: the lease's name in its worker's heartbeats; see HeldLeases
     of_round: bool = False
     alone: bool = False  # True after a worker or engine was lost on it: it is computed alone
 

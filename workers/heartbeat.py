@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from poc_core.gpus import GpuWatch
 from poc_core.periodic import Periodic
 from poc_core.records import PULSE_S, WorkerRecord
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from poc_core.state.registry import WorkerRegistry
 from workers.proofs import Proofs
 
@@ -29,7 +29,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, record: WorkerRecord, registry: WorkerRegistry, hand: Hand, interval_s: float
+        self, record: WorkerRecord, registry: WorkerRegistry, hand: HeldLeases, interval_s: float
     ) -> None:
         """`record`: the worker's record at its start."""
         self.record = record
@@ -110,7 +110,9 @@ class Heartbeat:
             self._beats.soon()
 
     def _chats(self) -> int:
-        return 0 if self._served is None else self._served[0].chat_stats().get("chat_active", 0)
+        return (
+            0 if self._served is None else int(self._served[0].chat_stats().get("chat_active", 0))
+        )
 
     def _beat(self) -> None:
         now: dict[str, Any] = {"gpus": self._gpus.now().model_dump()}
@@ -125,6 +127,6 @@ class Heartbeat:
                 now["stats"]["chat_mute_since"] = self._mute_since
         if self._hung.is_set() or self._draining.is_set():
             now["state"] = "hung" if self._hung.is_set() else "draining"
-        self._registry.heartbeat(dataclasses.replace(self.record, **now), self._hand.told())
+        self._registry.heartbeat(dataclasses.replace(self.record, **now), self._hand.summary())
         self._told_draining = now.get("state") == "draining"
         self._told_chat = bool(now.get("stats", {}).get("chat_active"))

@@ -21,7 +21,7 @@ from poc_core.serving.logs import log_to_stderr
 from poc_core.serving.places import HOST_ID_VARIABLE, SLOT_VARIABLE, slot_of
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect, refuse_wrong
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
 from poc_core.state.rounds import RoundStore
@@ -89,7 +89,7 @@ class WorkerProcess:
         self._record = _record(options, settings, worker_id)
         redis = connect(settings)
         self._jobs, self._rounds = JobStore(redis, settings), RoundStore(redis, settings)
-        self._hand = Hand(partial(self._jobs.name_lease, worker_id))
+        self._hand = HeldLeases(partial(self._jobs.name_lease, worker_id))
         self._app = create_app(redis_url, "worker")
         self._wake = Wake(self._app, redis, options.name, worker_id)
         registry = WorkerRegistry(redis, settings)

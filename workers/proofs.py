@@ -110,7 +110,7 @@ class Proofs:
         if self.gate is not None:
             counted |= vars(self.gate.stats())
         validations = self.engine.validations
-        return counted if validations is None else counted | validations.told()
+        return counted if validations is None else counted | validations.figures()
 
     @property
     def is_lost(self) -> bool:

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from poc_core.errors import ProoflineError
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.state.client import is_transient
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from poc_core.state.jobs import JobStore
 from poc_core.state.rounds import RoundStore
 from workers.patience import until_redis_answers
@@ -49,7 +49,7 @@ class Work:
         worker_id: str,
         jobs: JobStore,
         rounds: RoundStore,
-        hand: Hand,
+        hand: HeldLeases,
         urgent: bool = False,
         pass_on: Callable[[], None] = lambda: None,
     ) -> None:

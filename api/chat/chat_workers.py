@@ -111,7 +111,7 @@ class ChatWorkers:
         while self._read_at < oldest:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
-                self._reading.add_done_callback(_seen)
+                self._reading.add_done_callback(_retrieve_error)
             # Shielded: requests share one reading and its error, so no request may cancel the
             # reading.
             await asyncio.shield(self._reading)
@@ -135,7 +135,7 @@ class ChatWorkers:
         self._lost = {worker_id: at for worker_id, at in self._lost.items() if at >= began_at}
 
 
-def _seen(reading: asyncio.Task[None]) -> None:
+def _retrieve_error(reading: asyncio.Task[None]) -> None:
     """Retrieves the error of a reading that no request awaits any more."""
     if not reading.cancelled():
         reading.exception()

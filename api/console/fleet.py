@@ -56,13 +56,13 @@ def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {}
     for seat in seats:
         devices = devices_of(seat.worker) if seat.worker else []
-        use = _told(devices, "utilization_percent")
+        use = _values(devices, "utilization_percent")
         if devices:
             found[seat.name] = {
                 "use": sum(use) / len(use) if use else None,
-                "used_mb": sum(_told(devices, "used_memory_mb")),
-                "total_mb": sum(_told(devices, "total_memory_mb")),
-                "celsius": max(_told(devices, "temperature_c"), default=None),
+                "used_mb": sum(_values(devices, "used_memory_mb")),
+                "total_mb": sum(_values(devices, "total_memory_mb")),
+                "celsius": max(_values(devices, "temperature_c"), default=None),
             }
     return found
 
@@ -76,11 +76,11 @@ def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
         for worker in workers
         for device in devices_of(worker)
     }
-    use = _told(list(gpus.values()), "utilization_percent")
+    use = _values(list(gpus.values()), "utilization_percent")
     return round(sum(use) / len(use)) if use else None
 
 
-def _told(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
+def _values(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
     return [device[sensor] for device in devices if device.get(sensor) is not None]
 
 

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from api.console import fleet, past
 from api.console.work import Work
 from api.health.judgement import Health
-from api.health.reading import HealthReader, told
+from api.health.reading import HealthReader, health_answer
 from api.health.roster import names_of
 from api.reading.live import Sections
 from api.version import VERSION
@@ -155,7 +155,7 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 def _health(health: Health) -> dict[str, Any]:
     """Returns the health without sentences that change each second: the page counts the seconds."""
-    whole = told(health, 0.0)
+    whole = health_answer(health, 0.0)
     for reason in whole["reasons"]:
         del reason["text"]
     return whole

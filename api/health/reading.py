@@ -59,7 +59,7 @@ class HealthReader:
         return replacement(seen, self.of(seen).seats, self.now())
 
 
-def told(health: Health, now: float) -> dict[str, Any]:
+def health_answer(health: Health, now: float) -> dict[str, Any]:
     """Returns the health in the form of answers.NodeHealth."""
     return {
         "level": health.level.value,
@@ -80,7 +80,7 @@ def told(health: Health, now: float) -> dict[str, Any]:
     }
 
 
-def told_seat(seat: Seat) -> dict[str, Any]:
+def seat_answer(seat: Seat) -> dict[str, Any]:
     """Returns a seat in the form of answers.Seat."""
     place = seat.place
     return {

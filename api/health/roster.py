@@ -69,7 +69,7 @@ def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
         for worker in seen.workers
         if worker.host_id not in supervised and worker.state != "draining"
     ]
-    return sorted(_told_apart(found), key=lambda seat: seat.name)
+    return sorted(_distinct(found), key=lambda seat: seat.name)
 
 
 def _placed(
@@ -109,7 +109,7 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
     return Seat(*about, state, since, worker, None, worker.id)
 
 
-def _told_apart(seats: list[Seat]) -> Iterator[Seat]:
+def _distinct(seats: list[Seat]) -> Iterator[Seat]:
     """Yields the seats without dead starts of running workers, and with unique names."""
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [

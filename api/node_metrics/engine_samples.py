@@ -91,7 +91,7 @@ def _series(heads: tuple[str, ...]) -> Iterator[Series]:
             yield Series(
                 _NAMES[name],
                 name,
-                _kept(named),
+                _harmless_labels(named),
                 place,
                 bound=None if bound is None else bound[1],
             )
@@ -111,7 +111,7 @@ def shown_name(model: str) -> str:
     return re.sub(r"[^\w.-]", "_", PurePath(model).name, flags=re.ASCII)
 
 
-def _kept(named: str) -> str:
+def _harmless_labels(named: str) -> str:
     """Removes private labels and values."""
     kept = {name: value for name, value in _LABEL.findall(named) if name not in _DROPPED}
     return ",".join(

@@ -22,7 +22,7 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
     if url is None:
         return
     try:
-        settings.callbacks.check_url(url, settings.own_ports)
+        settings.callbacks.check_url(url, settings.node_ports)
     except ForbiddenReceiverError as error:
         raise BodyError(str(error), (field,), "url_not_allowed") from None
 

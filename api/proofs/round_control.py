@@ -167,7 +167,7 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
     check_limits(info, spec)
-    config = body.config(info.name, body.asked_batch_size or settings.batch_size_default)
+    config = body.config(info.name, body.requested_batch_size or settings.batch_size_default)
     check_receiver(
         config.url, settings, "callback_url" if "callback_url" in type(body).model_fields else "url"
     )

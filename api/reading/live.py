@@ -79,13 +79,13 @@ class Live:
         """
         try:
             while not self._deserted.is_set():
-                self._tell(await to_thread.run_sync(_read, read))
+                self._update(await to_thread.run_sync(_read, read))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._deserted.wait(), self._pause_s)
         finally:
             self._reader = None
 
-    def _tell(self, found: Mapping[str, str]) -> None:
+    def _update(self, found: Mapping[str, str]) -> None:
         self._reading += 1
         for name, text in found.items():
             if name not in self._sections or self._sections[name][1] != text:

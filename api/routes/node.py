@@ -5,7 +5,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from api.health.reading import told
+from api.health.reading import health_answer
 from api.routes.provided import (
     TheDeploying,
     TheDeployments,
@@ -44,7 +44,7 @@ def state(
     ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:
         serves = status.state is DeploymentState.RUNNING
-        loaded = status.wanted.asked if serves and status.wanted else ""
+        loaded = status.wanted.label if serves and status.wanted else ""
     else:  # workers that were started one by one
         serves, loaded = bool(ready), ready[0] if ready else ""
     return answers.NodeState(
@@ -140,7 +140,7 @@ def up_status(
         models=sorted({worker.model for worker in running}),
         workers_running=len(running),
         workers_starting=len(starting),
-        health=answers.NodeHealth(**told(health.of(seen), health.now())),
+        health=answers.NodeHealth(**health_answer(health.of(seen), health.now())),
     )
 
 

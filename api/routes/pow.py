@@ -7,7 +7,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel
 
 from api.edge.shares import client_of
-from api.health.reading import HealthReader, told, told_seat
+from api.health.reading import HealthReader, health_answer, seat_answer
 from api.health.roster import names_of
 from api.proofs.waiting import result_response
 from api.routes.provided import (
@@ -191,8 +191,8 @@ def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) 
             {**vars(worker), "name": names[worker.id], "chat_secret": None}
             for worker in seen.workers
         ],
-        "health": told(health, reader.now()),
-        "seats": [told_seat(seat) for seat in health.seats],
+        "health": health_answer(health, reader.now()),
+        "seats": [seat_answer(seat) for seat in health.seats],
         "version": VERSION,
     }
     # A scheme's fields are absent from other schemes' rounds, not null.

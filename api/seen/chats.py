@@ -62,7 +62,7 @@ class Chats:
         with self._lock:
             self._counts[field] += 1
 
-    def tell(self, history: History, second: float) -> None:
+    def report(self, history: History, second: float) -> None:
         """Adds the new counts to the history. After a RedisError they are kept for the next
         report.
         """

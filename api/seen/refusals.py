@@ -27,7 +27,7 @@ CALLER = "proofline.caller"
 
 
 @dataclass
-class _Told:
+class _Count:
     """A kind of event: its unreported count, and when it may be reported."""
 
     n: int
@@ -41,8 +41,8 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._refused: dict[str, _Told] = {}  # by request and answer
-        self._keys: dict[str, _Told] = {}  # by the key's name
+        self._refused: dict[str, _Count] = {}  # by request and answer
+        self._keys: dict[str, _Count] = {}  # by the key's name
 
     def refused(self, status: int, method: str, path: str, client: str) -> None:
         if status >= 400 and status not in _NO_REFUSALS and path not in _PROBES:
@@ -52,7 +52,7 @@ class Refusals:
     def used(self, key: str, client: str) -> None:
         self._count(self._keys, key, client)
 
-    def tell(self, events: Events) -> None:
+    def report(self, events: Events) -> None:
         """Writes the events that are due. After a RedisError, unwritten events are lost."""
         for what, told in self._due(self._refused, REFUSALS_S):
             times = f", {told.n} times" if told.n > 1 else ""
@@ -60,21 +60,21 @@ class Refusals:
         for key, told in self._due(self._keys, KEYS_S):
             events.note("key", f"The key {key} is used, from {told.client}.", key)
 
-    def _count(self, kinds: dict[str, _Told], what: str, client: str) -> None:
+    def _count(self, kinds: dict[str, _Count], what: str, client: str) -> None:
         with self._lock:
             if what not in kinds and len(kinds) >= _MOST_KINDS:
                 return
-            told = kinds.setdefault(what, _Told(0, client, self._clock()))
+            told = kinds.setdefault(what, _Count(0, client, self._clock()))
             told.n += 1
             told.client = client
 
-    def _due(self, kinds: dict[str, _Told], pause_s: float) -> list[tuple[str, _Told]]:
+    def _due(self, kinds: dict[str, _Count], pause_s: float) -> list[tuple[str, _Count]]:
         now = self._clock()
         with self._lock:
             found = [(what, told) for what, told in kinds.items() if told.next_at <= now]
             for what, told in found:
                 if told.n:
-                    kinds[what] = _Told(0, "", now + pause_s)
+                    kinds[what] = _Count(0, "", now + pause_s)
                 else:
                     del kinds[what]
         return [(what, told) for what, told in found if told.n]

@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.report import console, exit_with
 from cli.model_choice import with_chosen_model
-from lab.local_engine import local_engine, stdout_kept_clean
+from lab.local_engine import clean_stdout, local_engine
 from lab.measure import dimensions as dummies
 from lab.measure.artifact_distance import Distance, artifacts, distance
 from lab.measure.moe_backends import BATCH, SMALL_BATCH, cause, with_backend
@@ -86,7 +86,7 @@ def main(
                 options = with_chosen_model(
                     EngineOptions(model=directory, dtype=dtype, vllm_args=tuple(args))
                 )
-                exits.enter_context(stdout_kept_clean())
+                exits.enter_context(clean_stdout())
                 kernels, sizes, others = distances(
                     options, moe_backend or (), nonces, seq_len, plain
                 )

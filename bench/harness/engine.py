@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from bench.harness import machine
 from bench.harness.report import console
 from cli.engine_options import takes_engine_options
-from lab.local_engine import local_engine, stdout_kept_clean
+from lab.local_engine import clean_stdout, local_engine
 from lab.measure.dimensions import takes_dimensions
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
@@ -40,7 +40,7 @@ def takes_engine(
 @contextmanager
 def engine_of(options: EngineOptions) -> Iterator[Engine]:
     """The loaded engine, alone in this process; says what runs where."""
-    with stdout_kept_clean(), local_engine(options) as engine:
+    with clean_stdout(), local_engine(options) as engine:
         what = f"{engine.info.name}, {engine.info.dtype}"
         console.print(f"{machine.describe()}; {what}", highlight=False)
         yield engine

@@ -128,7 +128,7 @@ def tell(registry: WorkerRegistry, hosts: DeploymentStore, records: list[WorkerR
         ]
         name = f"stand-in-{host}"
         hosts.report(HostReport(id=name, host=name, state=HostState.IDLE, generation=0))
-        hosts.tell_machine(name, MachineFigures(host=name, read_at=time.time(), gpus=tuple(gpus)))
+        hosts.store_machine(name, MachineFigures(host=name, read_at=time.time(), gpus=tuple(gpus)))
 
 
 def measure(n_engines: int, n_reads: int, pause_s: float) -> bool:

@@ -98,7 +98,7 @@ def _body(
     inner = _inner(model)
     body = dict(common)
     within: dict[str, Any] = {}
-    known = _own(model, inner)
+    known = _scheme_fields(model, inner)
     given = dict(_pair(text) for text in params)
     if unknown := [name for name in given if name not in known]:
         raise UsageError(
@@ -124,7 +124,7 @@ def _inner(model: "type[BaseModel]") -> set[str]:
     return set(getattr(field.annotation, "model_fields", ())) if field else set()
 
 
-def _own(model: "type[BaseModel]", inner: set[str]) -> set[str]:
+def _scheme_fields(model: "type[BaseModel]", inner: set[str]) -> set[str]:
     """Returns the scheme-specific parameters that an option can set."""
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (JobBody, RoundBody, SequenceRoundBody, Params):

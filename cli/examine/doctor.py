@@ -186,7 +186,7 @@ def _of_the_node(
     has_redis = any(name.upper() == "POC_REDIS_URL" for name in os.environ)
     place = data_dir or Path(tempfile.gettempdir())
     checks: list[Check] = [
-        ("redis", lambda: redis.server(settings) if has_redis else redis.own_server()),
+        ("redis", lambda: redis.server(settings) if has_redis else redis.local_server()),
         ("port", lambda: machine.port(host, port)),
     ]
     if not has_redis or data_dir is not None:

@@ -24,7 +24,7 @@ from poc_core.fields import HttpUrl
 from poc_core.settings import Settings
 from poc_core.state.client import connect
 from poc_core.state.registry import WorkerRegistry
-from workers.courier.own_ports import OwnPorts
+from workers.courier.node_ports import NodePorts
 
 _ANSWER_S = 10.0  # as long as the courier waits
 _REDIS_S = 2.0
@@ -47,8 +47,8 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
-        settings.callbacks.check_url(url, settings.own_ports)
-        own = _own_ports(settings)
+        settings.callbacks.check_url(url, settings.node_ports)
+        own = _node_ports(settings)
         for address in _addresses(host, port_of(parts)):
             settings.callbacks.check(host, ipaddress.ip_address(address), port_of(parts), own)
     except ForbiddenReceiverError as error:
@@ -102,10 +102,10 @@ def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
     return settings.callback_proxy.get_secret_value()
 
 
-def _own_ports(settings: Settings) -> Own:
+def _node_ports(settings: Settings) -> Own:
     """Returns the node's own ports, without those stored in Redis if Redis is unavailable."""
     redis = connect(settings, patient=False, timeout_s=_REDIS_S)
-    own = OwnPorts.of(settings, WorkerRegistry(redis, settings))
+    own = NodePorts.of(settings, WorkerRegistry(redis, settings))
     with suppress(RedisError):
         own.look()
     redis.close()

@@ -26,7 +26,7 @@ _NEARLY_FULL = 0.9
 _DOCUMENT = "docs/redis.md, What Redis must promise"
 
 
-def own_server() -> Iterator[Finding]:
+def local_server() -> Iterator[Finding]:
     """Yields findings about the redis-server that `proofline up` would start."""
     try:
         binary = find_redis_server()

@@ -38,7 +38,7 @@ class HostsError(ProoflineError):
 
 
 @dataclass(frozen=True)
-class Seen:
+class HostRow:
     """A host's row in `hosts list`."""
 
     name: str
@@ -104,17 +104,17 @@ class Inviting:
         self._invitations.add(host, invitation, SealedOffer.of(offer, token))
         return token, self._forgets()
 
-    def seen(self) -> Iterator[Seen]:
+    def rows(self) -> Iterator[HostRow]:
         """Yields all hosts, ordered by name."""
         users = self._users.names()
         for name, host in sorted(self._invitations.hosts().items()):
             try:
                 invitation = self._invitations.of_hash(host.token_sha256)
             except (UnknownTokenError, ValueError):  # an API has removed or damaged it
-                yield Seen(name, State.REVOKED, host.invited_at, host.user in users)
+                yield HostRow(name, State.REVOKED, host.invited_at, host.user in users)
                 continue
             at = invitation.used_at or invitation.expires_at
-            yield Seen(name, invitation.state(time.time()), at, host.user in users)
+            yield HostRow(name, invitation.state(time.time()), at, host.user in users)
 
     def revoke(self, name: str) -> int:
         """Ends a host's access. Returns the number of its workers. HostsError if there is no host.

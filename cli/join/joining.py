@@ -76,7 +76,7 @@ def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
         env.setdefault(name, value)
 
 
-def use_kept(env: MutableMapping[str, str]) -> None:
+def use_stored_access(env: MutableMapping[str, str]) -> None:
     """Sets this process's environment like that of the workers, if the host has joined a node."""
     access = access_of(Join(), env)
     if access is not None:

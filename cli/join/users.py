@@ -44,7 +44,7 @@ class HostUsers:
 
     def check(self) -> None:
         """Raises UsersError if this client may not create users, or Redis needs no password."""
-        with _told():
+        with _with_advice():
             default = self._redis.acl_getuser("default") or {}
         if {"on", "nopass"} <= set(default.get("flags", ())):
             raise UsersError(
@@ -54,13 +54,13 @@ class HostUsers:
 
     def names(self) -> set[str]:
         """Returns the names of the existing hosts' users."""
-        with _told():
+        with _with_advice():
             users = self._redis.execute_command("ACL", "USERS")  # redis-py's own differs by release
         return {raw.decode() for raw in users if raw.startswith(PREFIX.encode())}
 
     def make(self, host: HostUser) -> None:
         """Creates a host's user, or resets the user's rights."""
-        with _told():
+        with _with_advice():
             version = str(self._redis.info("server")["redis_version"])
             rights = worker_rights()
             if int(version.partition(".")[0]) >= 7:  # Redis 7 supports read-only keys
@@ -71,7 +71,7 @@ class HostUsers:
 
     def remove(self, user: str) -> None:
         """Removes a user and closes the user's connections, so that no further command runs."""
-        with _told():
+        with _with_advice():
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
@@ -81,7 +81,7 @@ class HostUsers:
         UsersError if Redis cannot write the file.
         """
         try:
-            with _told():
+            with _with_advice():
                 self._redis.acl_save()
         except ResponseError as error:
             if _NO_FILE in str(error):
@@ -94,7 +94,7 @@ class HostUsers:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _with_advice() -> Iterator[None]:
     """Converts errors of Redis about users into UsersError with advice."""
     try:
         yield

@@ -75,7 +75,7 @@ def invite(
 def list_hosts(redis_url: options.RedisUrl = None) -> None:
     """Show all hosts: invited, expired or joined, and when."""
     with _as_operator() as inviting:
-        seen = list(inviting.seen())
+        seen = list(inviting.rows())
     if not seen:
         note("hosts: none was invited")
     for host in seen:

@@ -6,7 +6,7 @@ import socket
 from redis.exceptions import RedisError
 
 from cli import options
-from cli.join.joining import use_kept
+from cli.join.joining import use_stored_access
 from cli.terminal import note
 from poc_core.errors import ProoflineError
 from poc_core.settings import load_settings
@@ -21,7 +21,7 @@ def ready(redis_url: options.RedisUrl = None) -> None:
     A host with a part of another host's engine is ready when that engine is ready. The API has
     /readyz for all hosts.
     """
-    use_kept(os.environ)
+    use_stored_access(os.environ)
     settings = load_settings()
     redis = connect(settings)
     try:

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from cli.machine.cgroup import memory_left
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
-from cli.supervise.machine_teller import MachineTeller
+from cli.supervise.machine_reporter import MachineReporter
 from poc_core import life_signs
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
@@ -104,7 +104,7 @@ class Follower:
         self._announce = announce
         self._says_ready = says_ready
         self._vllm_version = _vllm_version()
-        self._machine = MachineTeller(store, self.id, host, announce)
+        self._machine = MachineReporter(store, self.id, host, announce)
         self._offered = False
         self._known: DeploymentRecord | None = None  # the record as last read
         self._lock = threading.RLock()  # protects all fields below; not held during Redis calls
@@ -125,7 +125,7 @@ class Follower:
         return self._fleet
 
     @property
-    def runs_own(self) -> bool:
+    def runs_cli_model(self) -> bool:
         """True if this host runs the command's --model."""
         return self._plan is not None and self._plan.own
 
@@ -142,7 +142,7 @@ class Follower:
 
         The failure of a deployed model does not end the command.
         """
-        return self._fleet.failure() if self._fleet is not None and self.runs_own else None
+        return self._fleet.failure() if self._fleet is not None and self.runs_cli_model else None
 
     def begin(self) -> None:
         """Makes the first look, and starts the thread.
@@ -198,7 +198,7 @@ class Follower:
         self._told_places = report.places
         if has_changed or time.monotonic() - self._told_logs_at >= LOGS_S:
             self._told_logs_at = time.monotonic()
-            self._store.tell_logs(self.id, HostLogs(host=self.host, workers=logs))
+            self._store.store_logs(self.id, HostLogs(host=self.host, workers=logs))
 
     def _read(self) -> DeploymentRecord | None:
         record = self._unless_lost(self._store.read())
@@ -235,7 +235,7 @@ class Follower:
         if self._own is not None and record is not None and record.by == "start":
             return Plan(generation, self._options, own=True)
         if record is None or record.wanted is None:
-            return self._kept(record) or Plan(generation, None, generation)
+            return self._loading_plan(record) or Plan(generation, None, generation)
         engines = record.engines
         if record.error is not None:
             return Plan(generation, None, engines)
@@ -254,7 +254,7 @@ class Follower:
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 
-    def _kept(self, record: DeploymentRecord | None) -> Plan | None:
+    def _loading_plan(self, record: DeploymentRecord | None) -> Plan | None:
         """Returns the withdrawn plan if its engines were loading and KEPT_S is not over; otherwise
         None.
         """

@@ -119,7 +119,7 @@ def make_private(data_dir: Path) -> None:
 
 
 @dataclass
-class OwnRedis:
+class LocalRedis:
     """A Redis on loopback with a generated password and an append-only file in `data_dir`.
 
     The password excludes other users of the machine. It is in the configuration file, which only

@@ -35,7 +35,7 @@ from cli.supervise.processes import (
     command_of_proofline,
     environment_of_proofline,
 )
-from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
+from cli.supervise.redis_server import LocalRedis, RedisServerError, wait_for_redis
 from cli.terminal import UsageError
 from poc_core.errors import ProoflineError
 from poc_core.serving.places import HOST_ID_VARIABLE
@@ -86,7 +86,7 @@ class Stack:
         self._began_api: float | None = None  # the API's start; None after its first answer
         self._courier: Child | None = None
         self._redis: Child | None = None
-        self._own_redis: OwnRedis | None = None
+        self._own_redis: LocalRedis | None = None
         self._temporary_dir: Path | None = None
         # A key for this run, because the stack must be able to call an API that requires keys.
         self._api_key = (
@@ -210,7 +210,9 @@ class Stack:
         ) as client:
             while time.monotonic() < deadline:
                 for child in self._children():
-                    if child.gave_up is not None and (child not in self._workers or self._runs_own):
+                    if child.gave_up is not None and (
+                        child not in self._workers or self._runs_cli_model
+                    ):
                         raise StackError(with_tail(f"{child.gave_up}.", child))
                 try:
                     if (
@@ -219,7 +221,7 @@ class Stack:
                     ):
                         return
                     ready = client.get("/ready")
-                    self._tell_of_api()
+                    self._announce_api()
                     missing = f"/ready answers {ready.status_code} {ready.text[:200]}"
                     if ready.status_code == 200:
                         workers = client.get("/api/v1/pow/status").json().get("workers", [])
@@ -241,7 +243,7 @@ class Stack:
         slow = [child for child in self._workers if child.spec.name in missing] or self._workers
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
-    def _tell_of_api(self) -> None:
+    def _announce_api(self) -> None:
         """Announces once how long the API took until its first answer."""
         if self._began_api is not None:
             self.announce(f"API: {time.monotonic() - self._began_api:.1f} s")
@@ -306,8 +308,8 @@ class Stack:
         return [] if fleet is None else fleet.children
 
     @property
-    def _runs_own(self) -> bool:
-        return self._follower is not None and self._follower.runs_own
+    def _runs_cli_model(self) -> bool:
+        return self._follower is not None and self._follower.runs_cli_model
 
     def _settings(self) -> Settings:
         """Returns the settings of the child processes."""
@@ -349,7 +351,7 @@ class Stack:
             return wait_for_redis(load_settings(redis_url=self.redis_url).redis_url)
         if self.data_dir is None:
             self._temporary_dir = Path(tempfile.mkdtemp(prefix="proofline-"))
-        redis = self._own_redis = OwnRedis(self.data_dir or self._temporary_dir or Path())
+        redis = self._own_redis = LocalRedis(self.data_dir or self._temporary_dir or Path())
         self.redis_url = redis.url
         self._redis = self._add_child(
             ChildSpec(

@@ -19,7 +19,7 @@ from lab.judge import calibration
 from lab.judge.calibration import CalibrationError, check_count
 from lab.judge.calibration_tables import print_tables
 from lab.judge.histogram import draw
-from lab.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
+from lab.local_engine import clean_stdout, compute_in_steps, local_engine, progress_title
 from lab.picture import check_picture
 from poc_core.records import ProofSpec
 from poc_core.schemes.distance.options import distance_spec
@@ -118,7 +118,7 @@ def calibrate(
         kind: [distance_spec(one, public_key, seq_len, kind) for one in hashes]
         for kind in randomization.kinds
     }
-    with stdout_kept_clean(verbose) as stdout:
+    with clean_stdout(verbose) as stdout:
         with local_engine(engine_options) as loaded:
             dtype_used = loaded.info.dtype
             distances = measure(loaded, specs, wanted)

@@ -21,7 +21,7 @@ from lab.judge.chat_answer import (
     read_file,
     validators_request,
 )
-from lab.local_engine import local_engine, stdout_kept_clean
+from lab.local_engine import clean_stdout, local_engine
 from lab.tables import result_console, result_table
 from poc_core.errors import ProoflineError
 from poc_core.serving import chat_distance
@@ -108,7 +108,7 @@ def chat_check(
     chat = read_file(executor_answer)
     served = str(chat.request.get("model") or engine_options.name)
     rules = Rules.of(served, chat.request, chat.mode, threshold)
-    with stdout_kept_clean(verbose or not engine_options.model) as stdout:
+    with clean_stdout(verbose or not engine_options.model) as stdout:
         checked = check(chat, rules, engine_options, against)
         show(chat, checked, rules, stdout)
     if not checked.verdict.is_valid:

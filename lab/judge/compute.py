@@ -12,7 +12,7 @@ from cli.engine_options import takes_engine_options
 from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
 from cli.terminal import UsageError, check_output, note, progress_bar, write_json
-from lab.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
+from lab.local_engine import clean_stdout, compute_in_steps, local_engine, progress_title
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of, scheme_names
 
@@ -114,7 +114,7 @@ def compute(
     spec = ProofSpec(
         scheme=scheme, block_hash=block_hash, public_key=public_key, seq_len=seq_len, options=given
     )
-    with stdout_kept_clean(verbose) as stdout:
+    with clean_stdout(verbose) as stdout:
         with local_engine(engine_options) as loaded:
             values = compute_with_progress(loaded, spec, wanted)
         write_result(spec, computed(wanted, values), stdout, json_only, output)

@@ -13,7 +13,7 @@ import typer
 from cli import options
 from cli.engine_options import takes_engine_options
 from cli.terminal import UsageError, note, progress_bar, write_json
-from lab.local_engine import local_engine, progress_title, stdout_kept_clean
+from lab.local_engine import clean_stdout, local_engine, progress_title
 from lab.measure import moe_backends, speed_picture
 from lab.measure.dimensions import takes_dimensions
 from lab.measure.published import beside_published
@@ -112,7 +112,7 @@ def bench(
     others = [earlier(path, engine_options.name) for path in compare or ()]
     limits_ms = sorted(set(max_step_ms or LIMITS_MS))
     usual_ms = load_settings().max_step_ms
-    with stdout_kept_clean(verbose) as stdout, local_engine(engine_options) as loaded:
+    with clean_stdout(verbose) as stdout, local_engine(engine_options) as loaded:
         found = measure_all(
             loaded,
             sorted(set(seq_len or [ROUND_SEQ_LEN])),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from cli.terminal import UsageError, progress_bar
-from lab.local_engine import local_engine, progress_title, stdout_kept_clean
+from lab.local_engine import clean_stdout, local_engine, progress_title
 from lab.measure.artifact_distance import Distance, artifacts, distance
 from lab.measure.speed import SeqLenSpeeds, spec_of, speed
 from poc_core.errors import ProoflineError
@@ -134,7 +134,7 @@ def _tried(
 ) -> Tried:
     try:
         with (
-            stdout_kept_clean(verbose),
+            clean_stdout(verbose),
             local_engine(with_backend(options, backend)) as engine,
             progress_bar("measurements") as bar,
         ):

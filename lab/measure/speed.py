@@ -178,13 +178,13 @@ def measure(
     measured.
     """
 
-    def told(n: int | None, limit_ms: float | None) -> Speed:
+    def measured(n: int | None, limit_ms: float | None) -> Speed:
         found = speed(engine, spec, n, limit_ms, seconds)
         on_step()
         return found
 
-    by_size = [(told(n, None), told(n, max_step_ms)) for n in counts]
-    turns = [[told(None, limit_ms) for limit_ms in (None, *limits_ms)] for _ in range(_TURNS)]
+    by_size = [(measured(n, None), measured(n, max_step_ms)) for n in counts]
+    turns = [[measured(None, limit_ms) for limit_ms in (None, *limits_ms)] for _ in range(_TURNS)]
     most = engine.info.max_batch(spec.seq_len)
     try:
         parts = time_parts(engine.profile(spec, range(most)), most)

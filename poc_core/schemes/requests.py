@@ -108,7 +108,7 @@ class RoundBody(BaseModel, ABC):
 
     @property
     @abstractmethod
-    def asked_batch_size(self) -> int | None:
+    def requested_batch_size(self) -> int | None:
         """Nonces that a worker computes at a time; None for as many as fit."""
 
     @abstractmethod
@@ -160,7 +160,7 @@ class PlacedRoundBody(RoundBody):
         return self
 
     @property
-    def asked_batch_size(self) -> int | None:
+    def requested_batch_size(self) -> int | None:
         return self.batch_size or None
 
     @property

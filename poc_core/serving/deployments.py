@@ -22,7 +22,7 @@ class Deployment(ModelOptions):
     left_out: tuple[str, ...] = ()
 
     @property
-    def asked(self) -> str:
+    def label(self) -> str:
         """The model as requested; only the name of a directory, whose path only hosts know."""
         return self.name if self.is_directory else self.model
 

@@ -31,7 +31,7 @@ class Settings(RedisSettings, CallbackSettings, ChatSettings, ProofSettings, Api
     """
 
     @property
-    def own_ports(self) -> frozenset[int]:
+    def node_ports(self) -> frozenset[int]:
         """The node's ports according to the settings: those of the API and of Redis."""
         return RedisUrl.of(self.redis_url).ports | set(parse_ports(self.api_port))
 

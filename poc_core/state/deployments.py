@@ -160,13 +160,13 @@ class DeploymentStore:
         ]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
-    def tell_logs(self, host_id: str, logs: HostLogs) -> None:
+    def store_logs(self, host_id: str, logs: HostLogs) -> None:
         """Stores the last lines of a host's workers; they go with the host's reports."""
         self._redis.set(
             keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s
         )
 
-    def tell_machine(self, host_id: str, figures: MachineFigures) -> None:
+    def store_machine(self, host_id: str, figures: MachineFigures) -> None:
         """Stores what a machine's sensors say, apart from the heartbeats, which everybody reads."""
         self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
 

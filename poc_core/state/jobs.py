@@ -240,7 +240,7 @@ class JobStore:
     def name_lease(self, worker_id: str, number: int | None = None) -> str:
         """A new name for a lease, so that a request whose answer was lost can be repeated.
 
-        `number`: by which the worker's heartbeats tell of the lease (Hand); None: they do not.
+        `number`: the lease's in the worker's heartbeats (HeldLeases); None: it is in none.
         """
         name = uuid.uuid4().hex if number is None else f"n{number}"
         return f"{worker_id}|{int(self._clock())}|{name}"

@@ -54,8 +54,8 @@ class WorkerRegistry:
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
         """Says that the worker lives, what it serves and which leases it has in hand.
 
-        To be called before its first lease: the dead hold none. `in_hand`: Hand.told; None: all
-        that Redis knows of.
+        To be called before its first lease: the dead hold none. `in_hand`: HeldLeases.summary;
+        None: all that Redis knows of.
         """
         fields = asdict(worker)
         info = fields["info"]
@@ -176,7 +176,7 @@ class WorkerRegistry:
         """The workers alive that take new work."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
-    def tell_api(self) -> None:
+    def store_api_addresses(self) -> None:
         """Says at which addresses this machine has an API."""
         now, ports = self._clock(), parse_ports(self._settings.api_port)
         found = [one.address for of_one in psutil.net_if_addrs().values() for one in of_one]

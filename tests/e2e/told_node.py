@@ -145,7 +145,7 @@ class ToldNode:
         )
         lines = ["the engine is ready", "<b>no markup</b>"]
         children = [ChildLog(name=place.name, pid=place.pid, lines=lines) for place in places]
-        self.deployments.tell_logs(f"{HOST}-1-000000", HostLogs(host=HOST, workers=children))
+        self.deployments.store_logs(f"{HOST}-1-000000", HostLogs(host=HOST, workers=children))
 
     def _work(self, alive: Sequence[int]) -> None:
         current = self.rounds.current()

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cli.supervise.processes import Child, ChildSpec
-from cli.supervise.redis_server import OwnRedis, wait_for_redis
+from cli.supervise.redis_server import LocalRedis, wait_for_redis
 
 
 @contextmanager
-def own_redis(data_dir: Path) -> Iterator[OwnRedis]:
+def own_redis(data_dir: Path) -> Iterator[LocalRedis]:
     """Within, it runs and answers; its data lie in the folder."""
-    own = OwnRedis(data_dir)
+    own = LocalRedis(data_dir)
     child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
     child.start()
     try:

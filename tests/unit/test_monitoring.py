@@ -106,7 +106,7 @@ def networks(
         sensors = {family.name.removeprefix("mlnode_host_"): 1.0 for family in HOST}
         figures = MachineFigures(host=name, read_at=1, gpus=(gpu,), sensors=sensors)
         store.report(HostReport(id=name, host=name, state=HostState.IDLE, generation=0))
-        store.tell_machine(name, figures)
+        store.store_machine(name, figures)
     with FakeWorker("w1", lambda call: call.answer(metrics_text().encode())) as worker:
         workers.heartbeat(worker.record)
         expected = {sample for family in ALL for sample in family.sample_names}

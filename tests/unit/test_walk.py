@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from poc_core.schemes.requests import PLACE_EXAMPLE
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from tests.harness.samples import MODEL, worker_record
 from tests.peers.fake_engine import FakeEngine
 from workers.proofs import Proofs
@@ -80,7 +80,7 @@ def test_no_other_file_is_given_the_nonce(
     body = PLACE_EXAMPLE | {"nonces": [NONCE], "params": params}
     with noted() as found:
         proofs = Proofs(FakeEngine())
-        hand = Hand(partial(jobs.name_lease, "w1"))
+        hand = HeldLeases(partial(jobs.name_lease, "w1"))
         work = Work(proofs, "w1", jobs, rounds, hand)
         job_id = client.post("/api/v1/pow/generate", json=body).json()["request_id"]
         work.run()

@@ -19,7 +19,7 @@ from poc_core.state.client import connect, refuse_wrong
 from poc_core.state.delivery.outbox import BAD_CERTIFICATES, Outbox
 from poc_core.state.delivery.receivers import Receivers
 from workers.courier.courier import Courier
-from workers.courier.own_ports import OwnPorts
+from workers.courier.node_ports import NodePorts
 from workers.courier.poster import Poster
 from workers.courier.ticker import Ticker
 from workers.courier.tls_clients import CONNECTIONS
@@ -38,13 +38,13 @@ def run_courier(redis_url: str | None = None) -> None:
     refuse_wrong(settings)
     redis = connect(settings)
     outbox = Outbox(redis, settings)
-    own_ports = OwnPorts.of(settings, WorkerRegistry(redis, settings))
+    node_ports = NodePorts.of(settings, WorkerRegistry(redis, settings))
     # trust_env is off, because the environment's proxies are not meant for callbacks.
     client = httpx.AsyncClient(trust_env=False, limits=CONNECTIONS)
     tls = CallbackTls(settings.callback_tls)
     tls.problem()  # logs a problem before a callback needs the files
     proxy = settings.callback_proxy.get_secret_value() if settings.callback_proxy else None
-    poster = Poster(client, settings.callbacks, own_ports.now, tls=tls, proxy=proxy)
+    poster = Poster(client, settings.callbacks, node_ports.now, tls=tls, proxy=proxy)
     courier = Courier(
         outbox, Receivers(redis), poster, settings.callback_max_retries, settings.callback_max_bytes
     )
@@ -53,7 +53,7 @@ def run_courier(redis_url: str | None = None) -> None:
     with courier.running():
 
         def look() -> str:
-            own_ports.look()
+            node_ports.look()
             return BAD_CERTIFICATES if tls.problem() else ""
 
         ticker = Ticker(outbox, courier, look)

@@ -103,13 +103,13 @@ class Poster:
         self,
         client: httpx.AsyncClient,
         policy: CallbackPolicy,
-        own_ports: Callable[[], Own] = frozenset,
+        node_ports: Callable[[], Own] = frozenset,
         lookup: Lookup = _look_up,
         deadline_s: float = DEADLINE_S,
         tls: CallbackTls | None = None,
         proxy: str | None = None,
     ) -> None:
-        """`own_ports()`: the node's ports, to which nothing is sent. `tls`: TLS of the hosts in
+        """`node_ports()`: the node's ports, to which nothing is sent. `tls`: TLS of the hosts in
         POC_CALLBACK_TLS_HOSTS. `proxy`: url of an HTTP proxy for public addresses.
         """
         self._clients = TlsClients(client, tls or CallbackTls(NO_TLS), proxy)
@@ -117,7 +117,7 @@ class Poster:
             OrderedDict()
         )  # by receiver, the most recently used last
         self._policy = policy
-        self._own_ports = own_ports
+        self._node_ports = node_ports
         self._lookup = lookup
         self._deadline_s = deadline_s
         # Unanswered name resolution blocks threads for long. Separate threads keep jobs from
@@ -182,12 +182,12 @@ class Poster:
         url = httpx.URL(delivery.url)
         port = url.port or {"https": 443}.get(url.scheme, 80)
         host, receiver = canonical_host(url.host), receiver_of(delivery.url)
-        own_ports = self._own_ports()
+        node_ports = self._node_ports()
         allowed = []
         problem = ForbiddenReceiverError(f"{host} has no address")
         for address in await self._addresses(url.raw_host.decode(), port, delivery.is_round):
             try:
-                self._policy.check(host, address, port, own_ports)
+                self._policy.check(host, address, port, node_ports)
                 allowed.append(address)
             except ForbiddenReceiverError as error:
                 problem = error

@@ -83,7 +83,7 @@ class EngineOptions(ModelOptions):
         return self
 
     @model_validator(mode="after")
-    def _leave_vllm_its_own(self) -> Self:
+    def _check_vllm_only(self) -> Self:
         if self.engine != "vllm" and (self.n_devices > 1 or self.vllm_args):
             raise OptionsError(
                 f"Parallelism and arguments after -- are vLLM's; the {self.engine} engine takes"

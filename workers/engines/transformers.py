@@ -97,7 +97,7 @@ class TransformersEngine(WholeBatchEngine):
             if self._vocab_size is not None:
                 ids = batch.token_ids(step, self._vocab_size).view(order.n, -1)
             with (
-                _given_token_ids(self._layers, ids),
+                _with_token_ids(self._layers, ids),
                 _transformed_layers(self._layers, batch, step),
                 seeded(
                     self._gates if batch.seeds_experts else (),
@@ -124,19 +124,19 @@ class TransformersEngine(WholeBatchEngine):
 
 
 @contextmanager
-def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
+def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
     """Passes the token ids to each layer, because transformers' models accept either token ids or
     inputs.
     """
 
-    def tell(
+    def add_ids(
         module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, others | {"input_ids": ids}
 
     with ExitStack() as exits:
         for layer in layers if ids is not None else ():
-            exits.callback(layer.register_forward_pre_hook(tell, with_kwargs=True).remove)
+            exits.callback(layer.register_forward_pre_hook(add_ids, with_kwargs=True).remove)
         yield
 
 

@@ -23,7 +23,7 @@ class Validations:
         self.count[way] += 1
         self.seconds[way] += seconds
 
-    def told(self) -> dict[str, int | float]:
+    def figures(self) -> dict[str, int | float]:
         """Returns the figures for the heartbeat, by way."""
         counts = {f"validations_{way}": n for way, n in self.count.items()}
         return counts | {f"validation_{way}_s": round(s, 3) for way, s in self.seconds.items()}

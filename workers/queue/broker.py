@@ -110,7 +110,7 @@ class _Channel(kombu_redis.Channel):
             raise Empty from error
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        if self._is_given_up:
+        if self._is_abandoned:
             logger.info(
                 "a task ended whose message came before Redis went away; the message will come"
                 " again"
@@ -128,7 +128,7 @@ class _Channel(kombu_redis.Channel):
             QoS.ack(self.qos, delivery_tag)
 
     def _connparams(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_given_up:
+        if self._is_abandoned:
             # Celery handles this error.
             raise ConnectionError("this connection was given up when Redis went away")
         return super()._connparams(*args, **kwargs)
@@ -145,7 +145,7 @@ class _Channel(kombu_redis.Channel):
         return self._client_kept
 
     @property
-    def _is_given_up(self) -> bool:
+    def _is_abandoned(self) -> bool:
         return self.connection is None or self.connection.client is None
 
 

@@ -25,6 +25,6 @@ def register() -> None:
         engine_core.let_core_count()
         faults.plan_for_caches_of_8_bits()
         lone_rank.listen_to_nobody()
-        if random_weights.are_asked_for():
+        if random_weights.are_enabled():
             model_parts.make_up_weights(random_weights.draw)
         end_like_this()

@@ -97,7 +97,7 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
         check_slices(engine)
         check_memory(engine, whole=engine.on_gpu)
         check_chains(engine)
-        tell_speed(engine)
+        report_speed(engine)
         # Over several hosts this is untested, and it needs the agreement of their ranks.
         if engine.on_gpu and (options.span is None or os.environ.get(SWITCH) == "on"):
             check_graphs(engine)
@@ -217,7 +217,7 @@ def check_memory(engine: Engine, whole: bool) -> None:
         )
 
 
-def tell_speed(engine: VllmEngine) -> None:
+def report_speed(engine: VllmEngine) -> None:
     """Measures and reports how long a micro-batch takes.
 
     Uses a full micro-batch on a GPU and a small one on a CPU, where larger ones are no faster.
@@ -230,7 +230,7 @@ def tell_speed(engine: VllmEngine) -> None:
     compute_all(engine, _spec(seq_len), nonces, plan)
     seconds = time.monotonic() - began
     engine.token_layer_s = seconds / (len(nonces) * seq_len * info.n_layers)
-    stages.tell_speed(len(nonces) / seconds, seq_len)
+    stages.report_speed(len(nonces) / seconds, seq_len)
 
 
 def check_chains(engine: VllmEngine) -> None:

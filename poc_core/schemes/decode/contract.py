@@ -53,9 +53,9 @@ class DecodeContract(Contract):
 
     def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
         less, limits = super().halved(spec, n, part, info), ChainLimits.of(info)
-        if limits.kept_tokens is None or not limits.kept_by(spec):
+        if limits.kept_tokens is None or not limits.step_positions(spec):
             return less
-        kept = min(limits.kept_tokens, n // 2 * limits.kept_by(spec))
+        kept = min(limits.kept_tokens, n // 2 * limits.step_positions(spec))
         return limits.model_copy(update={"kept_tokens": kept}).on(less)
 
     def passes(self, spec: ProofSpec) -> Passes:

@@ -66,9 +66,9 @@ class ChainLimits(BaseModel, frozen=True):
 
     def keeps(self, spec: ProofSpec) -> bool:
         """Returns True if there is memory for one nonce's steps."""
-        return self.kept_tokens is None or self.kept_by(spec) <= self.kept_tokens
+        return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
-    def kept_by(self, spec: ProofSpec) -> int:
+    def step_positions(self, spec: ProofSpec) -> int:
         """Returns the positions of `kept_tokens` that a nonce takes; 0 if it has no steps."""
         passes = passes_of(spec)
         if not passes.steps:
@@ -77,7 +77,7 @@ class ChainLimits(BaseModel, frozen=True):
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
         """See Contract. Steps may hold more nonces than one forward of all rows does."""
-        by_nonce = self.kept_by(spec)
+        by_nonce = self.step_positions(spec)
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)
         room = self.kept_tokens or info.max_batch_tokens

@@ -67,7 +67,7 @@ class DecodeBatch(Batch):
         self._first_states: list[Tensor] = []  # last states of the prefill's parts so far
         self._points: list[Tensor] = []  # int64 (n,) for each state taken
         self._margins: list[Tensor] = []  # the claims' margins: float32 (n,) for each state taken
-        self._own_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
+        self._nonce_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
         self._route_seeds: dict[int, Tensor] = {}  # by MoE layer: int64 (n, 1)
         # By MoE layers: int64 (layers, n)
         self._all_route_seeds: dict[range, Tensor] = {}
@@ -117,9 +117,9 @@ class DecodeBatch(Batch):
             return self.scheme
         return _OfEachNonce(self, self._slice(step))
 
-    def own_vectors(self, layer: int) -> Tensor:
+    def nonce_vectors(self, layer: int) -> Tensor:
         """Returns each nonce's reflection of one layer's outputs: (n, 1, hidden)."""
-        vectors = self._own_vectors.get(layer)
+        vectors = self._nonce_vectors.get(layer)
         if vectors is None:
             block_hash = self.scheme.spec.block_hash
             names = [
@@ -128,7 +128,7 @@ class DecodeBatch(Batch):
             vectors = reflections.householder_vectors(
                 names, self.scheme.hidden_size, self.scheme.device
             )
-            vectors = self._own_vectors[layer] = vectors.to(self.scheme.dtype)[:, None]
+            vectors = self._nonce_vectors[layer] = vectors.to(self.scheme.dtype)[:, None]
         return vectors
 
     @property
@@ -251,7 +251,7 @@ class _OfEachNonce:
         self._members = members
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        vectors = self._batch.own_vectors(layer)[self._members]
+        vectors = self._batch.nonce_vectors(layer)[self._members]
         return [
             reflections.reflect(x.reshape(len(vectors), -1, x.shape[-1]), vectors).reshape(x.shape)
             for x in terms

@@ -58,7 +58,7 @@ local function count_nonces(batch)
   return select(2, string.gsub(batch, ',', '')) + 1
 end
 
--- A lease is worker id, '|', second it was taken, '|', token: 'n' and its number (state/hand.py).
+-- A lease is worker id, '|', second it was taken, '|', token: 'n' and its number (state/held_leases.py).
 local function lease_parts(lease)
   return string.match(lease, '^(.*)|(%d+)|(%w+)$')
 end

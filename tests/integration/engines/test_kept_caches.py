@@ -60,12 +60,12 @@ def layers_and_groups(builder: type = GDNAttentionMetadataBuilder) -> tuple[dict
 
 def kept_of(builder: type = GDNAttentionMetadataBuilder, on_gpu: bool = False) -> Any:
     """`on_gpu`: with memory that is reserved once, as there."""
-    from workers.vllm.forward.kept_caches import KeptCaches
     from workers.vllm.forward.kv_isolation import ScratchCaches
+    from workers.vllm.forward.step_caches import StepCaches
 
     layers, groups = layers_and_groups(builder)
     scratch = ScratchCaches(SimpleNamespace(attn_groups=[groups]), layers)
-    kept = KeptCaches(scratch, torch.device("cpu"))
+    kept = StepCaches(scratch, torch.device("cpu"))
     kept.on_gpu = on_gpu
     return kept
 

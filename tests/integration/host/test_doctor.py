@@ -11,7 +11,7 @@ import redis
 
 from cli.examine.findings import Finding
 from cli.examine.redis import own_server, server
-from cli.supervise.redis_server import OwnRedis, free_port
+from cli.supervise.redis_server import LocalRedis, free_port
 from poc_core.settings import Settings
 from tests.stacks.own_redis import own_redis
 
@@ -19,20 +19,20 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnRedis]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRedis]:
     """A Redis as `up` has it."""
     with own_redis(tmp_path_factory.mktemp("redis")) as own:
         yield own
 
 
 @pytest.fixture
-def client(own: OwnRedis) -> Iterator[redis.Redis]:
+def client(own: LocalRedis) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(own.url) as client:
         yield client
 
 
 @pytest.fixture
-def settings(own: OwnRedis) -> Settings:
+def settings(own: LocalRedis) -> Settings:
     return Settings(redis_url=own.url)
 
 
@@ -84,7 +84,7 @@ def test_a_clock_that_differs_is_named(settings: Settings) -> None:
     assert "clock" in [finding.about for finding in server(settings) if finding.level == "ok"]
 
 
-def test_another_password(own: OwnRedis) -> None:
+def test_another_password(own: LocalRedis) -> None:
     for password in ("another", ""):
         url = (
             f"redis://:{password}@127.0.0.1:{own.port}/0"
@@ -102,7 +102,7 @@ def test_nobody_there() -> None:
     assert "secret" not in found.says
 
 
-def test_a_user_who_may_not_look(settings: Settings, own: OwnRedis, client: redis.Redis) -> None:
+def test_a_user_who_may_not_look(settings: Settings, own: LocalRedis, client: redis.Redis) -> None:
     client.execute_command("ACL", "SETUSER", "worker", "on", ">password", "~*", "+@all", "-info")
     url = f"redis://worker:password@127.0.0.1:{own.port}/0"
     found = [

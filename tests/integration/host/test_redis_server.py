@@ -11,7 +11,7 @@ import redis
 from cli.supervise import redis_server
 from cli.supervise.processes import Child, ChildSpec
 from cli.supervise.redis_server import (
-    OwnRedis,
+    LocalRedis,
     RedisServerError,
     find_redis_server,
     free_port,
@@ -93,14 +93,14 @@ def test_the_wheel_is_found_without_importing_it(
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[OwnRedis]:
-    redis = OwnRedis(tmp_path / "data")
+def own(tmp_path: Path) -> Iterator[LocalRedis]:
+    redis = LocalRedis(tmp_path / "data")
     yield redis
     redis.release()
 
 
 @pytest.mark.promise("another user of the machine", "cannot read key files or Redis' password")
-def test_only_its_owner_can_read_the_password(own: OwnRedis) -> None:
+def test_only_its_owner_can_read_the_password(own: LocalRedis) -> None:
     assert stat.S_IMODE(os.stat(own.config_file).st_mode) == 0o600
     assert own.password in own.config_file.read_text()
     assert own.password not in " ".join(own.command)
@@ -110,7 +110,7 @@ def test_only_its_owner_sees_what_redis_wrote(tmp_path: Path) -> None:
     old = tmp_path / "appendonly.aof"  # of an earlier release
     tmp_path.chmod(0o755)
     old.touch(0o644)
-    own = OwnRedis(tmp_path)
+    own = LocalRedis(tmp_path)
     child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
     child.start()
     try:
@@ -126,16 +126,16 @@ def test_only_its_owner_sees_what_redis_wrote(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
-def test_a_directory_in_use_is_refused(own: OwnRedis) -> None:
+def test_a_directory_in_use_is_refused(own: LocalRedis) -> None:
     with pytest.raises(
         RedisServerError, match=r"Another `proofline up` uses .*choose another --data-dir"
     ):
-        OwnRedis(own.data_dir)
+        LocalRedis(own.data_dir)
 
 
 def test_a_directory_is_free_again_after_its_release(tmp_path: Path) -> None:
-    OwnRedis(tmp_path).release()
-    again = OwnRedis(tmp_path)
+    LocalRedis(tmp_path).release()
+    again = LocalRedis(tmp_path)
     assert again.data_dir == tmp_path
     again.release()
 
@@ -143,10 +143,10 @@ def test_a_directory_is_free_again_after_its_release(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RedisServerError, match=r"Cannot write to .* choose another --data-dir"):
-        OwnRedis(tmp_path / "file" / "data")
+        LocalRedis(tmp_path / "file" / "data")
 
 
-def test_what_is_written_survives_a_crash_of_our_redis(own: OwnRedis) -> None:
+def test_what_is_written_survives_a_crash_of_our_redis(own: LocalRedis) -> None:
     for expected in (None, b"kept"):
         child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
         child.start()
@@ -161,7 +161,7 @@ def test_what_is_written_survives_a_crash_of_our_redis(own: OwnRedis) -> None:
             child.stop()
 
 
-def test_our_redis_wants_its_password(own: OwnRedis) -> None:
+def test_our_redis_wants_its_password(own: LocalRedis) -> None:
     child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
     child.start()
     try:

@@ -22,7 +22,7 @@ from cli.join.access import Access, redis_url_of
 from cli.join.inviting import Inviting
 from cli.join.users import PREFIX, UsersError
 from cli.supervise.processes import command_of_proofline
-from cli.supervise.redis_server import OwnRedis, version_of, wait_for_redis
+from cli.supervise.redis_server import LocalRedis, version_of, wait_for_redis
 from poc_core.joining.invitations import HOSTS, Invitations
 from poc_core.joining.offers import SealedOffer
 from poc_core.joining.tokens import Token, hashed
@@ -445,7 +445,7 @@ def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
     "an operator whose Redis would forget hosts, or has no password", "cannot invite"
 )
 def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: Path) -> None:
-    own = OwnRedis(tmp_path)
+    own = LocalRedis(tmp_path)
 
     def start() -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(own.command)

@@ -73,7 +73,7 @@ class ToyRoundBody(RoundBody):
         return self.params.model
 
     @property
-    def asked_batch_size(self) -> int | None:
+    def requested_batch_size(self) -> int | None:
         return 4
 
     def spec(self) -> ProofSpec:

@@ -244,9 +244,9 @@ def test_a_setting_that_cannot_be_read_says_what_it_may_be(
 
 
 def test_own_ports_are_those_of_the_api_and_its_redis() -> None:
-    assert Settings(api_port=9, redis_url="redis://h:7/0").own_ports == {9, 7}
-    assert Settings(redis_url="redis://h/0").own_ports == {8000, 6379}
-    assert Settings(api_port="8080 5000").own_ports == {8080, 5000, 6379}
+    assert Settings(api_port=9, redis_url="redis://h:7/0").node_ports == {9, 7}
+    assert Settings(redis_url="redis://h/0").node_ports == {8000, 6379}
+    assert Settings(api_port="8080 5000").node_ports == {8080, 5000, 6379}
     with pytest.raises(ValueError, match="must be a port from 1 to 65535, or several"):
         Settings(api_port="8080,5000")
 

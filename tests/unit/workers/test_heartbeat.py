@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError
 from poc_core.gpus import MachineGpus
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.state import WorkerRegistry
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from tests.harness.samples import MODEL, worker_record
 from tests.harness.waiting import wait_until
 from workers.heartbeat import Heartbeat
@@ -47,12 +47,12 @@ def proofs(loaded: LoadedEngine) -> Proofs:
 
 
 @pytest.fixture
-def hand() -> Hand:
-    return Hand(lambda number: f"w1|0|n{number}")
+def hand() -> HeldLeases:
+    return HeldLeases(lambda number: f"w1|0|n{number}")
 
 
 @pytest.fixture
-def start(workers: WorkerRegistry, hand: Hand) -> Iterator[Callable[[float], Heartbeat]]:
+def start(workers: WorkerRegistry, hand: HeldLeases) -> Iterator[Callable[[float], Heartbeat]]:
     started: list[Heartbeat] = []
 
     def start(interval_s: float) -> Heartbeat:
@@ -154,7 +154,7 @@ def test_an_engine_that_hangs_is_said_at_once_whatever_else_the_worker_does(
     assert told(workers).state == "hung"
 
 
-def test_what_is_in_hand_is_told(start: Start, redis: Redis, hand: Hand) -> None:
+def test_what_is_in_hand_is_told(start: Start, redis: Redis, hand: HeldLeases) -> None:
     heartbeat = start(NEVER)
     hand.drop(hand.take())
     hand.take()

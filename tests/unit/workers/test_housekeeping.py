@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from poc_core.records import JobStatus, Lease, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from tests.harness.samples import (
     MODEL,
     Clock,
@@ -75,12 +75,12 @@ def worker() -> IdleWorker:
 
 
 @pytest.fixture
-def hand(jobs: JobStore) -> Hand:
+def hand(jobs: JobStore) -> HeldLeases:
     return hand_of("w1", jobs)
 
 
-def hand_of(worker: str, jobs: JobStore) -> Hand:
-    return Hand(partial(jobs.name_lease, worker))
+def hand_of(worker: str, jobs: JobStore) -> HeldLeases:
+    return HeldLeases(partial(jobs.name_lease, worker))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def worker_ttl_s() -> float:
 
 @pytest.fixture
 def heartbeat(
-    jobs: JobStore, workers: WorkerRegistry, hand: Hand, of_worker: Settings
+    jobs: JobStore, workers: WorkerRegistry, hand: HeldLeases, of_worker: Settings
 ) -> Iterator[Heartbeat]:
     beats = Heartbeat(worker_record("w1", state="starting"), workers, hand, of_worker.heartbeat_s)
     beats.start()
@@ -401,7 +401,7 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
 
 
 def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: Hand
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: HeldLeases
 ) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     lease = hand.take()
@@ -424,19 +424,19 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
     jobs: JobStore, workers: WorkerRegistry, keep: Callable[..., None]
 ) -> None:
     other = hand_of("w2", jobs)
-    workers.heartbeat(worker_record("w2"), other.told())
+    workers.heartbeat(worker_record("w2"), other.summary())
     job_id = jobs.create(new_job([1, 2, 3]))
     forgotten, held = other.take(), other.take()
     lease_batch(jobs, job_id, 0, "w2", forgotten)
     lease_batch(jobs, job_id, 1, "w2", held)
     keep()
-    workers.heartbeat(worker_record("w2"), other.told())
+    workers.heartbeat(worker_record("w2"), other.summary())
     keep()
     assert pending(jobs, job_id) == []
     other.drop(forgotten)
     keep()
     assert pending(jobs, job_id) == []  # it has not said so yet
-    workers.heartbeat(worker_record("w2"), other.told())
+    workers.heartbeat(worker_record("w2"), other.summary())
     keep()
     assert pending(jobs, job_id) == [0]
     keep()
@@ -444,7 +444,7 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
 
 
 def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: Hand
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: HeldLeases
 ) -> None:
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1", hand.take())

@@ -17,7 +17,7 @@ from poc_core.errors import ProoflineError
 from poc_core.records import JobRecord, JobStatus, Lease, NewJob, ProofSpec, RoundState
 from poc_core.settings import parse_chat_policy
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from tests.harness.samples import (
     MODEL,
     REQUEST,
@@ -56,13 +56,17 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def hand(jobs: JobStore) -> Hand:
-    return Hand(partial(jobs.name_lease, "w1"))
+def hand(jobs: JobStore) -> HeldLeases:
+    return HeldLeases(partial(jobs.name_lease, "w1"))
 
 
 @pytest.fixture
 def make_runner(
-    engine: FakeEngine, jobs: JobStore, rounds: RoundStore, workers: WorkerRegistry, hand: Hand
+    engine: FakeEngine,
+    jobs: JobStore,
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    hand: HeldLeases,
 ) -> Iterator[MakeRunner]:
     started: list[Proofs] = []
 
@@ -90,7 +94,7 @@ def runner(make_runner: MakeRunner) -> Work:
 
 
 @pytest.fixture
-def validations(runner: Work, jobs: JobStore, rounds: RoundStore, hand: Hand) -> Work:
+def validations(runner: Work, jobs: JobStore, rounds: RoundStore, hand: HeldLeases) -> Work:
     """Of the same worker."""
     proofs = runner._proofs  # noqa: SLF001
     return Work(proofs, "w1", jobs, rounds, hand, urgent=True)
@@ -717,13 +721,13 @@ def test_a_mistake_in_the_worker_gives_the_batches_back(
 
 
 def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
-    runner: Work, jobs: JobStore, hand: Hand, monkeypatch: pytest.MonkeyPatch
+    runner: Work, jobs: JobStore, hand: HeldLeases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
 
     def watched(step: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object) -> object:
-            told.append(hand.told())
+            told.append(hand.summary())
             return step(*args)
 
         return call
@@ -735,14 +739,14 @@ def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
     assert told[0] == "1:1"
     completions = [one for one in told if one.partition(":")[2].startswith("1")]
     assert len(completions) >= 3  # two batches under one lease
-    assert hand.told().endswith(":")
+    assert hand.summary().endswith(":")
 
 
 def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
     runner: Work,
     jobs: JobStore,
     engine: FakeEngine,
-    hand: Hand,
+    hand: HeldLeases,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def away(*_args: object, **_named: object) -> bool:
@@ -753,7 +757,7 @@ def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
     job_id = jobs.create(new_job([0, 1]))
     runner.run()
     assert pending(jobs, job_id) == []  # as Redis believes
-    assert hand.told().endswith(":")
+    assert hand.summary().endswith(":")
 
 
 def test_what_redis_forgot_that_it_was_claimed_is_taken_once_all_the_same(

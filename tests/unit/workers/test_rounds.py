@@ -21,7 +21,7 @@ from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.delivery import entries
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from tests.harness.samples import MODEL, Clock, round_config, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
@@ -78,7 +78,7 @@ class RoundSteps:
         step_s: float,
     ) -> None:
         jobs = JobStore(rounds._redis, rounds._settings)  # noqa: SLF001
-        hand = Hand(partial(jobs.name_lease, worker_id))
+        hand = HeldLeases(partial(jobs.name_lease, worker_id))
         self._work = Work(proofs, worker_id, jobs, rounds, hand)
         self._publish, self._step_s = publish, step_s
         self.leave = self._work.leaving.set

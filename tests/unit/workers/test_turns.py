@@ -13,7 +13,7 @@ from redis import Redis
 from poc_core.records import JobStatus, RoundRecord, RoundState
 from poc_core.settings import parse_chat_policy
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from tests.harness.samples import (
     MODEL,
     SPEC,
@@ -74,7 +74,7 @@ def make(
     def made(turn_s: float = 60.0, gate: ChatGate | None = None) -> Turns:
         proofs = Proofs(engine, gate)
         started.append(proofs)
-        hand = Hand(partial(jobs.name_lease, "w1"))
+        hand = HeldLeases(partial(jobs.name_lease, "w1"))
         stores = (jobs, rounds, hand)
         urgent = Work(proofs, "w1", *stores, urgent=True)
         work = Work(proofs, "w1", *stores, pass_on=queue.another)

@@ -17,7 +17,7 @@ _LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 
 
 @dataclass(frozen=True)
-class Told:
+class RequestOptions:
     """Options of an HTTP request beyond vLLM's own parameters."""
 
     ids: bool = False
@@ -42,7 +42,7 @@ class Told:
 
 
 # None: this process itself sends the request, with all options in extra_args.
-TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
+TOLD: ContextVar[RequestOptions | None] = ContextVar("told", default=None)
 # The client of the request: a name from the gateway that distinguishes clients, and nothing more.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 # Salt of the prefix cache for a request without its own salt; empty if there is none.

@@ -30,7 +30,7 @@ from workers.vllm.chat.asgi import (
     send_refusal,
 )
 from workers.vllm.chat.errors import BadRequest, Failed, Refused, refusals
-from workers.vllm.chat.fields import CLIENT, SALT, TOLD, Told
+from workers.vllm.chat.fields import CLIENT, SALT, TOLD, RequestOptions
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class GatedChat:
         self._is_lost = is_lost
         self._secret = None if secret is None else secret.encode()
         self._paths = (*paths, *_LOOKUPS)
-        self._plain = Told(ids=ids_for_all)
+        self._plain = RequestOptions(ids=ids_for_all)
         self._answers: set[_Answer] = set()  # in progress
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the answers
         gate.on_exclusive = self._end_answers_soon

@@ -188,7 +188,7 @@ class KnownTokens:
         )
         known = {**prompt, "prompt_token_ids": [*before, *tokens[:-1]]}
         for skip in skip_cache:
-            params = answers.pass_params(scoring.n_best, scoring.told(), skip)
+            params = answers.pass_params(scoring.n_best, scoring.packed(), skip)
             output = await self._last(known, params, f"{request_id}-pass", named)
             rows: Rows = output.prompt_logprobs
             if len(rows) == len(tokens):

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
-from workers.vllm.chat.fields import Told
+from workers.vllm.chat.fields import RequestOptions
 from workers.vllm.chat.limits import CHARS_A_TOKEN
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -38,7 +38,7 @@ class NetworkFields:
         self._context = context
         self._tokenizer = tokenizer
 
-    async def of(self, found: dict[str, Any]) -> Told | None:
+    async def of(self, found: dict[str, Any]) -> RequestOptions | None:
         """Reads a body that vLLM's server has parsed; None if it has none of the fields.
 
         Raises BadRequest or CannotForce.
@@ -47,14 +47,14 @@ class NetworkFields:
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None
 
-    def read(self, found: dict[str, Any]) -> Told:
+    def read(self, found: dict[str, Any]) -> RequestOptions:
         known = self._known(found)
         mode = _mode(found.get("logprobs_mode"))
         if found.get("use_beam_search"):
             if known is not None:
                 raise CannotForce("a beam search has no answer of its own to put them in")
             mode = None  # a beam search sets its own mode
-        return Told(True, mode, known, known is not None and _lets_model_call(found))
+        return RequestOptions(True, mode, known, known is not None and _lets_model_call(found))
 
     def _known(self, found: dict[str, Any]) -> list[int] | None:
         text, enforced = found.get("enforced_str"), found.get("enforced_tokens")

@@ -29,7 +29,7 @@ Cut = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.T
 # Hidden states (n x hidden size) -> logits (n x vocabulary); None on a rank that does not get them.
 Logits = Callable[[torch.Tensor], torch.Tensor | None]
 # Ids (n x width, the known token first), their logprobs, and the known tokens' ranks (n).
-Told = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RowResults = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Collected:
@@ -39,7 +39,7 @@ class Collected:
         n, width = len(scoring.tokens), scoring.n_best + 1
         self.scoring = scoring
         self._tokens = _sent(scoring.tokens, device)
-        self._seen = _seen(scoring, device) if scoring.penalizes else None
+        self._seen = _occurrences(scoring, device) if scoring.penalizes else None
         self._ids = torch.zeros(n, width, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(n, width, device=device)
         self._ranks = torch.zeros(n, dtype=torch.int32, device=device)
@@ -67,7 +67,7 @@ class Collected:
         """Returns whether the last row is present."""
         return self._first < self._end == len(self._tokens)
 
-    def rows(self) -> Told:
+    def rows(self) -> RowResults:
         """Returns the rows; those at the beginning are missing if a prefix cache skipped their
         positions.
         """
@@ -125,7 +125,9 @@ def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut:
         collected.keep(first, own, cut)
 
 
-def scored(logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int) -> Told:
+def scored(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
+) -> RowResults:
     """Returns ids, logprobs and ranks for n known tokens, from logits (n x vocabulary) that are not
     yet divided by the temperature.
     """
@@ -138,7 +140,7 @@ def scored(logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_bes
 
 def _plainly_scored(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
-) -> Told:
+) -> RowResults:
     ids = tokens[:, None]
     ranks = (logits >= logits.gather(-1, ids)).sum(-1)
     if n_best:
@@ -183,11 +185,11 @@ def fused_is_right(device: torch.device) -> bool:
 
 # Ids that penalties may concern, each once; then indices into them of the prompt's ids and of the
 # known tokens.
-Seen = tuple[torch.Tensor, torch.Tensor]
+Occurrences = tuple[torch.Tensor, torch.Tensor]
 
 
 def processed(
-    logits: torch.Tensor, scoring: Scoring, seen: Seen | None, first: int, cut: Cut
+    logits: torch.Tensor, scoring: Scoring, seen: Occurrences | None, first: int, cut: Cut
 ) -> torch.Tensor:
     """Returns the logits (n x vocabulary, float32) from which tokens `first` to first + n - 1 would
     be sampled.
@@ -238,12 +240,12 @@ def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
         logits[: scoring.min_tokens - first, _sent(scoring.stop_ids, logits.device)] = -torch.inf
 
 
-def _seen(scoring: Scoring, device: torch.device) -> Seen:
+def _occurrences(scoring: Scoring, device: torch.device) -> Occurrences:
     ids, places = np.unique([*scoring.prompt_ids, *scoring.tokens], return_inverse=True)
     return _sent(ids.tolist(), device), _sent(places.tolist(), device)
 
 
-def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Seen, first: int) -> None:
+def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Occurrences, first: int) -> None:
     """Penalizes each row for the tokens before it; touches only the columns of tokens that
     occur.
     """

@@ -65,10 +65,10 @@ class Scoring:
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Self:
-        """Restores an instance in another process from the result of `told`."""
+        """Restores an instance in another process from the result of `packed`."""
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
-    def told(self) -> dict[str, Any]:
+    def packed(self) -> dict[str, Any]:
         """Returns the fields as plain data, with tokens as bytes: vLLM copies and checks lists
         number by number, several times.
         """
@@ -86,14 +86,14 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SamplerOptions:
     """Options of a decoded request for the sampler beyond vLLM's parameters."""
 
     known: list[int]  # replace the sampled tokens one by one
     mode: str | None  # RAW or PROCESSED, of its logprobs; None for the deployment's mode
 
 
-def asked_of(params: Any) -> Scoring | Asked | None:
+def sampler_options(params: Any) -> Scoring | SamplerOptions | None:
     """Returns our options in vLLM's SamplingParams; None if there are none."""
     extra = getattr(params, "extra_args", None)
     if not extra:
@@ -101,4 +101,4 @@ def asked_of(params: Any) -> Scoring | Asked | None:
     if isinstance(told := extra.get(PASS), dict):  # clients cannot send this type
         return Scoring.read(told)
     known, mode = extra.get(KNOWN_TOKENS) or [], extra.get(LOGPROBS_MODE)
-    return Asked(known, mode) if known or mode else None
+    return SamplerOptions(known, mode) if known or mode else None

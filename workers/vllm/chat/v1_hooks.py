@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from workers.vllm.chat.rows import Collected, take
-from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
+from workers.vllm.chat.scoring import PROCESSED, RAW, SamplerOptions, Scoring, sampler_options
 from workers.vllm.release import answers
 
 
@@ -27,7 +27,7 @@ class V1Hooks:
         self._runner, self._sampler = runner, sampler
         self._default: str = sampler.logprobs_mode
         self._passes: dict[str, Collected] = {}
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, SamplerOptions] = {}
         # rows of this step with raw logprobs, and these
         self._raw: tuple[list[int], torch.Tensor] | None = None
         self._verifying = False  # whether the step contains drafts
@@ -57,7 +57,7 @@ class V1Hooks:
                 self._asked.pop(gone, None)
         answer = self._update_states(scheduled)
         for new in scheduled.scheduled_new_reqs:
-            asked = asked_of(new.sampling_params)
+            asked = sampler_options(new.sampling_params)
             if isinstance(asked, Scoring):
                 self._runner.num_prompt_logprobs.pop(new.req_id, None)
                 self._passes[new.req_id] = Collected(asked, self._runner.device)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from workers.vllm.chat.rows import Collected, take
-from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
+from workers.vllm.chat.scoring import PROCESSED, RAW, SamplerOptions, Scoring, sampler_options
 from workers.vllm.release import answers
 
 
@@ -27,7 +27,7 @@ class V2Hooks:
         self._runner, self._sampler, self._worker = runner, sampler, worker
         self._default: str = sampler.logprobs_mode
         self._passes: dict[str, Collected] = {}
-        self._asked: dict[str, tuple[int, Asked]] = {}  # with the request's slot
+        self._asked: dict[str, tuple[int, SamplerOptions]] = {}  # with the request's slot
         self._table = _Table(worker.max_num_reqs, runner.device)
         self._processed: torch.Tensor | None = None  # logits of the step that is being verified
         self._model: torch.Tensor | None = None  # the same logits before processing
@@ -52,7 +52,7 @@ class V2Hooks:
 
     def add_request(self, request: str, slot: int, params: Any) -> None:
         self._add_request(request, slot, params)
-        asked = asked_of(params)
+        asked = sampler_options(params)
         if isinstance(asked, Scoring):
             self._worker.uses_prompt_logprobs[slot] = False
             self._passes[request] = Collected(asked, self._runner.device)

@@ -124,7 +124,7 @@ class Grammars:
                 await self._run(trial)
             except Exception:
                 logger.exception("a grammar cannot be tried; it goes to vLLM as it came")
-                _tell(trial, "")
+                _resolve(trial, "")
                 await self._end()
 
     def _next(self) -> _Trial | None:
@@ -157,10 +157,10 @@ class Grammars:
         took_s = time.monotonic() - trial.began_at
         self._tags.spend(trial.client, took_s)
         if not was_ended:
-            _tell(trial, wrong)
+            _resolve(trial, wrong)
         elif took_s > self._longest_s:
             longest = f"takes longer to compile than {self._longest_s:g} s"
-            _tell(trial, f"{longest}; use a simpler one")
+            _resolve(trial, f"{longest}; use a simpler one")
         elif not trial.answer.done():
             self._waiting.append(trial)  # starts again at its next turn
 
@@ -239,7 +239,7 @@ class _Process:
         return line
 
 
-def _tell(trial: _Trial, wrong: str) -> None:
+def _resolve(trial: _Trial, wrong: str) -> None:
     if not trial.answer.done():
         trial.answer.set_result(wrong)
 

@@ -106,6 +106,6 @@ def made(logprobs: Sequence[Any]) -> Sequence[Any]:
         np.stack([one.logprobs for one in logprobs]),
         np.array([one.rank for one in logprobs]),
     )
-    processor.update_from_output(answers.told("", [], rows))
+    processor.update_from_output(answers.core_output("", [], rows))
     found: list[Any] = processor.logprobs[len(first.before) :]
     return found

@@ -41,7 +41,7 @@ class BoundForward:
         self._model = model
         self._config = config
         self._layers = layers
-        self._own = model_parts.own_layers(layers)
+        self._own = model_parts.stage_layers(layers)
         self._owner = owner
         self._gates = gates
         self._late_norm = model_parts.norm_left_to_logits(model)
@@ -78,7 +78,7 @@ class BoundForward:
                 metadata, self._config, layout.n_tokens, layout.slot_mapping
             ),
             custom_ops.fused_kernels(),
-            self._stood_in(),
+            self._with_kernels(),
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             output = self._model(positions=layout.positions, **absent | given)
@@ -89,7 +89,7 @@ class BoundForward:
             return self._late_norm(model_parts.final_hidden_states(output))
 
     @contextmanager
-    def _stood_in(self) -> Iterator[None]:
+    def _with_kernels(self) -> Iterator[None]:
         """Replaces parts of vLLM's code with faster kernels inside the context."""
         with ExitStack() as exits:
             for one in self._stand_ins:

@@ -114,7 +114,7 @@ class ScratchCaches:
 
     @contextmanager
     def bound_to(self, caches: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
-        """Works like `bound`, with other caches by layer (see `own_caches`)."""
+        """Works like `bound`, with other caches by layer (see `new_caches`)."""
         live: dict[str, Any] = {}
         try:
             for name, cache in caches.items():
@@ -127,7 +127,7 @@ class ScratchCaches:
             for name, cache in live.items():
                 self._layers[name].kv_cache = cache
 
-    def own_caches(
+    def new_caches(
         self, n_sequences: int, n_tokens: int, zeros: Zeros | None = None
     ) -> dict[str, list[Tensor]]:
         """Creates new caches by layer; a layer that reads another layer's cache gets that cache.
@@ -150,25 +150,25 @@ class ScratchCaches:
                 found[name] = found[source]
         return found
 
-    def own_bytes_per_token(self) -> int:
-        """Returns the bytes that `own_caches` take for a token, over all layers; rounded up."""
+    def scratch_bytes_per_token(self) -> int:
+        """Returns the bytes that `new_caches` take for a token, over all layers; rounded up."""
         return sum(
             -(-self._page(live, name, group) * live.element_size() // group.block_size)
-            for live, name, group in self._own()
+            for live, name, group in self._chat_tensors()
             if not group.is_state
         )
 
-    def own_bytes_per_state(self) -> int:
-        """Returns the bytes that `own_caches` take for a sequence's states, over all layers."""
+    def scratch_bytes_per_state(self) -> int:
+        """Returns the bytes that `new_caches` take for a sequence's states, over all layers."""
         return sum(
             self._page(live, name, group) * live.element_size()
-            for live, name, group in self._own()
+            for live, name, group in self._chat_tensors()
             if group.is_state
         )
 
-    def n_own_caches(self) -> int:
-        """Returns the number of tensors that `own_caches` creates."""
-        return sum(1 for _ in self._own())
+    def n_new_caches(self) -> int:
+        """Returns the number of tensors that `new_caches` creates."""
+        return sum(1 for _ in self._chat_tensors())
 
     def zero_states(self, caches: Mapping[str, Sequence[Tensor]]) -> None:
         """Clears the states in `caches` for new sequences."""
@@ -181,7 +181,7 @@ class ScratchCaches:
         """Returns the bytes of chat's caches of these layers, counting shared memory once."""
         memory = {
             cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes()
-            for cache, _name, _group in self._own()
+            for cache, _name, _group in self._chat_tensors()
         }
         return sum(memory.values())
 
@@ -249,7 +249,7 @@ class ScratchCaches:
                 cache.zero_()
         return scratch
 
-    def _own(self) -> Iterator[tuple[Tensor, str, ScratchGroup]]:
+    def _chat_tensors(self) -> Iterator[tuple[Tensor, str, ScratchGroup]]:
         """Yields chat's tensors layer by layer, without layers that read another layer's cache."""
         for group in self.groups:
             for name in group.layer_names:
@@ -286,7 +286,7 @@ def zeros_like(
 
     If blocks come first in memory, the distance between two blocks is `page` elements, or less if
     it is less in `live`: padding for kernels stays, pages of other layers in between do not.
-    `zeros`: see `own_caches`.
+    `zeros`: see `new_caches`.
     """
     make = zeros or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=live.device))
     sizes = list(live.shape)

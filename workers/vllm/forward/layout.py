@@ -12,8 +12,8 @@ import torch
 from cachetools import LRUCache
 
 from poc_core.schemes.base import Batch
-from workers.vllm.forward.kept_caches import KeptCaches, Place
 from workers.vllm.forward.kv_isolation import FIRST_BLOCK, ScratchCaches, ScratchGroup
+from workers.vllm.forward.step_caches import Place, StepCaches
 from workers.vllm.release import kv_caches
 
 # Complete and last micro-batches of a few jobs.
@@ -167,7 +167,7 @@ class DeviceBatch:
 class Whereabouts:
     """Finds the positions of a pass in caches, and binds those caches."""
 
-    def __init__(self, scratch: ScratchCaches, kept: KeptCaches, device: torch.device) -> None:
+    def __init__(self, scratch: ScratchCaches, kept: StepCaches, device: torch.device) -> None:
         self._scratch = scratch
         self._kept = kept
         self._device = device

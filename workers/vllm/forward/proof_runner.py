@@ -24,13 +24,13 @@ from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.ticks import Slice
 from workers.vllm.forward import profiler
 from workers.vllm.forward.bound_forward import BoundForward
-from workers.vllm.forward.hand_over import HandOver
-from workers.vllm.forward.kept_caches import KeptCaches
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.forward.layout import DeviceBatch, Whereabouts
 from workers.vllm.forward.recording import recorder_for
 from workers.vllm.forward.seeded_gates import Gates
 from workers.vllm.forward.spent import Spent
+from workers.vllm.forward.stage_transfer import StageTransfer
+from workers.vllm.forward.step_caches import StepCaches
 from workers.vllm.forward.step_graphs import StepGraphs
 from workers.vllm.forward.stopwatch import stopwatch_for
 from workers.vllm.forward.watch import Watch
@@ -57,10 +57,10 @@ class ProofRunner:
         self._found = find_decoder_layers(self._model, text_config.num_hidden_layers)
         self._layers = self._found.modules
         self._vocab_size = n_routed_tokens(text_config)
-        self._own = model_parts.own_layers(self._layers)
+        self._own = model_parts.stage_layers(self._layers)
         self._reports = self._own.stop == len(self._layers) and parallel.is_first_tensor_rank()
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
-        self._kept = KeptCaches(self._caches, self._device)
+        self._kept = StepCaches(self._caches, self._device)
         self._gates = Gates(self._layers, self._own, text_config)
         owner = model_parts.layer_owner(self._model, self._layers, text_config)
         self._sliceable = owner is not None
@@ -83,7 +83,7 @@ class ProofRunner:
         # By the last slice of a micro-batch: its numbers, which are on the host once the slice has
         # run.
         self._numbers: dict[tuple[int, ...], tuple[Batch, torch.Tensor]] = {}
-        self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
+        self._transfer = StageTransfer(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
         self._spent = Spent()
         self._watch: Watch | None = None
@@ -111,7 +111,7 @@ class ProofRunner:
 
     def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
         """Returns how many tokens each of `n_places` micro-batches could keep, see
-        KeptCaches.room.
+        StepCaches.room.
         """
         return self._kept.room(n_places, limit_bytes)
 
@@ -169,7 +169,7 @@ class ProofRunner:
         """
         for micro_batch in drop:
             self._end(micro_batch)
-        self._hand_over.release_sent()
+        self._transfer.release_sent()
         self._spent.begin_tick()
         try:
             refused = self._begin(begin)
@@ -182,7 +182,7 @@ class ProofRunner:
                     self._receive(one.micro_batch, one.step)
             # Last, as on every stage: otherwise two stages would wait for each other.
             for one in wanted:
-                self._hand_points_back(one)
+                self._return_points(one)
             if wait or fetch is not None:
                 self._stopwatch.wait(None if wait else fetch)
             ran = self._stopwatch.take()
@@ -286,7 +286,7 @@ class ProofRunner:
             if order.is_last(step) and self._reports:
                 self._numbers[tuple(one)] = batch, _sent_to_host(batch.numbers())
         elif layers.stop == self._own.stop:
-            self._hand_over.send(output.tensors)
+            self._transfer.send(output.tensors)
         else:
             held.state = output.tensors
         if order.is_last(step) and layers.stop == self._own.stop:
@@ -349,9 +349,9 @@ class ProofRunner:
 
     def _receive(self, micro_batch: int, step: int) -> None:
         held = self._micro_batches[micro_batch]
-        held.state = self._hand_over.receive(held.batch.order.n_tokens(step))
+        held.state = self._transfer.receive(held.batch.order.n_tokens(step))
 
-    def _hand_points_back(self, one: Slice) -> None:
+    def _return_points(self, one: Slice) -> None:
         """Sends the points to the first stage if the slice ended a pass and another pass
         follows.
         """
@@ -363,9 +363,9 @@ class ProofRunner:
             return
         is_first, is_last = self._own.start == 0, self._own.stop == len(self._layers)
         if is_last and not is_first:
-            self._hand_over.send_points(batch.points)
+            self._transfer.send_points(batch.points)
         elif is_first and not is_last:
-            batch.follow(self._hand_over.receive_points(batch.order.n))
+            batch.follow(self._transfer.receive_points(batch.order.n))
 
     def _forget_all(self) -> None:
         """Drops all micro-batches after an error; the engine restarts them."""
@@ -373,7 +373,7 @@ class ProofRunner:
         self._caches.forget()  # these may have been sized for a batch that was too large
         self._kept.free_all()
         self._numbers.clear()
-        self._hand_over.forget()
+        self._transfer.forget()
         self._stopwatch = stopwatch_for(self._device)
         model_parts.forget_unfinished_forward(self._model)
 

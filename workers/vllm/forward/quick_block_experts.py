@@ -71,7 +71,7 @@ class QuickApply:
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
         assert self._signature is not None
 
-        def by_own() -> Any:
+        def by_vllm() -> Any:
             return own(experts, *args, **named)
 
         try:
@@ -79,7 +79,7 @@ class QuickApply:
             call = self.read(experts, given) if _is_plain(experts, given) else None
         except (AttributeError, KeyError, TypeError):  # the arguments of another release
             call = None
-        return by_own() if call is None else self.compute(call, by_own)
+        return by_vllm() if call is None else self.compute(call, by_vllm)
 
     def read(self, experts: Any, given: Mapping[str, Any]) -> Any | None:
         """Returns the call's arguments; None if the kernels do not support the call. May raise
@@ -87,7 +87,7 @@ class QuickApply:
         """
         raise NotImplementedError
 
-    def compute(self, call: Any, by_own: Compute) -> Any:
+    def compute(self, call: Any, by_vllm: Compute) -> Any:
         """Computes with the kernels if a trial found them right."""
         raise NotImplementedError
 
@@ -139,17 +139,17 @@ class QuickBlockExperts(QuickApply):
         )
         return call if can_multiply(call.x, call.first, call.second) else None
 
-    def compute(self, call: Call, by_own: Compute) -> Any:
-        best = self._tiles.of(call.key, lambda: _best(call, by_own))
-        return by_own() if best is None else compute(call, *best)
+    def compute(self, call: Call, by_vllm: Compute) -> Any:
+        best = self._tiles.of(call.key, lambda: _best(call, by_vllm))
+        return by_vllm() if best is None else compute(call, *best)
 
 
-def _best(call: Call, by_own: Compute) -> Any | None:
+def _best(call: Call, by_vllm: Compute) -> Any | None:
     """Returns the fastest tiles of both products; None if vLLM's kernels are faster."""
     from poc_core.fused.block_experts import Tile
 
     tiles = [tuple(Tile(*one) for one in both) for both in TILES]
-    best = quickest(by_own, [partial(compute, call, *both) for both in tiles], call.out)
+    best = quickest(by_vllm, [partial(compute, call, *both) for both in tiles], call.out)
     return None if best is None else tiles[best]
 
 

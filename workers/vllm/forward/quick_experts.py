@@ -119,15 +119,15 @@ class QuickExperts:
         self, own: Callable[..., Any], experts: Any, kind: Any, output: Tensor, given: Tensor,
         **named: Any,
     ) -> None:  # fmt: skip
-        def by_own() -> None:
+        def by_vllm() -> None:
             own(experts, kind, output, given, **named)
 
         is_silu = getattr(kind, "value", kind) == "silu"
         if self._layer is None:
-            by_own()
+            by_vllm()
         else:
             is_ours = is_silu and custom_ops.limit_of_gates(experts) is None
-            self._layer.open_gates(output, given, by_own, is_ours)
+            self._layer.open_gates(output, given, by_vllm, is_ours)
 
 
 class Trials(NamedTuple):

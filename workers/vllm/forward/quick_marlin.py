@@ -88,9 +88,9 @@ class QuickMarlin(QuickApply):
         can = all(map(can_unpack, call.weights, call.scales)) and not any(map(any, sizes))
         return call if can else None
 
-    def compute(self, call: Call, by_own: Compute) -> Any:
-        if not self._is_right.of(call.shapes, lambda: self._try(call, by_own)):
-            return by_own()
+    def compute(self, call: Call, by_vllm: Compute) -> Any:
+        if not self._is_right.of(call.shapes, lambda: self._try(call, by_vllm)):
+            return by_vllm()
         assert self._unpacked is not None
         return compute(call, self._unpacked)
 

@@ -43,7 +43,7 @@ class Call(Protocol):
     def of(self, x: Tensor) -> Self:
         """Returns the same call for other rows (n, ...), with separate results."""
 
-    def by_own(self, own: Any) -> Any:
+    def by_vllm(self, own: Any) -> Any:
         """Calls vLLM's operation, which writes to its arguments or returns its results."""
 
     def by_kernel(self) -> Any:
@@ -98,7 +98,7 @@ class Silu(_OfRows):
         is_ours = call.rest == (128, None, False) and call._is_of_8_bits and _is_flat(scales)
         return call if is_ours else None
 
-    def by_own(self, own: Any) -> Any:
+    def by_vllm(self, own: Any) -> Any:
         return own(self.out, self.x, self.scales, *self.rest)
 
     def by_kernel(self) -> None:
@@ -127,7 +127,7 @@ class Quantise(_OfRows):
         )
         return call if is_ours else None
 
-    def by_own(self, own: Any) -> Any:
+    def by_vllm(self, own: Any) -> Any:
         return own(self.x, self.out, self.scales, *self.rest)
 
     def by_kernel(self) -> None:
@@ -149,7 +149,7 @@ class HeadNorm(_OfRows):
 
         return cls(x, out, x.new_empty(0, 0), (weight, eps)) if can_norm_heads(x) else None
 
-    def by_own(self, own: Any) -> Any:
+    def by_vllm(self, own: Any) -> Any:
         return own(self.out, self.x, *self.rest)
 
     def by_kernel(self) -> None:
@@ -202,7 +202,7 @@ class Rotation:
         shapes = self.query.shape[1], self.keys.shape[1], self.angles.shape
         return *shapes, self.head, self.query.dtype, self.positions.dtype
 
-    def by_own(self, own: Any) -> Any:
+    def by_vllm(self, own: Any) -> Any:
         return own(self.positions, self.query, self.keys, self.head, self.angles, True)
 
     def by_kernel(self) -> None:
@@ -261,7 +261,7 @@ class Writing:
         cache = self.key_cache
         return self.keys.shape[1:], self.keys.dtype, cache.dtype, cache.shape[1], self.format
 
-    def by_own(self, own: Any) -> Any:
+    def by_vllm(self, own: Any) -> Any:
         return own(*vars(self).values())
 
     def by_kernel(self) -> None:
@@ -323,7 +323,7 @@ class Unrotation:
     def key(self) -> Any:
         return self.x.shape[1:], self.x.dtype, self.angles.shape, self.heads, self.rest
 
-    def by_own(self, own: Any) -> Any:
+    def by_vllm(self, own: Any) -> Any:
         return own(self.x, self.positions, self.angles, self.heads, *self.rest, *self.sizes)
 
     def by_kernel(self) -> tuple[Tensor, Tensor]:
@@ -390,7 +390,7 @@ class StandIn:
             of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
             for x in (call.x[:_ROWS], of_all_sizes.view(_ROWS, *call.x.shape[1:])):
                 theirs, ours = call.of(x), call.of(x)
-                expected = theirs.bits(theirs.by_own(self._own))
+                expected = theirs.bits(theirs.by_vllm(self._own))
                 if not all(map(torch.equal, expected, ours.bits(ours.by_kernel()))):
                     return OTHER_BITS
             return ""

@@ -19,10 +19,10 @@ from torch import Tensor
 from poc_core.arithmetic import reflections
 from poc_core.schemes.base import Batch
 from workers.vllm.forward.bound_forward import BoundForward
-from workers.vllm.forward.kept_caches import KeptCaches, Place
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
 from workers.vllm.forward.recording import NotReplayableError, Recorder, Replay, why_off
 from workers.vllm.forward.seeded_gates import Gates
+from workers.vllm.forward.step_caches import Place, StepCaches
 from workers.vllm.release import kv_caches, model_parts, parallel
 from workers.vllm.shortage import is_of_memory
 
@@ -51,7 +51,7 @@ class StepGraphs:
     def __init__(
         self,
         forward: BoundForward,
-        kept: KeptCaches,
+        kept: StepCaches,
         layers: range,
         n_layers: int,
         gates: Gates,
@@ -246,7 +246,7 @@ class RecordedStep:
                 self._layout,
                 self._metadata,
                 caches(),
-                self._given(),
+                self._arguments(),
                 transform=self,
                 experts=self._first_experts if len(self._hashes) else None,
             )
@@ -264,7 +264,7 @@ class RecordedStep:
         # The tensors may still be being sent when the next replay overwrites the recorded ones.
         return model_parts.intermediate({name: x.clone() for name, x in output.tensors.items()})
 
-    def _given(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """Returns copies of the model's arguments, because layers modify them."""
         given: dict[str, Any] = {}
         if self._part.vocab_size is not None:

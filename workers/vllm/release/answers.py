@@ -155,7 +155,7 @@ def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
     )
 
 
-def told(request_id: str, tokens: list[int], rows: Rows) -> Any:
+def core_output(request_id: str, tokens: list[int], rows: Rows) -> Any:
     """Creates the engine core's report of sampled tokens."""
     logprobs = LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
     return EngineCoreOutput(request_id, tokens, new_logprobs=logprobs)
@@ -350,13 +350,13 @@ class Answer:
         size, n = _PART if whole else 1, len(self.tokens)
         told = rows if params.num_logprobs is not None else None
         for part in (slice(at, min(at + size, n)) for at in range(0, n, size)):
-            new = None if told is None else self._tell(processor, requests, told[part])
+            new = None if told is None else self._logprobs_for_vllm(processor, requests, told[part])
             cores = [self._output(request, part, new) for request in requests]
             yield processor.process_outputs(cores).request_outputs
             if not processor.request_states:  # a stop string ended the answer
                 return
 
-    def _tell(self, processor: Any, requests: list[str], rows: Rows) -> Any:
+    def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
         """Returns logprobs whose tokens vLLM names.
 
         If tokens are named by ids, adds all of them directly and returns None.

@@ -198,7 +198,7 @@ def keep_generators(runner: Any) -> None:
     if runner.device.type != "cpu" or not hasattr(runner, "_update_states"):
         return
 
-    class Kept(torch.Generator):
+    class FixedOffset(torch.Generator):
         def get_offset(self) -> int:
             return 0
 
@@ -212,7 +212,7 @@ def keep_generators(runner: Any) -> None:
         for new in scheduled.scheduled_new_reqs:
             state = runner.requests[new.req_id]
             if state.generator is not None:
-                state.generator = Kept().manual_seed(new.sampling_params.seed)
+                state.generator = FixedOffset().manual_seed(new.sampling_params.seed)
                 row = runner.input_batch.req_id_to_index[new.req_id]
                 runner.input_batch.generators[row] = state.generator
         return answer

@@ -212,7 +212,7 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
     )
     # Called on the builder: group.build_metadata of newer releases would map the manager's blocks
     # to kernel blocks, but the scratch cache already uses kernel blocks.
-    with _own_states(group.get_metadata_builder(0), common) as builder:
+    with _batch_states(group.get_metadata_builder(0), common) as builder:
         common.block_table_tensor = _in_parts(common.block_table_tensor, builder)
         return builder.build(0, common)
 
@@ -233,7 +233,7 @@ def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _own_states(builder: Any, common: Any) -> Iterator[Any]:
+def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
     """Yields the builder with this batch's states in place of the states of chat's last step.
 
     The V2 runner of newer releases stores on the builder which block holds each sequence's state.

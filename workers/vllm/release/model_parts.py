@@ -53,7 +53,7 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
     return None
 
 
-def own_layers(layers: nn.ModuleList) -> range:
+def stage_layers(layers: nn.ModuleList) -> range:
     """Returns the decoder layers of this pipeline stage; the other layers are placeholders."""
     present = [index for index, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)]
     return range(present[0], present[-1] + 1) if present else range(0)

@@ -59,7 +59,7 @@ class Connection:
         self._sends = threading.Lock()
 
     @property
-    def own_host(self) -> str:
+    def local_host(self) -> str:
         return str(self._sock.getsockname()[0])
 
     @property
@@ -144,11 +144,11 @@ class Head:
         use_address(address)
         self._store, port = _store(address)
         self.words = vllm_words(self._span, address, port)
-        self._tell(store=port, address=address)
+        self._broadcast(store=port, address=address)
 
     def serves(self) -> None:
         """Notifies the followers that the engine takes work."""
-        self._tell(serves=True)
+        self._broadcast(serves=True)
 
     def close(self) -> None:
         """Disconnects the followers. Afterwards a lost follower is no error."""
@@ -156,7 +156,7 @@ class Head:
         for follower in self._followers.values():
             follower.close()
 
-    def _tell(self, **message: Any) -> None:
+    def _broadcast(self, **message: Any) -> None:
         for follower in self._followers.values():
             with contextlib.suppress(OSError):  # the follower's listening thread ends this process
                 follower.send(**message)
@@ -234,7 +234,7 @@ def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
             while "store" not in (answer := connection.receive()):
                 if "refused" in answer:
                     raise ConnectionError(f"it refuses this host: {answer['refused']}")
-            use_address(connection.own_host)
+            use_address(connection.local_host)
             return connection, vllm_words(span, str(answer["address"]), int(answer["store"]))
         except (OSError, ValueError, KeyError) as error:
             if connection is not None:

@@ -40,7 +40,7 @@ def ask_for(load_format: str) -> None:
         os.environ.setdefault(VARIABLE, _ON)
 
 
-def are_asked_for() -> bool:
+def are_enabled() -> bool:
     """Returns True if this process should draw random weights."""
     return os.environ.get(VARIABLE) == _ON
 

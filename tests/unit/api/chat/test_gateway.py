@@ -1378,12 +1378,12 @@ def test_by_load_keeps_the_order_among_equals(services: Services) -> None:
 def test_chats_are_counted_with_their_first_token_and_their_failures(
     api: httpx.Client, services: Services, start: Start
 ) -> None:
-    services.chats.tell(services.history, 0.0)  # what other tests left
+    services.chats.report(services.history, 0.0)  # what other tests left
     start("w1", streams)
     api.post(CHAT, json=body(stream=True))
     start("w2", lambda call: call.answer(b"{}", "500 Internal Server Error"), "another")
     api.post(CHAT, json=body("another"))
-    services.chats.tell(services.history, services.now())
+    services.chats.report(services.history, services.now())
     told: Counter[str] = Counter()
     for step in services.history.read(480, int(services.now() // 480 - 1) * 480, 3):
         told.update(step)

@@ -229,7 +229,7 @@ def test_what_is_deployed(view: View, redis: Redis, settings: Settings, clock: C
     logs = HostLogs(
         host="h1", workers=[ChildLog(name="h1/cpu0", pid=None, lines=["Traceback", "<b>no</b>"])]
     )
-    store.tell_logs("h1-7", logs)
+    store.store_logs("h1-7", logs)
     found = read(view)
     assert (found["deployment"]["state"], found["deployment"]["model"]) == (
         "starting",

@@ -262,6 +262,6 @@ def test_a_workers_log_is_told_by_its_name(
     store = DeploymentStore(redis, settings)
     store.report(HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0))
     children = [ChildLog(name="h1/cpu0", pid=None, lines=["Traceback", "<b>no</b>"])]
-    store.tell_logs("h1-7", HostLogs(host="h1", workers=children))
+    store.store_logs("h1-7", HostLogs(host="h1", workers=children))
     found = client.get("/api/v1/console/worker", params={"name": "h1/cpu0"}).json()
     assert found == {"lines": ["Traceback", "<b>no</b>"], "stats": {}}

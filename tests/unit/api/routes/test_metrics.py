@@ -143,7 +143,7 @@ def test_workers_and_their_chat(client: TestClient, workers: WorkerRegistry) -> 
     gate = GateStats(chat_active=2, chat_total=40, chat_refused=3, skips=17, proof_busy_s=12.5)
     validations = Validations("pass")
     validations.add("pass", 0.25)
-    stats = vars(gate) | validations.told()
+    stats = vars(gate) | validations.figures()
     workers.heartbeat(replace(worker_record("w1"), stats=stats))
     workers.heartbeat(worker_record("w2", state="starting"))
     scraped = Scraped(client)

@@ -80,7 +80,7 @@ def tell(store: DeploymentStore, *machines: MachineFigures) -> None:
             id=f"h{index}", host=one.host, state=HostState.IDLE, generation=0, vllm_version="0.32.0"
         )
         store.report(report)
-        store.tell_machine(report.id, one)
+        store.store_machine(report.id, one)
 
 
 def families(client: TestClient) -> dict[str, Metric]:

@@ -22,10 +22,10 @@ def test_requests_count_when_they_begin_and_their_time_while_they_last(
     with chats.under_way("m") as one, chats.under_way("m"):
         clock.now += 2
         one.first_token()
-        chats.tell(history, 1_000_000)
+        chats.report(history, 1_000_000)
         assert history.read(5, 1_000_000, 1) == [{CHATS: 2, CHAT_MS: 4000, bucket(2.0): 1}]
         clock.now += 1
-    chats.tell(history, 1_000_005)
+    chats.report(history, 1_000_005)
     assert history.read(5, 1_000_005, 1) == [{CHAT_MS: 2000}]
 
 
@@ -38,7 +38,7 @@ def test_one_measure_goes_to_the_history_and_to_prometheus(
         clock.now += 1
         one.ended()
     history = History(redis)
-    chats.tell(history, 1_000_000)
+    chats.report(history, 1_000_000)
     assert history.read(5, 1_000_000, 1) == [{CHATS: 1, CHAT_MS: 3000, bucket(2.0): 1}]
     told = {
         sample.name: sample.value for family in chats.times.collect() for sample in family.samples
@@ -48,7 +48,7 @@ def test_one_measure_goes_to_the_history_and_to_prometheus(
 
 
 def test_where_nothing_happened_nothing_is_told(chats: Chats, redis: Redis) -> None:
-    chats.tell(History(redis), 1_000_000)
+    chats.report(History(redis), 1_000_000)
     assert redis.keys("*") == []
 
 
@@ -59,7 +59,7 @@ def test_what_redis_did_not_take_is_told_later(chats: Chats) -> None:
         one.failed()
     server.connected = False
     with pytest.raises(RedisConnectionError):
-        chats.tell(history, 1_000_000)
+        chats.report(history, 1_000_000)
     server.connected = True
-    chats.tell(history, 1_000_000)
+    chats.report(history, 1_000_000)
     assert history.read(5, 1_000_000, 1) == [{CHATS: 1, FAILED: 1}]

@@ -32,11 +32,11 @@ def test_the_first_of_a_kind_is_told_at_once_and_others_together(
 ) -> None:
     for _ in range(2):
         refusals.refused(401, "POST", "/api/v1/stop", "192.0.2.1")
-        refusals.tell(events)
+        refusals.report(events)
     assert texts(events) == ["POST /api/v1/stop is answered 401; the last client is 192.0.2.1."]
     refusals.refused(401, "POST", "/api/v1/stop", "192.0.2.2")
     clock.now += REFUSALS_S
-    refusals.tell(events)
+    refusals.report(events)
     assert texts(events)[0] == (
         "POST /api/v1/stop is answered 401, 2 times; the last client is 192.0.2.2."
     )
@@ -49,23 +49,23 @@ def test_answers_that_refuse_nobody_are_no_events(
     refusals: Refusals, events: Events, status: int, path: str
 ) -> None:
     refusals.refused(status, "GET", path, "192.0.2.1")
-    refusals.tell(events)
+    refusals.report(events)
     assert texts(events) == []
 
 
 def test_a_flood_of_different_requests_is_bounded(refusals: Refusals, events: Events) -> None:
     for n in range(1000):
         refusals.refused(400, "GET", f"/v1/{n}", "192.0.2.1")
-    refusals.tell(events)
+    refusals.report(events)
     assert len(texts(events)) == 30
 
 
 def test_a_key_is_told_once_an_hour(refusals: Refusals, events: Events, clock: Clock) -> None:
     for _ in range(3):
         refusals.used("ci", "192.0.2.1")
-        refusals.tell(events)
+        refusals.report(events)
     clock.now += KEYS_S
-    refusals.tell(events)
+    refusals.report(events)
     assert texts(events) == [
         "The key ci is used, from 192.0.2.1.",
         "The key ci is used, from 192.0.2.1.",
@@ -82,7 +82,7 @@ def test_the_api_notes_who_was_refused_and_which_key_came(
     assert stranger.get("/api/v1/pow/status").status_code == 401
     bearer = {"Authorization": f"Bearer {keys.add('looks', [Role.READ])}"}
     assert stranger.get("/api/v1/pow/status", headers=bearer).status_code == 200
-    services.refusals.tell(services.events)
+    services.refusals.report(services.events)
     found = [event.text for event in services.events.read() if event.kind != "node"]
     assert sorted(found) == [
         "GET /api/v1/pow/status is answered 401; the last client is 192.0.2.1.",

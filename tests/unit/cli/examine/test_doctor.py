@@ -22,7 +22,7 @@ HERE = ["doctor", "--without-workers"]
 @pytest.fixture(autouse=True)
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine is like."""
-    monkeypatch.setattr(redis, "own_server", lambda: iter([ok("redis", "its own")]))
+    monkeypatch.setattr(redis, "local_server", lambda: iter([ok("redis", "its own")]))
     monkeypatch.setattr(machine, "port", lambda host, port: iter([ok("port", f"{host} {port}")]))
     monkeypatch.setattr(machine, "disk", lambda what, *_: iter([ok("disk", what)]))
     monkeypatch.setattr(packages, "imports", lambda *_: iter([ok("torch", "2.13.0")]))

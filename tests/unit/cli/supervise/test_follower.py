@@ -490,7 +490,7 @@ def test_a_hosts_own_model_is_the_first_deployment(
     h.serve()
     status = store.status()
     assert status.wanted is not None
-    assert (status.state, status.wanted.asked) == (DeploymentState.RUNNING, "tiny-qwen3")
+    assert (status.state, status.wanted.label) == (DeploymentState.RUNNING, "tiny-qwen3")
     assert h.fleet.options == OWN
 
 

@@ -80,4 +80,4 @@ def test_the_bits_are_those_of_vllms_operation(n: int, groups: int) -> None:
     for x in (normal, all_sizes(n, groups * heads * head, normal).view_as(normal)):
         call = OPERATIONS[NAME].read(x, positions, angles, heads, *rest, *sizes)
         assert call is not None
-        assert all(map(torch.equal, call.bits(call.by_own(own)), call.bits(call.by_kernel())))
+        assert all(map(torch.equal, call.bits(call.by_vllm(own)), call.bits(call.by_kernel())))

@@ -360,8 +360,8 @@ def test_what_nobody_can_read_of_one_host_hides_no_other(
 ) -> None:
     for host in ("h1", "h2", "h3"):
         report(store, HostState.IDLE, host)
-        store.tell_logs(host, HostLogs(host=host, workers=[]))
-        store.tell_machine(host, MachineFigures(host=host, read_at=1))
+        store.store_logs(host, HostLogs(host=host, workers=[]))
+        store.store_machine(host, MachineFigures(host=host, read_at=1))
     redis.hset("poc:host:h1", "report", "{")
     redis.set("poc:host:h2", "no hash")
     for key in ("poc:host:h1:logs", "poc:host:h1:machine"):
@@ -385,8 +385,8 @@ class TestMachines:
             "h3": figures("b", 3),
         }.items():
             store.report(HostReport(id=host_id, host=told.host, state=HostState.IDLE, generation=0))
-            store.tell_machine(host_id, told)
-        store.tell_machine("gone", figures("c", 4))
+            store.store_machine(host_id, told)
+        store.store_machine("gone", figures("c", 4))
         assert store.machines() == [figures("a", 2), figures("b", 3)]
         store.leave("h3")
         assert store.machines() == [figures("a", 2), figures("b", 1)]
@@ -394,5 +394,5 @@ class TestMachines:
     def test_of_one_that_tells_nothing_any_more_are_forgotten(
         self, store: DeploymentStore, redis: Redis
     ) -> None:
-        store.tell_machine("h1", MachineFigures(host="a", read_at=1))
+        store.store_machine("h1", MachineFigures(host="a", read_at=1))
         assert 0 < redis.ttl("poc:host:h1:machine") <= FIGURES_S

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from poc_core.records import JobStatus, Lease, NewJob
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, keys
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from poc_core.state.jobs import MAX_LOSSES
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, pending, result_body, worker_record
@@ -43,7 +43,7 @@ class Named:
 class Worker:
     """Its hand, and what its last heartbeat told of it."""
 
-    hand: Hand
+    hand: HeldLeases
     taken: list[str] = field(default_factory=list)
     held: set[int] = field(default_factory=set)
     n_told: int = 0
@@ -168,13 +168,13 @@ class JobMachine(RuleBasedStateMachine):
     def start_worker(self) -> None:
         self.n_workers += 1
         name = f"w{self.n_workers}"
-        self.alive[name] = Worker(Hand(partial(self.store.name_lease, name)))
+        self.alive[name] = Worker(HeldLeases(partial(self.store.name_lease, name)))
         self.beat(name)
 
     def beat(self, name: str) -> None:
         worker = self.alive[name]
         worker.n_told, worker.told = len(worker.taken), set(worker.held)
-        self.registry.heartbeat(worker_record(name), worker.hand.told())
+        self.registry.heartbeat(worker_record(name), worker.hand.summary())
 
     def a_worker(self, pick: int) -> str:
         return list(self.alive)[pick % len(self.alive)]

@@ -16,7 +16,7 @@ from poc_core.records import JobStatus, Lease, NewJob, RoundState
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.hand import Hand
+from poc_core.state.held_leases import HeldLeases
 from poc_core.state.jobs import MAX_LOSSES
 from poc_core.state.overview import Overviews
 from tests.harness.samples import (
@@ -686,8 +686,8 @@ def test_orphans_are_the_batches_of_dead_workers(
 def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_no_loss(
     jobs: JobStore, workers: WorkerRegistry, redis: Redis
 ) -> None:
-    hand = Hand(partial(jobs.name_lease, "w1"))
-    workers.heartbeat(worker_record("w1"), hand.told())
+    hand = HeldLeases(partial(jobs.name_lease, "w1"))
+    workers.heartbeat(worker_record("w1"), hand.summary())
     leases = [hand.take() for _ in range(12)]
     job_id = jobs.create(new_job(list(range(24))))
     for index, lease in enumerate(leases):
@@ -695,7 +695,7 @@ def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_n
     assert jobs.orphans(job_id) == []  # its heartbeat was before all of them
     for number in (1, 3, 11):
         hand.drop(leases[number - 1])
-    workers.heartbeat(worker_record("w1"), hand.told())
+    workers.heartbeat(worker_record("w1"), hand.summary())
     assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[job_id]]
     assert jobs.orphans(job_id) == [0, 2, 10]
     assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[]]
@@ -709,7 +709,7 @@ def test_leases_of_a_worker_that_tells_of_none_are_held_until_they_are_too_old(
     jobs: JobStore, serve: Serve, clock: Clock, settings: Settings
 ) -> None:
     serve("w1")
-    hand = Hand(partial(jobs.name_lease, "w1"))
+    hand = HeldLeases(partial(jobs.name_lease, "w1"))
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1", hand.take())
     assert jobs.orphans(job_id) == []

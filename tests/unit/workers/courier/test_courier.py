@@ -47,7 +47,7 @@ from workers.courier import main as main_module
 from workers.courier import poster as poster_module
 from workers.courier import ticker as ticker_module
 from workers.courier.courier import Courier
-from workers.courier.own_ports import OwnPorts
+from workers.courier.node_ports import NodePorts
 from workers.courier.places import JOB_PLACES
 from workers.courier.poster import UNREACHABLE, Poster
 from workers.courier.ticker import Ticker
@@ -833,9 +833,9 @@ def test_own_ports_are_also_those_of_redis_and_of_apis_elsewhere(
         "socket.getaddrinfo",
         lambda host, *_, **__: [(0, 0, 0, "", (addresses[host], 0))],
     )
-    ports = OwnPorts(frozenset({8000}), workers, RedisUrl.of("redis://redis:6380/0"))
+    ports = NodePorts(frozenset({8000}), workers, RedisUrl.of("redis://redis:6380/0"))
     of_redis = (ipaddress.ip_address("172.18.0.2"), 6380)
-    workers.tell_api()
+    workers.store_api_addresses()
     ports.look()
     of_apis = ports.now() - {8000, of_redis}
     assert of_redis in ports.now()
@@ -844,7 +844,7 @@ def test_own_ports_are_also_those_of_redis_and_of_apis_elsewhere(
     redis.zadd("poc:api", {"172.18.0.3 8000": clock.now, "nonsense": clock.now})
     ports.look()
     assert (ipaddress.ip_address("172.18.0.3"), 8000) in ports.now()
-    sentinels = OwnPorts(
+    sentinels = NodePorts(
         frozenset(), workers, RedisUrl.of("redis+sentinel://sentinel:26379/primary/0")
     )
     sentinels.look()
@@ -857,7 +857,7 @@ def test_own_ports_are_also_those_of_redis_and_of_apis_elsewhere(
 
 def test_each_port_of_an_api_that_has_several_is_the_nodes_own(redis: Redis) -> None:
     workers = WorkerRegistry(redis, Settings(api_port="8080 5000"))
-    workers.tell_api()
+    workers.store_api_addresses()
     found = [one for one in workers.ports() if isinstance(one, tuple)]
     assert {port for _, port in found} == {8080, 5000}
     assert len(found) == 2 * len({address for address, _ in found})
@@ -866,7 +866,7 @@ def test_each_port_of_an_api_that_has_several_is_the_nodes_own(redis: Redis) -> 
 def test_own_ports_are_those_of_the_settings_and_of_workers_that_live(
     workers: WorkerRegistry,
 ) -> None:
-    ports = OwnPorts(frozenset({8000}), workers)
+    ports = NodePorts(frozenset({8000}), workers)
     workers.heartbeat(replace(worker_record("w1"), port=9123))
     assert ports.now() == {8000}
     ports.look()

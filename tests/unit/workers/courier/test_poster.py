@@ -48,7 +48,7 @@ def post(
     url: str,
     body: bytes = b"{}",
     allow: str = ALL,
-    own_ports: frozenset[int] = frozenset(),
+    node_ports: frozenset[int] = frozenset(),
     addresses: tuple[str, ...] = ("127.0.0.1",),
     lookups: list[str] | None = None,
     deadline_s: float = 60.0,
@@ -62,7 +62,7 @@ def post(
 
     async def one_try() -> Result:
         client = httpx.AsyncClient(trust_env=False)
-        poster = Poster(client, CallbackPolicy.of(allow), lambda: own_ports, look_up, deadline_s)
+        poster = Poster(client, CallbackPolicy.of(allow), lambda: node_ports, look_up, deadline_s)
         result = await poster.post(Delivery("id", "token", url, body, "id-0", 0))
         await poster.close()
         return result
@@ -283,7 +283,7 @@ def test_nothing_is_sent_to_an_address_that_is_not_allowed(
 def test_nothing_is_sent_to_the_nodes_own_ports_whatever_the_name() -> None:
     asked: list[bytes] = []
     with receiver(lambda connection: asked.append(read_request(connection))) as port:
-        result = post(f"http://harmless.example:{port}", own_ports=frozenset({port}))
+        result = post(f"http://harmless.example:{port}", node_ports=frozenset({port}))
     assert (result.end, asked) == (End.FORBIDDEN, [])
 
 

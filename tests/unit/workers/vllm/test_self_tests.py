@@ -21,7 +21,7 @@ from workers.vllm.self_tests import (
     check_graphs,
     check_memory,
     check_slices,
-    tell_speed,
+    report_speed,
 )
 
 HEAD = HostSpan(n_hosts=2, rank=0, head_host="10.0.0.1", head_port=7070)
@@ -154,7 +154,7 @@ class TestAnEngineThatBreaksAsItRecords:
         monkeypatch.setenv(SWITCH, "on")  # so that it is put back
         monkeypatch.setattr(self_tests, "VllmEngine", Recording)
         monkeypatch.setattr(self_tests, "_GPU_FREE_S", 0.0)
-        for passed in ("check_isolation", "check_slices", "check_memory", "tell_speed"):
+        for passed in ("check_isolation", "check_slices", "check_memory", "report_speed"):
             monkeypatch.setattr(self_tests, passed, lambda *_args, **_options: None)
         Recording.started, Recording.closed = [], 0
 
@@ -293,5 +293,5 @@ def test_a_model_that_does_not_stop_after_a_layer_is_not_cut(
 def test_what_the_speed_test_measured_plans_the_first_calls() -> None:
     engine: Any = Stepping()
     engine.on_gpu = False
-    tell_speed(engine)
+    report_speed(engine)
     assert 0 < engine.token_layer_s < 1

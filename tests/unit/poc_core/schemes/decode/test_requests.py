@@ -74,7 +74,7 @@ def test_what_the_chain_sends_is_enough() -> None:
     sent = body(params={"seq_len": 256, "decode": True, "max_tokens": 256})
     del sent["params"]["k_dim"], sent["nonces"]
     found = DecodeRoundBody.model_validate(sent)
-    assert found.asked_batch_size is None
+    assert found.requested_batch_size is None
     assert found.spec().options == {
         "max_tokens": 256,
         "per_nonce_reflection": False,

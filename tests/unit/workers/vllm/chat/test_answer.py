@@ -132,7 +132,7 @@ def test_a_pass_tells_its_rows_as_they_came(tokenizer: Any) -> None:
     from tests.unit.workers.vllm.chat.test_rows import PLAIN
     from workers.vllm.release import answers
 
-    params = answers.pass_params(PLAIN.n_best, PLAIN.told(), skip_cache=False)
+    params = answers.pass_params(PLAIN.n_best, PLAIN.packed(), skip_cache=False)
     request = EngineCoreRequest("a", [1, 2, 3], None, params, None, 0.0, None, None, None)
     request.external_req_id = "a"
     processor = OutputProcessor(tokenizer, log_stats=False)

@@ -12,7 +12,7 @@ from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.vllm.chat.asgi import App, Receive, Scope, Send
 from workers.vllm.chat.errors import BadRequest, CannotForce, Unavailable
-from workers.vllm.chat.fields import TOLD, Told
+from workers.vllm.chat.fields import TOLD, RequestOptions
 from workers.vllm.chat.gated_chat import GatedChat
 from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS
 
@@ -29,7 +29,7 @@ class Server:
     """Stands in for vLLM's application, which answers exceptions by itself and raises them."""
 
     def __init__(self, ids_for_all: bool = True, engine: Callable[[], None] | None = None) -> None:
-        self.told: list[Told | None] = []
+        self.told: list[RequestOptions | None] = []
         self._engine = engine or (lambda: None)
         requests = gated(self.app, ids_for_all)
         self.client = httpx.AsyncClient(
@@ -60,7 +60,7 @@ async def test_ordinary_requests_are_named_by_ids_where_the_deployment_says_so(
 ) -> None:
     server = Server(ids_for_all)
     assert (await server.post(path, prompt="Hi")).text == "one answer"
-    assert server.told == [Told(ids=ids_for_all)]
+    assert server.told == [RequestOptions(ids=ids_for_all)]
 
 
 def cannot() -> None:
@@ -108,13 +108,13 @@ class Params:
 
 def test_a_clients_own_entries_are_dropped() -> None:
     forged = {name: [1] for name in NAMES} | {"kv": 1}
-    assert Told().extra_args(Params(forged)) == {"kv": 1}
-    found = Told(True, "raw_logprobs", [7]).extra_args(Params(forged))
+    assert RequestOptions().extra_args(Params(forged)) == {"kv": 1}
+    found = RequestOptions(True, "raw_logprobs", [7]).extra_args(Params(forged))
     assert found == {"kv": 1, KNOWN_TOKENS: [7], LOGPROBS_MODE: "raw_logprobs", TOKEN_IDS: 1}
 
 
 def test_chat_without_logprobs_is_told_nothing() -> None:
-    assert Told(ids=True).extra_args(Params(None, None)) is None
+    assert RequestOptions(ids=True).extra_args(Params(None, None)) is None
 
 
 EARLY = b"event: response.created\ndata: {}\n\n"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest
-from workers.vllm.chat.fields import SALT, TOLD, Told
+from workers.vllm.chat.fields import SALT, TOLD, RequestOptions
 from workers.vllm.chat.limits import Limits
 from workers.vllm.release.extra_args import LOGPROBS_MODE, PASS, TOKEN_IDS
 
@@ -60,7 +60,7 @@ def params(**asked: Any) -> Any:
 
 
 def test_over_http_a_clients_own_entries_are_ours_to_make(engine: Any) -> None:
-    context = TOLD.set(Told(ids=True, mode="raw_logprobs"))
+    context = TOLD.set(RequestOptions(ids=True, mode="raw_logprobs"))
     try:
         engine.generate(PROMPT, params(logprobs=5, extra_args={PASS: {}, "kv": 1}), "a")
         engine.generate(PROMPT, params(extra_args={TOKEN_IDS: 1}), "b")

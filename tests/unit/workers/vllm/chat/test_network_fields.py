@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workers.vllm.chat.errors import BadRequest, CannotForce, Refused
-from workers.vllm.chat.fields import Told
+from workers.vllm.chat.fields import RequestOptions
 from workers.vllm.chat.network_fields import NetworkFields
 
 RAW, PROCESSED = "raw_logprobs", "processed_logprobs"
@@ -25,7 +25,7 @@ class Letters:
 FIELDS = NetworkFields(512, 16, Letters())
 
 
-def read(**body: Any) -> Told | None:
+def read(**body: Any) -> RequestOptions | None:
     return asyncio.run(FIELDS.of({"messages": [], **body}))
 
 
@@ -49,11 +49,13 @@ def refusal(**body: Any) -> Refused:
     ],
 )
 def test_tokens_are_ids_or_the_first_token_of_a_text(given: list[str], ids: list[int]) -> None:
-    assert read(**tokens(*given)) == Told(True, None, ids)
+    assert read(**tokens(*given)) == RequestOptions(True, None, ids)
 
 
 def test_a_text_wins() -> None:
-    assert read(enforced_str="hi", **tokens("7")) == Told(True, None, [ord("h"), ord("i")])
+    assert read(enforced_str="hi", **tokens("7")) == RequestOptions(
+        True, None, [ord("h"), ord("i")]
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_text_wins() -> None:
     [("raw", RAW), (RAW, RAW), ("processed", PROCESSED), (None, None)],
 )
 def test_modes_have_two_spellings(said: str | None, mode: str | None) -> None:
-    assert read(logprobs_mode=said, n=1, **tokens("7")) == Told(True, mode, [7])
+    assert read(logprobs_mode=said, n=1, **tokens("7")) == RequestOptions(True, mode, [7])
 
 
 @pytest.mark.parametrize(
@@ -99,12 +101,12 @@ def test_another_mode_is_refused(mode: Any) -> None:
 
 def test_a_beam_search_takes_no_known_tokens() -> None:
     assert isinstance(refusal(use_beam_search=True, **tokens("7")), CannotForce)
-    assert read(use_beam_search=True, logprobs_mode=RAW) == Told(True)
+    assert read(use_beam_search=True, logprobs_mode=RAW) == RequestOptions(True)
 
 
 def test_an_engine_without_a_tokenizer_takes_ids_alone() -> None:
     fields = NetworkFields(512, 16, None)
-    assert fields.read(tokens("7")) == Told(True, None, [7])
+    assert fields.read(tokens("7")) == RequestOptions(True, None, [7])
     with pytest.raises(CannotForce):
         fields.read(tokens("a"))
 
@@ -122,7 +124,7 @@ def test_names_elsewhere_mean_nothing(body: dict[str, Any]) -> None:
 
 
 def test_more_tokens_than_the_context_has_judge_nobody() -> None:
-    assert read(**tokens(*["7"] * 15)) == Told(True, None, [7] * 15)
+    assert read(**tokens(*["7"] * 15)) == RequestOptions(True, None, [7] * 15)
     refused = refusal(max_tokens=100, **tokens(*["7"] * 16))
     assert (refused.status, refused.param) == (400, None)
 
@@ -177,7 +179,7 @@ TOOL = {"type": "function", "function": {"name": "weather"}}
 )
 def test_a_grammar_of_this_node_alone_is_left_out(asked: dict[str, Any], no_grammar: bool) -> None:
     """Nodes whose vLLM holds free tool calls to nothing must find their own answers again."""
-    assert read(**tokens("7"), **asked) == Told(True, None, [7], no_grammar)
+    assert read(**tokens("7"), **asked) == RequestOptions(True, None, [7], no_grammar)
 
 
 async def test_tokens_are_made_off_the_event_loop() -> None:

@@ -59,7 +59,7 @@ def no_cut(logits: torch.Tensor, *_limits: Any) -> torch.Tensor:
 
 
 def collected(scoring: Scoring, chunks: Iterable[tuple[int, int]]) -> tuple[Any, ...]:
-    found = Collected(Scoring.read(scoring.told()), CPU)
+    found = Collected(Scoring.read(scoring.packed()), CPU)
     for start, end in chunks:
         take([(found, STATES[start:end], start)], by_head, no_cut)
     assert found.is_whole

@@ -119,7 +119,7 @@ def test_the_rows_of_one_pass_are_its_own() -> None:
     runner = runner_of(Sampler(PROCESSED))
     V2Hooks(runner).install()
     worker = runner.prompt_logprobs_worker
-    asked = SimpleNamespace(extra_args={PASS: PLAIN.told()}, prompt_logprobs=5)
+    asked = SimpleNamespace(extra_args={PASS: PLAIN.packed()}, prompt_logprobs=5)
     worker.add_request("a", 1, params())
     worker.add_request("b", 2, asked)
     assert not worker.uses_prompt_logprobs[2]  # vLLM would score the whole prompt

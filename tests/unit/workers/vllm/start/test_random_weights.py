@@ -121,7 +121,7 @@ def test_vllms_loader_of_dummy_weights_draws_them_where_they_are_asked_for(
     monkeypatch.setenv(random_weights.VARIABLE, "")  # is undone, also what is set below
     monkeypatch.delenv(random_weights.VARIABLE)
     random_weights.ask_for(asked)
-    if random_weights.are_asked_for():
+    if random_weights.are_enabled():
         model_parts.make_up_weights(random_weights.draw)
     loader: Any = model_loader.get_model_loader(LoadConfig(load_format="dummy"))
     layer = nn.Linear(64, 64)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 
-class Hand:
+class HeldLeases:
     """The leases that a worker's tasks have in hand, numbered. For many threads.
 
     The numbers follow the order of taking, so the highest one taken and those in hand tell of all:
@@ -36,7 +36,7 @@ class Hand:
         with self._lock:
             del self._held[lease]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """For a heartbeat: how many leases were taken so far, a colon, and the numbers in hand."""
         with self._lock:
             return f"{self._n_taken}:{' '.join(map(str, self._held.values()))}"

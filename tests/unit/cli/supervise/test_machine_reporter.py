@@ -7,8 +7,8 @@ import pytest
 from redis.exceptions import ConnectionError
 
 from cli.machine import sensors
-from cli.supervise import machine_teller
-from cli.supervise.machine_teller import MachineTeller
+from cli.supervise import machine_reporter
+from cli.supervise.machine_reporter import MachineReporter
 from poc_core.machine_figures import MachineFigures
 from tests.harness.waiting import wait_until
 
@@ -21,7 +21,7 @@ class Told:
         self.n_tries = 0
         self.is_away = False
 
-    def tell_machine(self, host_id: str, figures: MachineFigures) -> None:
+    def store_machine(self, host_id: str, figures: MachineFigures) -> None:
         assert host_id == "h1-7"
         self.n_tries += 1
         if self.is_away:
@@ -40,10 +40,12 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def teller(told: Told, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineTeller]:
-    monkeypatch.setattr(machine_teller, "TELL_S", 0.01)
+def teller(
+    told: Told, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MachineReporter]:
+    monkeypatch.setattr(machine_reporter, "TELL_S", 0.01)
     before = set(threading.enumerate())
-    teller = MachineTeller(told, "h1-7", "h1", said.append)  # type: ignore[arg-type]
+    teller = MachineReporter(told, "h1-7", "h1", said.append)  # type: ignore[arg-type]
     yield teller
     teller.stop()
     # What is patched is put back only now.
@@ -54,7 +56,7 @@ def teller(told: Told, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def test_it_tells_again_and_again_also_after_redis_was_away(
-    teller: MachineTeller, told: Told
+    teller: MachineReporter, told: Told
 ) -> None:
     told.is_away = True
     teller.start()
@@ -66,7 +68,7 @@ def test_it_tells_again_and_again_also_after_redis_was_away(
 
 
 def test_a_sensor_that_breaks_ends_the_telling_alone_and_says_so(
-    teller: MachineTeller, said: list[str], monkeypatch: pytest.MonkeyPatch
+    teller: MachineReporter, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensors.Sensors, "read", lambda _: 1 / 0)
     teller.start()
@@ -77,7 +79,7 @@ def test_a_sensor_that_breaks_ends_the_telling_alone_and_says_so(
 
 
 def test_a_driver_that_hangs_does_not_hold_up_the_end(
-    teller: MachineTeller, monkeypatch: pytest.MonkeyPatch
+    teller: MachineReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, end = threading.Event(), threading.Event()
 

@@ -15,7 +15,7 @@ TELL_S = 10.0
 _LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for a stop
 
 
-class MachineTeller:
+class MachineReporter:
     """The reporter of an `up` or `workers` command. A hanging driver blocks only its thread."""
 
     def __init__(
@@ -42,7 +42,7 @@ class MachineTeller:
             with Sensors(self._host) as sensors:
                 while not self._stop.is_set():
                     with contextlib.suppress(RedisError):  # the workers log this error
-                        self._store.tell_machine(self._host_id, sensors.read())
+                        self._store.store_machine(self._host_id, sensors.read())
                     until = time.monotonic() + TELL_S
                     while not self._stop.is_set() and (left_s := until - time.monotonic()) > 0:
                         look_s = min(left_s, _LOOK_S)

@@ -11,7 +11,7 @@ from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
 
 
-class OwnPorts:
+class NodePorts:
     """The ports in the settings, of Redis, of the APIs, and of the live workers' chat."""
 
     def __init__(
@@ -23,8 +23,8 @@ class OwnPorts:
         self._now: frozenset[int | tuple[Address, int]] = known
 
     @classmethod
-    def of(cls, settings: Settings, workers: WorkerRegistry) -> OwnPorts:
-        return cls(settings.own_ports, workers, RedisUrl.of(settings.redis_url))
+    def of(cls, settings: Settings, workers: WorkerRegistry) -> NodePorts:
+        return cls(settings.node_ports, workers, RedisUrl.of(settings.redis_url))
 
     def now(self) -> frozenset[int | tuple[Address, int]]:
         """Returns the ports found by the last `look`."""

@@ -41,7 +41,7 @@ class Place:
         self.caches.clear()  # freed before the new ones are created
         self._used = 0
         zeros = None if self.memory is None else self._zeros
-        self.caches = scratch.own_caches(n_sequences, n_tokens, zeros)
+        self.caches = scratch.new_caches(n_sequences, n_tokens, zeros)
         self.shape = (n_sequences, n_tokens)
 
     def _zeros(self, n: int, dtype: torch.dtype) -> Tensor:
@@ -52,7 +52,7 @@ class Place:
         return self.memory[first : first + size].zero_().view(dtype)
 
 
-class KeptCaches:
+class StepCaches:
     """A place for each micro-batch that may be in progress at the same time."""
 
     def __init__(self, scratch: ScratchCaches, device: torch.device) -> None:
@@ -63,11 +63,11 @@ class KeptCaches:
         self.places: list[Place] = []
         # A sequence takes a multiple of this, also if layers have different block sizes.
         self.block = math.lcm(*(group.block_size for group in scratch.groups), 1)
-        self._per_token = max(scratch.own_bytes_per_token(), 1)
-        self._per_state = scratch.own_bytes_per_state()
+        self._per_token = max(scratch.scratch_bytes_per_token(), 1)
+        self._per_state = scratch.scratch_bytes_per_state()
         # One block of each cache is vLLM's null block.
         self._fixed = (
-            self._per_token * self.block + self._per_state + _ALIGNMENT * scratch.n_own_caches()
+            self._per_token * self.block + self._per_state + _ALIGNMENT * scratch.n_new_caches()
         )
 
     @property

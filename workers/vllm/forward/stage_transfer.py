@@ -12,7 +12,7 @@ from torch import nn
 from workers.vllm.release import model_parts, parallel
 
 
-class HandOver:
+class StageTransfer:
     """One rank's sends and receives; keeps the sent tensors until they have been sent."""
 
     def __init__(
