@@ -1,4 +1,4 @@
-"""What the themes of the settings share."""
+"""Code that the themes of the settings share."""
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
