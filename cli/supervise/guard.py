@@ -66,7 +66,7 @@ def start(command: list[str], report_fd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Returns the pids of all descendants of `root`. The guard is a subreaper, so it adopts orphans."""
+    """Returns the pids of all descendants of `root`. The guard, a subreaper, adopts orphans."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
