@@ -169,7 +169,7 @@ def test_a_tool_without_a_parser_is_refused_as_the_page_says(
         "curl -s --no-fail-with-body http://127.0.0.1:8000/v1/chat/completions"
         f" -H 'Content-Type: application/json' -d '{json.dumps(asked)}'",
     )
-    assert "gets 400, which names the option that is missing" in API
+    assert "gets 400, and the message names the missing option" in API
     error = json.loads(said)["error"]
     assert (error["code"], "--tool-call-parser" in error["message"]) == (400, True)
 
