@@ -95,7 +95,7 @@ def test_a_device_with_less_memory_than_asked_for_gets_a_smaller_budget_at_start
             [
                 line
                 for line in client.lines()
-                if f"there is no memory for the {ASKED} that were asked for" in line
+                if f"there is no memory for the requested {ASKED}" in line
             ]
         )
         == 2

@@ -111,7 +111,7 @@ def test_a_user_who_may_not_look(settings: Settings, own: LocalRedis, client: re
         if finding.level != "ok"
     ]
     assert [finding.level for finding in found] == ["warning"]
-    assert "may not ask for INFO" in found[0].says
+    assert "may not run INFO" in found[0].says
 
 
 def test_no_redis_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

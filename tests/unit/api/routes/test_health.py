@@ -96,7 +96,7 @@ def test_a_round_whose_only_worker_is_being_replaced_has_not_failed(
 ) -> None:
     answers = [client.get(path) for path in ("/health", "/readyz", "/v3.0.8/health")]
     assert [answer.status_code for answer in answers] == [200, 200, 200]
-    assert "goes on when a worker is ready again" in answers[0].json()["reason"]
+    assert "continues when a worker is ready again" in answers[0].json()["reason"]
     assert answers[1].json()["health"]["level"] == "down"
     found = client.get("/api/v1/inference/pow/status").json()
     assert (found["status"], found["backends"]) == ("GENERATING", [])
