@@ -25,6 +25,8 @@ _DEAD_END = (
     " allows none"
 )
 _INPUT, _OUTPUT = 0, 1
+# Fields of a structural tag that are not schemas, and the kind of each.
+_TEXTS = {"pattern": "regex", "grammar": "grammar"}
 # Where xgrammar raised an error, before its words.
 _PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
 
@@ -95,8 +97,8 @@ def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
             for name, value in one.items():
                 if name in ("json_schema", "schema"):
                     yield "json", json.dumps(value)
-                elif name in ("regex", "grammar") and isinstance(value, str):
-                    yield name, value
+                elif name in _TEXTS and isinstance(value, str):
+                    yield _TEXTS[name], value
                 else:
                     level.append(value)
 

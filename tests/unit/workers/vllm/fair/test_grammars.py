@@ -173,9 +173,9 @@ def _tag(schema: Any) -> tuple[str, str]:
     return "structural_tag", json.dumps({"type": "structural_tag", "format": content})
 
 
-def _triggered(schema: Any) -> tuple[str, str]:
+def _triggered(schema: Any, other: Any = None) -> tuple[str, str]:
     """Which an answer need not come to."""
-    content = {"type": "json_schema", "json_schema": schema}
+    content = other or {"type": "json_schema", "json_schema": schema}
     one = {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}
     several = {"type": "triggered_tags", "triggers": ["<f"], "tags": [one]}
     return "structural_tag", json.dumps({"type": "structural_tag", "format": several})
@@ -248,6 +248,8 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own(
             for schema, why in WRONG:
                 with pytest.raises(BadRequest, match=why):
                     await tried.check(*form(schema), "one")
+        with pytest.raises(BadRequest, match="allows no token"):
+            await tried.check(*_triggered({}, {"type": "grammar", "grammar": "root ::= root"}), "1")
         slow = json.dumps({"type": "string", "minLength": 1, "maxLength": 100_000})
         monkeypatch.setattr(tried, "_longest_s", 0.01)
         monkeypatch.setattr(tried, "_share_s", 0.01)  # it looks four times within that
