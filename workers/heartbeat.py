@@ -109,7 +109,7 @@ class Heartbeat:
         if not self._registry.pulse(self.record.id) or newly_draining or chat_ended:
             self._beats.soon()
 
-    def _chats(self) -> int:
+    def _chats(self) -> float:
         return (
             0 if self._served is None else int(self._served[0].chat_stats().get("chat_active", 0))
         )

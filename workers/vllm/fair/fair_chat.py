@@ -41,10 +41,12 @@ class FairChat:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._turns = Turns()
-        self._grammars = Grammars(lambda: answers.vocabulary(llm))
         self._wide = WideAnswers(self._others_go_on)
         self._compiles = answers.compiles_by_xgrammar(llm)
-        if self._compiles:
+        # Otherwise vLLM asks another compiler after an error.
+        is_final = llm.vllm_config.structured_outputs_config.backend == "xgrammar"
+        self._grammars = Grammars(lambda: answers.vocabulary(llm), is_final=is_final)
+        if self._compiles and is_final:
             answers.leave_schemas_to_trials()
         self._n_late = 0  # tokens of late steps since the loop was last yielded
 

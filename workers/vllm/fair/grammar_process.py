@@ -19,6 +19,7 @@ from typing import Any
 
 # Bytes of memory that a grammar may take.
 _MEMORY = 1 << 30
+WRONG = "is wrong"
 _TOO_MUCH = "takes too much memory to compile; use a simpler one"
 _DEAD_END = (
     "allows no token where an answer by it begins; a schema that refers to itself without an end"
@@ -80,7 +81,7 @@ def _try(compiler: Any, kind: str, text: str) -> str:
         # vLLM rewrites choices and some grammars, and reports their errors itself.
         is_final = kind in ("json", "regex", "structural_tag")
         said = " ".join(_PLACE.sub("", str(error)).split())
-        return f"is wrong: {said[:500].rstrip('.')}" if is_final else ""
+        return f"{WRONG}: {said[:500].rstrip('.')}" if is_final else ""
     return _DEAD_END if any(_is_dead_end(*part) for part in parts(kind, text)) else ""
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from poc_core.fair.waiting import Tags
 from workers.vllm.chat.errors import BadRequest, Unavailable
-from workers.vllm.fair.grammar_process import parts
+from workers.vllm.fair.grammar_process import WRONG, parts
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,15 @@ class Grammars:
         longest_s: float = LONGEST_S,
         share_s: float = SHARE_S,
         patience_s: float = PATIENCE_S,
+        is_final: bool = True,
     ) -> None:
-        """`vocabulary()`: returns the tokenizer in the process's format; takes a second."""
+        """`vocabulary()`: returns the tokenizer in the process's format; takes a second.
+        `is_final`: no other compiler follows where xgrammar reports an error.
+        """
         self._vocabulary = vocabulary
         self._command = command
         self._patience_s = patience_s
+        self._is_final = is_final
         self._is_up = asyncio.Event()  # set while the process runs
         self._failed_at = -_AGAIN_S  # when the process last failed to start
         self._longest_s, self._share_s = longest_s, share_s
@@ -91,7 +95,7 @@ class Grammars:
             self._works = asyncio.get_running_loop().create_task(self._work())
         await self._wait_for_process(trial)
         wrong = await trial.answer
-        if wrong:
+        if wrong and (self._is_final or not wrong.startswith(WRONG)):
             raise BadRequest(f"The grammar {wrong}.", "structured_outputs")
         self._good[digest] = None
         if len(self._good) > _REMEMBERED:

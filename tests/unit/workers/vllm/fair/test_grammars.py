@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +92,17 @@ async def test_one_that_takes_too_much_is_refused_each_time(tried: Tried) -> Non
             await tried.check("0|takes too much memory to compile|a")
         assert refused.value.param == "structured_outputs"
     assert len(tried.begun()) == 2
+
+
+@pytest.mark.parametrize("is_final", [True, False], ids=["xgrammar", "auto"])
+async def test_one_that_is_wrong_is_refused_where_no_other_compiler_follows(
+    tried: Tried, is_final: bool
+) -> None:
+    vars(tried.grammars)["_is_final"] = is_final
+    with pytest.raises(BadRequest, match="is wrong: a") if is_final else nullcontext():
+        await tried.check("0|is wrong: a|a")
+    with pytest.raises(BadRequest, match="too much"):
+        await tried.check("0|takes too much|a")
 
 
 @pytest.mark.parametrize("tried", [2.0], indirect=True)
