@@ -109,9 +109,6 @@ def prove(stack: Stack, figures: Figures) -> None:
         )
         n_forged = sum(a != b for a, b in zip(artifacts, forged, strict=True))
         check_verdict(verdict, n_mismatch=n_forged, figures=figures, what="tampered copy")
-        figures.rows.append(
-            ("the demo's own terms", ", ".join(f"{name} {term:g}" for name, term in TERMS.items()))
-        )
 
 
 def body_of_job(model: str) -> dict[str, Any]:
@@ -158,7 +155,10 @@ def check_verdict(verdict: dict[str, Any], *, n_mismatch: int, figures: Figures,
 
 
 def show(figures: Figures) -> None:
-    table = Table(title="Proofline demo", show_header=False)
+    terms = ", ".join(f"{name} {term:g}" for name, term in TERMS.items())
+    caption = f"Terms of this demo: {terms}. They suit one engine with random weights that checks"
+    caption += " its own proofs; other validations use the network's."
+    table = Table(title="Proofline demo", caption=caption, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("start of the stack", f"{figures.start_s:.1f} s")

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.run.demo import TAMPERED_EVERY, DemoError, Figures, check_verdict, tampered
+from cli.run.demo import TAMPERED_EVERY, DemoError, Figures, check_verdict, show, tampered
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(64)]
 
@@ -43,6 +43,13 @@ def test_the_expected_verdict_becomes_a_row(n_mismatch: int, fraud: bool) -> Non
 def test_any_other_verdict_ends_the_demo(expected: int, seen: tuple[int, bool]) -> None:
     with pytest.raises(DemoError, match=f"should show {expected} mismatches"):
         check_verdict(verdict(*seen), n_mismatch=expected, figures=Figures(start_s=1), what="copy")
+
+
+def test_the_terms_are_said_to_be_the_demos(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Figures(start_s=1, rows=[("honest copy: mismatches, p-value", "0, 1: no fraud")]))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Terms of this demo: dist_threshold 0.02, p_mismatch 0.001" in text
+    assert "other validations use the network's" in text
 
 
 def test_a_missing_engine_is_answered_with_the_command_that_installs_it(
