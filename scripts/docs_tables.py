@@ -8,6 +8,7 @@ import ast
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -111,11 +112,18 @@ def promises() -> str:
     return table("Who | Promise | Tests", rows())
 
 
+def trained() -> dict[str, str]:
+    """Page -> its part of what `python -m bench.trained` wrote."""
+    parts = (ROOT / "bench/results/trained.md").read_text().split("\n## ")[1:]
+    return {page: text.strip() for page, _, text in (part.partition("\n") for part in parts)}
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "docs/settings.md": ("settings", settings),
     "docs/commands.md": ("commands", commands),
     "docs/recipes.md": ("recipes", recipes),
     "SECURITY.md": ("promises", promises),
+    **{page: ("trained", partial(str, text)) for page, text in trained().items()},
 }
 
 

@@ -1,49 +1,78 @@
-"""What proofs and chats tell of a model that was trained: the tables of docs/proofs.md, decode.md
-and chat.md, and their picture.
+"""What proofs and chats tell of a model that was trained: bench/results/trained.md, from which
+`make docs-tables` puts the tables into docs/proofs.md, decode.md and chat.md, and their picture.
 
     python -m bench.trained
-    python -m bench.trained --tables  # of what the folder holds, and the picture
+    python -m bench.trained --tables  # of what the folder holds
 
-What a machine gave is kept in --folder, and not asked for again.
+What a machine gave is kept in --folder and not computed again, so an ended run goes on.
 """
 
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.harness.report import run
+from bench.harness.report import console, run
 from bench.trained.machines import MACHINES, PARTS, Plan, ask_all, judge
-from bench.trained.tables import PICTURE, artifact_samples, draw, tables
+from bench.trained.tables import ROOT, distances, draw, proofs, tables
 from cli.demo_model import demo_model
+
+RESULTS = ROOT / "bench/results/trained.md"
 
 
 def main(
     folder: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("build/trained"),
     seed: Annotated[int, typer.Option(help="Of block hashes and samplers.")] = 0,
-    seq_len: Annotated[int, typer.Option(min=1, help="Positions of a nonce.")] = 256,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="artifacts, chains or answers; may be given again. Default: all."),
+        typer.Option(help=f"Parts that begin so, of {', '.join(PARTS)}; may be given again."),
+    ] = None,
+    machine: Annotated[
+        list[str] | None,
+        typer.Option(help="Compute for this one only; may be given again. Default: all."),
     ] = None,
     only_tables: Annotated[bool, typer.Option("--tables", help="Compute nothing.")] = False,
-    picture: Annotated[Path, typer.Option(help="Where the picture goes, as SVG.")] = PICTURE,
 ) -> None:
-    """Computes what is not in the folder yet, prints all tables and draws the distances."""
+    """Computes what is not in the folder yet, writes bench/results/trained.md and draws."""
     if not only_tables:
-        compute(folder, Plan(seed, seq_len, tuple(only or PARTS)))
-    for title, lines in tables(folder).items():
-        print(f"\n{title}\n", *lines, sep="\n")
-    draw(artifact_samples(folder), picture)
+        parts = tuple(part for part in PARTS if part.startswith(tuple(only or PARTS)))
+        compute(folder, Plan(seed, parts), machine)
+    found = tables(folder)
+    if machine or not found:
+        return
+    write(found, seed)
+    if "docs/proofs.md" in found:
+        draw(distances(proofs(folder, 256)), ROOT / "docs/pictures/trained.svg")
 
 
-def compute(folder: Path, plan: Plan) -> None:
+def compute(folder: Path, plan: Plan, names: list[str] | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = demo_model()
-    for _, alike in groupby(MACHINES, lambda one: (one.weights, one.engine, one.dtype)):
+    wanted = [one for one in MACHINES if not names or one.name in names]
+    for _, alike in groupby(wanted, lambda one: (one.weights, one.engine, one.dtype)):
         ask_all(tuple(alike), model, folder, plan)
-    judge(model, folder, plan)
+    if not names:
+        judge(model, folder, plan)
+
+
+def write(found: dict[str, list[str]], seed: int) -> None:
+    from vllm.version import __version__ as vllm
+
+    text = [
+        "# A trained model: honest machines and cheats",
+        "",
+        f"`python -m bench.trained --seed {seed}` wrote this with vLLM {vllm},"
+        f" transformers {version('transformers')} and torch {version('torch')} on a CPU"
+        f" ({platform.machine()}), {datetime.now(UTC):%Y-%m-%d}.",
+    ]
+    for page, lines in found.items():
+        text += ["", f"## {page}", "", *lines]
+    RESULTS.write_text("\n".join(text) + "\n")
+    console.print("\n".join(text), highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,11 +29,17 @@ from workers.engines.options import EngineOptions
 from workers.load import load_engine
 from workers.vllm.start import cpu_threads
 
-N_PROOFS, N_NONCES = 20, 10  # 20 tries of as many nonces
-N_CHAINS, N_ANSWERS, N_TOKENS = 20, 20, 100
+# seq_len -> block hashes, and nonces of each.
+PROOFS = {256: (5, 20), 1024: (2, 10)}
+N_CHAINS, CHAIN_SEQ_LEN = 20, 128
+N_ANSWERS, N_TOKENS = 20, 100
 TEMPERATURE, WRONG_TEMPERATURE = executors.TEMPERATURE, executors.WRONG_TEMPERATURE
 KEY = "node-1"
-PARTS = ("artifacts", "chains", "answers")
+PARTS = (
+    *(f"proof-{seq_len}-{n}" for seq_len, (n_hashes, _) in PROOFS.items() for n in range(n_hashes)),
+    "answers",
+    "chains",
+)
 # The chain's rules where it has calibrated a model, and where it has not.
 RULES = {
     "calibrated": executors.RULES,
@@ -122,7 +127,7 @@ def engine_of(machine: Machine, model: Path, folder: Path) -> Iterator[Engine]:
         served_model_name=model.name,
         engine=machine.engine,
         dtype=machine.dtype,
-        max_batch_tokens=4096,
+        max_batch_tokens=5120,
         decode_memory_gb=0.6 if vllm else None,
         vllm_args=("--enforce-eager", "--max-num-seqs", "32") if vllm else (),
     )
@@ -133,21 +138,18 @@ def engine_of(machine: Machine, model: Path, folder: Path) -> Iterator[Engine]:
         engine.close()
 
 
-def proof_specs(seed: int, seq_len: int) -> list[ProofSpec]:
-    return [
-        ProofSpec(
-            block_hash=f"trained-{seed}-{n}", public_key=KEY, seq_len=seq_len, options={"k_dim": 12}
-        )
-        for n in range(N_PROOFS)
-    ]
+def proof_spec(seed: int, n: int, seq_len: int) -> ProofSpec:
+    block_hash = f"trained-{seed}-{n}"
+    options = {"k_dim": 12}
+    return ProofSpec(block_hash=block_hash, public_key=KEY, seq_len=seq_len, options=options)
 
 
-def chain_spec(seed: int, seq_len: int, **more: Any) -> ProofSpec:
+def chain_spec(seed: int, **more: Any) -> ProofSpec:
     return ProofSpec(
         scheme="decode",
         block_hash=f"trained-{seed}",
         public_key=KEY,
-        seq_len=seq_len,
+        seq_len=CHAIN_SEQ_LEN,
         options={"max_tokens": N_TOKENS, **more},
     )
 
@@ -195,18 +197,18 @@ def ask_all(machines: tuple[Machine, ...], model: Path, folder: Path, plan: "Pla
 @dataclass(frozen=True)
 class Plan:
     seed: int
-    seq_len: int
     parts: tuple[str, ...]
 
     def lacking(self, folder: Path, machine: Machine) -> list[str]:
         return [what for what in self.parts if not path(folder, machine.name, what).exists()]
 
     def ask(self, what: str, machine: Machine, engine: Engine, model: Path) -> Any:
-        if what == "artifacts":
-            specs = proof_specs(self.seed, self.seq_len)
-            return {"artifact": [computed(machine, spec, engine, N_NONCES) for spec in specs]}
         if what == "chains":
-            return computed(machine, chain_spec(self.seed, self.seq_len), engine, N_CHAINS)
+            return computed(machine, chain_spec(self.seed), engine, N_CHAINS)
+        if what != "answers":
+            _, seq_len, n = what.split("-")
+            spec = proof_spec(self.seed, int(n), int(seq_len))
+            return computed(machine, spec, engine, PROOFS[int(seq_len)][1])
         asked = [question(self.seed, n) for n in range(N_ANSWERS)]
         return answers(machine, engine, model, asked)
 
@@ -231,12 +233,12 @@ def read(folder: Path, name: str, what: str) -> Any:
 def judge_chains(engine: Engine, plan: Plan, claimed: dict[str, Any]) -> list[list[float]]:
     """Of each chain: points that differ from the validator's, and the largest margin."""
     points = {str(one["nonce"]): one["k_points_steps"] for one in claimed["artifacts"]}
-    spec = chain_spec(plan.seed, plan.seq_len, enforced=points)
+    spec = chain_spec(plan.seed, enforced=points)
     return values_of(engine, spec, N_CHAINS, VALIDATOR.at_once)  # type: ignore[return-value]
 
 
 def judge_answers(server: Server, plan: Plan, executed: list[Any]) -> list[dict[str, Any]]:
-    """Of each answer: its mean distance, its similarity, and why it is invalid by both rules."""
+    """Of each answer: its similarity, and why it is invalid by both rules."""
     found = []
     for n, answer in enumerate(executed):
         ids = [int(one["token"]) for one in answer]
@@ -244,48 +246,50 @@ def judge_answers(server: Server, plan: Plan, executed: list[Any]) -> list[dict[
         verdicts = {
             name: chat_distance.compare(answer, validated, rules) for name, rules in RULES.items()
         }
-        one = verdicts["others"]
         found.append(
             {
-                "distance": float(np.mean(one.distances)),
-                "similarity": one.similarity,
+                "similarity": verdicts["others"].similarity,
                 "reasons": {name: verdict.reason for name, verdict in verdicts.items()},
             }
         )
     return found
 
 
-def liars(server: Server, plan: Plan, own: list[Any]) -> dict[str, list[Any]]:
-    """Answers of cheats that have the model: another temperature, tokens swapped, the end cut."""
-    hotter = [question(plan.seed, n, WRONG_TEMPERATURE) for n in range(N_ANSWERS)]
-    return {
-        f"temperature {WRONG_TEMPERATURE:g} in place of {TEMPERATURE:g}": executors.answers(
-            server, hotter, VALIDATOR.at_once
-        ),
-        f"every {executors.SWAPPED_EVERY}th token swapped": [
-            executors.with_swaps(one) for one in own
-        ],
-        "cut after 60 tokens": [deepcopy(one[:60]) for one in own],
-    }
+def hotter(server: Server, plan: Plan, _own: list[Any]) -> list[Any]:
+    asked = [question(plan.seed, n, WRONG_TEMPERATURE) for n in range(N_ANSWERS)]
+    return executors.answers(server, asked, VALIDATOR.at_once)
+
+
+# Answers of cheats that have the model, made from its own.
+LIARS: dict[str, Callable[[Server, Plan, list[Any]], list[Any]]] = {
+    f"temperature {WRONG_TEMPERATURE:g} in place of {TEMPERATURE:g}": hotter,
+    f"every {executors.SWAPPED_EVERY}th token swapped": lambda _server, _plan, own: [
+        executors.with_swaps(one) for one in own
+    ],
+    "cut after 60 tokens": lambda _server, _plan, own: [deepcopy(one[:60]) for one in own],
+}
+CHAINED = [one.name for one in MACHINES if one is not VALIDATOR]
+ANSWERED = [*(one.name for one in MACHINES), *LIARS]
 
 
 def judge(model: Path, folder: Path, plan: Plan) -> None:
     """Writes the validator's verdicts on chains and answers that are not in the folder yet."""
-    judged = [f"judged-{part}" for part in plan.parts if part != "artifacts"]
-    lacking = [name for name in judged if not path(folder, VALIDATOR.name, name).exists()]
-    if not lacking:
+
+    def lacking(part: str, names: list[str]) -> list[str]:
+        judged = f"judged-{part}"
+        wanted = names if part in plan.parts else []
+        return [name for name in wanted if not path(folder, name, judged).exists()]
+
+    chains, answered = lacking("chains", CHAINED), lacking("answers", ANSWERED)
+    if not chains and not answered:
         return
-    others = [one.name for one in MACHINES if one is not VALIDATOR]
     with engine_of(VALIDATOR, model, folder) as engine:
-        if "judged-chains" in lacking:
-            chains = {
-                name: judge_chains(engine, plan, read(folder, name, "chains")) for name in others
-            }
-            write(path(folder, VALIDATOR.name, "judged-chains"), chains)
-        if "judged-answers" in lacking:
-            with patient(engine) as server:
-                own = read(folder, VALIDATOR.name, "answers")
-                executed = {name: read(folder, name, "answers") for name in others}
-                executed |= liars(server, plan, own)
-                found = {name: judge_answers(server, plan, one) for name, one in executed.items()}
-            write(path(folder, VALIDATOR.name, "judged-answers"), found)
+        for name in chains:
+            found = judge_chains(engine, plan, read(folder, name, "chains"))
+            write(path(folder, name, "judged-chains"), found)
+        with patient(engine) as server:
+            for name in answered:
+                lie = LIARS.get(name)
+                executed = read(folder, VALIDATOR.name if lie else name, "answers")
+                executed = lie(server, plan, executed) if lie else executed
+                write(path(folder, name, "judged-answers"), judge_answers(server, plan, executed))

@@ -7,151 +7,252 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.trained.machines import MACHINES, N_NONCES, N_PROOFS, VALIDATOR, path, read
-from lab.judge.comparisons import TAMPERED_TERMS, distances
-from lab.judge.power import Evidence, Sample, powers
-from lab.judge.proof_files import read_machines
+from bench.trained.machines import (
+    ANSWERED,
+    CHAINED,
+    MACHINES,
+    N_ANSWERS,
+    N_CHAINS,
+    PARTS,
+    PROOFS,
+    VALIDATOR,
+    path,
+    read,
+)
+from cli.ask.jobs import job_body
+from cli.ask.validate import only_nonces
+from cli.demo_model import DEMO_MODEL
+from cli.options import Proof
+from lab.judge.power import Evidence, Sample, powers, recommend
 from lab.judge.report_findings import NETWORKS_SAMPLE, RATE_THRESHOLDS, percent
+from poc_core.arithmetic.encoding import decode_vector
 from poc_core.arithmetic.statistics import least_frauds
-from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, network_terms
+from poc_core.records import JobRequest
+from poc_core.schemes import contract_of
+from poc_core.schemes.artifact.requests import GenerateBody
+from poc_core.schemes.artifact.thresholds import network_terms
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURE = ROOT / "docs/pictures/trained.svg"
-NETWORK = network_terms("")
+NETWORK = network_terms(DEMO_MODEL)
+TRIES, N_TRIED = 20, 10  # validations of as many nonces, drawn from the proofs
 RISK = 0.01  # of false alarms, for the tests that are tried beside the network's
-SIZES = (10, 50, NETWORKS_SAMPLE)  # nonces
+SIZES = (10, 50)  # nonces
 
 Samples = dict[str, npt.NDArray[np.float64]]
 
 
-def kind(name: str) -> str:
-    honest = next((one.honest for one in MACHINES if one.name == name), name == VALIDATOR.name)
+def shown(name: str) -> str:
+    honest = next(one.honest for one in MACHINES if one.name == name) if name in _NAMES else False
+    if name == VALIDATOR.name:
+        return "honest: 20 at once"
     return f"honest: {name}" if honest else name
 
 
+_NAMES = {one.name for one in MACHINES}
+
+
 def row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+    return f"|{'|'.join(map(str, cells))}|"
 
 
 def header(*cells: str) -> list[str]:
     return [row(*cells), f"|{'---|' * len(cells)}"]
 
 
-def artifact_samples(folder: Path) -> Samples:
-    """L2 distances to the validator, by machine: (N_PROOFS * N_NONCES,), a proof after another."""
-    validator, *others = read_machines([path(folder, one.name, "artifacts") for one in MACHINES])
-    names = [one.name for one in MACHINES[1:]]
+# --- proofs -------------------------------------------------------------------------------------
+
+
+def proofs(folder: Path, seq_len: int) -> dict[str, list[dict[str, Any]]]:
+    """Machine -> its proofs, of those that all machines have."""
+    parts = [
+        part
+        for part in PARTS
+        if part.startswith(f"proof-{seq_len}-")
+        and all(path(folder, one.name, part).exists() for one in MACHINES)
+    ]
+    return {one.name: [read(folder, one.name, part) for part in parts] for one in MACHINES}
+
+
+def vectors(found: list[dict[str, Any]]) -> npt.NDArray[np.float64]:
+    texts = [one["vector_b64"] for proof in found for one in proof["artifacts"]]
+    return np.stack([decode_vector(text, 12) for text in texts]).astype(np.float64)
+
+
+def distances(found: dict[str, list[dict[str, Any]]]) -> Samples:
+    """L2 distances to the validator, of machines other than it."""
+    own = vectors(found[VALIDATOR.name])
     return {
-        name: distances(validator, other, TAMPERED_TERMS)
-        for name, other in zip(names, others, strict=True)
+        name: np.linalg.norm(vectors(theirs) - own, axis=1)
+        for name, theirs in found.items()
+        if name != VALIDATOR.name
     }
 
 
-def frauds(offsets: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.bool_]:
-    """Of proofs of n nonces each: whether the network's terms call it a fraud."""
-    beyond = (offsets.reshape(-1, n) > NETWORK.dist_threshold).sum(axis=1)
-    fewest = least_frauds(n, NETWORK.p_mismatch, NETWORK.fraud_threshold)
-    return np.asarray(beyond >= fewest)
+def validate(own: dict[str, Any], claimed: dict[str, Any], nonces: Sequence[int]) -> dict[str, Any]:
+    """The verdict that `proofline validate` gets for some nonces, without other options."""
+    request = claimed["request"]
+    body = job_body(
+        model=DEMO_MODEL,
+        block_hash=request["block_hash"],
+        public_key=request["public_key"],
+        block_height=0,
+        nonces=list(nonces),
+        proof=Proof(request["params"]["seq_len"], request["params"]["k_dim"]),
+        batch_size=None,
+    )
+    received = only_nonces(claimed["artifacts"], list(nonces))
+    asked = GenerateBody.model_validate(body | {"validation": {"artifacts": received}})
+    claims = asked.claims()
+    assert claims is not None
+    return contract_of("artifact").verdict(
+        asked.spec(),
+        JobRequest(block_height=0, node_id=0, node_count=1, terms=asked.terms(False)),
+        nonces,
+        [one["vector_b64"] for one in only_nonces(own["artifacts"], list(nonces))],
+        [claims[nonce] for nonce in nonces],
+    )
 
 
-def artifact_table(samples: Samples) -> Iterator[str]:
+def n_frauds(own: list[dict[str, Any]], claimed: list[dict[str, Any]]) -> int:
+    """Frauds among TRIES validations, each of other nonces."""
+    dice = np.random.default_rng(0)
+    found = 0
+    for n in range(TRIES):
+        pair = own[n % len(own)], claimed[n % len(own)]
+        known = [one["nonce"] for one in pair[0]["artifacts"]]
+        nonces = sorted(dice.choice(known, N_TRIED, replace=False).tolist())
+        found += validate(*pair, nonces)["fraud_detected"]
+    return found
+
+
+def proof_table(folder: Path) -> Iterator[str]:
     from scipy.stats import binom
 
+    short, long = (proofs(folder, seq_len) for seq_len in PROOFS)
+    offsets, at_1024 = distances(short), distances(long)
     limit = NETWORK.dist_threshold
+    over = f"over {limit:g}"
     yield from header(
-        "machine",
-        "mean",
-        "median",
-        "largest",
-        f"over {DIST_THRESHOLD:g}",
-        f"over {limit:g}",
-        f"frauds of {N_PROOFS} proofs of {N_NONCES} nonces",
-        f"chance with {NETWORKS_SAMPLE} nonces",
+        "Machine",
+        "Mean",
+        "Largest",
+        over.capitalize(),
+        f"Frauds of {TRIES} validations",
+        f"Fraud, {NETWORKS_SAMPLE} nonces",
+        f"1024: mean, {over}",
     )
     fewest = least_frauds(NETWORKS_SAMPLE, NETWORK.p_mismatch, NETWORK.fraud_threshold)
-    for name, offsets in samples.items():
-        beyond = float(np.mean(offsets > limit))
+    for name, apart in offsets.items():
+        beyond = float(np.mean(apart > limit))
         yield row(
-            kind(name),
-            *(f"{number:.3f}" for number in (offsets.mean(), np.median(offsets), offsets.max())),
-            percent(float(np.mean(offsets > DIST_THRESHOLD))),
+            shown(name),
+            *(f"{number:.3f}" for number in (apart.mean(), apart.max())),
             percent(beyond),
-            int(frauds(offsets, N_NONCES).sum()),
+            n_frauds(short[VALIDATOR.name], short[name]),
             percent(float(binom.sf(fewest - 1, NETWORKS_SAMPLE, beyond))),
+            f"{at_1024[name].mean():.3f}, {percent(float(np.mean(at_1024[name] > limit)))}",
         )
 
 
-def power_table(samples: Samples) -> Iterator[str]:
-    """The share of cheats that each test finds, at RISK of false alarms."""
-    sorted_ = [
-        (machine.honest, Sample(machine.name, np.sort(samples[machine.name])))
-        for machine in MACHINES
-        if machine.name in samples
-    ]
-    evidence = Evidence(
-        [one for honest, one in sorted_ if honest], [one for honest, one in sorted_ if not honest]
+def power_table(folder: Path) -> Iterator[str]:
+    """Terms by which the count tells int8, and the share of cheats that each test finds."""
+    samples = {
+        name: Sample(name, np.sort(apart)) for name, apart in distances(proofs(folder, 256)).items()
+    }
+    honest = [samples[one.name] for one in MACHINES if one.name in samples and one.honest]
+    cheats = [samples[one.name] for one in MACHINES if not one.honest]
+    nearest = Evidence(honest, [samples["int8"]])
+    rule = recommend(nearest, RISK, RISK).rule
+    risks, at_worst = nearest.risks(rule), nearest.risks(rule, at_worst=True)
+    yield (
+        f"The count finds int8 with dist_threshold {rule.dist_threshold:g}, p_mismatch"
+        f" {rule.p_mismatch:g}, fraud_threshold {rule.fraud_threshold:g} and {rule.n:,} nonces or"
+        f" more. It then calls {percent(risks.false_alarm)} of the validations of these honest"
+        f" machines a fraud, at worst {percent(at_worst.false_alarm)}. Share of cheats that each"
+        f" test finds with {percent(RISK)} false alarms:"
     )
-    cheats = [one.name for one in evidence.tampered]
-    yield from header("test", "nonces", *cheats)
+    yield ""
+    hard = ("int8", "fp8")
+    yield from header("Test", "Nonces", *hard)
     for n in SIZES:
-        for one in powers(evidence, [NETWORK.dist_threshold], n, RISK):
-            yield row(one.test, n, *(percent(one.found[name]) for name in cheats))
+        for one in powers(
+            Evidence(honest, cheats), [NETWORK.dist_threshold, rule.dist_threshold], n, RISK
+        ):
+            yield row(one.test, n, *(percent(one.found[name]) for name in hard))
 
 
-def chain_table(judged: dict[str, list[list[float]]]) -> Iterator[str]:
+# --- chains and chats ---------------------------------------------------------------------------
+
+
+def chain_table(folder: Path) -> Iterator[str]:
+    """Of each machine's chains: where they part from the validator's own, and their verdicts."""
     yield from header(
-        "machine",
-        "chains with another point",
-        "mean margin",
-        "largest",
-        *(f"over {limit:g}" for limit in RATE_THRESHOLDS),
+        "Machine",
+        f"Of {N_CHAINS} part",
+        "At step",
+        "Mean margin",
+        "Largest",
+        *(f"% over {limit:g}" for limit in RATE_THRESHOLDS),
     )
-    for name, found in judged.items():
-        points, margins = np.array(found).T
+    own = read(folder, VALIDATOR.name, "chains")
+    for name in CHAINED:
+        found = read(folder, name, "judged-chains")
+        parted = list(first_differences(own, read(folder, name, "chains")))
+        margins = np.array(found)[:, 1]
         yield row(
-            kind(name),
-            percent(float(np.mean(points > 0))),
+            shown(name),
+            len(parted),
+            f"{np.mean(parted):.0f}" if parted else "-",
             f"{margins.mean():.4f}",
             f"{margins.max():.4f}",
-            *(percent(float(np.mean(margins > limit))) for limit in RATE_THRESHOLDS),
+            *(f"{100 * np.mean(margins > limit):.0f}" for limit in RATE_THRESHOLDS),
         )
 
 
-def chat_table(judged: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+def first_differences(own: dict[str, Any], other: dict[str, Any]) -> Iterator[int]:
+    """The first step of each pair of chains that part."""
+    for one, two in zip(own["artifacts"], other["artifacts"], strict=True):
+        pairs = zip(one["k_points_steps"], two["k_points_steps"], strict=True)
+        step = next((step for step, (a, b) in enumerate(pairs) if a != b), None)
+        if step is not None:
+            yield step
+
+
+def chat_table(folder: Path) -> Iterator[str]:
     yield from header(
-        "executor",
-        "mean distance (worst answer)",
-        "similarity",
-        "valid, calibrated rules",
-        "valid, rules of other models",
-        "reasons",
+        "Executor",
+        "Lowest similarity",
+        "Highest",
+        f"Valid of {N_ANSWERS}, calibrated",
+        "Other models",
     )
-    for name, found in judged.items():
-        far = [one["distance"] for one in found]
+    for name in ANSWERED:
+        found = read(folder, name, "judged-answers")
         near = [one["similarity"] for one in found if one["similarity"] is not None]
-        reasons = {one["reasons"][rules] for one in found for rules in one["reasons"]} - {"pass"}
         yield row(
-            kind(name),
-            f"{np.mean(far):.4f} ({max(far):.4f})",
-            f"{min(near):.3f} to {max(near):.3f}" if near else "-",
+            shown(name),
+            *(f"{number:.3f}" for number in (min(near), max(near))),
             *(
-                f"{sum(one['reasons'][rules] == 'pass' for one in found)} of {len(found)}"
+                sum(one["reasons"][rules] == "pass" for one in found)
                 for rules in ("calibrated", "others")
             ),
-            ", ".join(sorted(reasons)) or "-",
         )
+
+
+# --- all ----------------------------------------------------------------------------------------
 
 
 def tables(folder: Path) -> dict[str, list[str]]:
-    """Title -> lines, of the parts that the folder holds."""
-    found = {}
-    if path(folder, MACHINES[-1].name, "artifacts").exists():
-        samples = artifact_samples(folder)
-        found["artifacts"] = list(artifact_table(samples))
-        found["tests"] = list(power_table(samples))
-    for part, table in (("chains", chain_table), ("answers", chat_table)):
-        if path(folder, VALIDATOR.name, f"judged-{part}").exists():
-            found[part] = list(table(read(folder, VALIDATOR.name, f"judged-{part}")))
+    """Page -> lines of its tables, as far as the folder has their results."""
+    found: dict[str, list[str]] = {}
+    if all(proofs(folder, seq_len)[VALIDATOR.name] for seq_len in PROOFS):
+        found["docs/proofs.md"] = [*proof_table(folder), "", *power_table(folder)]
+    for page, judged, names, table in (
+        ("docs/decode.md", "judged-chains", CHAINED, chain_table),
+        ("docs/chat.md", "judged-answers", ANSWERED, chat_table),
+    ):
+        if all(path(folder, name, judged).exists() for name in names):
+            found[page] = list(table(folder))
     return found
 
 
@@ -178,11 +279,11 @@ def draw(samples: Samples, picture: Path) -> None:
         medianprops={"color": MARK},
     )
     for name, box in zip(names, boxes["boxes"], strict=True):
-        box.set_facecolor(HONEST if kind(name).startswith("honest") else TAMPERED)
+        box.set_facecolor(HONEST if shown(name).startswith("honest") else TAMPERED)
     limit = NETWORK.dist_threshold
     axes.axvline(limit, color=MARK, linestyle="--", label=f"the network's threshold, {limit:g}")
-    axes.set_yticks(range(1, len(names) + 1), [kind(name) for name in names])
-    axes.set(xscale="log", xlabel="L2 distance to the validator's artifact (box: half, line: 98 %)")
-    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    axes.set_yticks(range(1, len(names) + 1), [shown(name) for name in names])
+    axes.set(xlabel="L2 distance to the validator's artifact (box: half, line: 98 %)")
+    axes.legend(loc="upper right", frameon=False, fontsize=9)
     figure.savefig(picture, metadata={"Date": None})
     plt.close(figure)

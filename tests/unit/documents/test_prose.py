@@ -87,7 +87,7 @@ BUDGETS = {
     "docs/architecture.md": 2740,
     "docs/backup.md": 400,
     "docs/benchmarks.md": 750,
-    "docs/chat.md": 1400,
+    "docs/chat.md": 1440,
     "docs/client.md": 520,
     "docs/commands.md": 630,
     "docs/concepts.md": 860,
