@@ -240,7 +240,7 @@ class TestBudget:
         engine: Any = Short(room=2048)
         check_memory(engine, whole=False)
         assert engine.info.max_batch_tokens == 2048
-        assert "there is no memory for the 8192 that were asked for" in caplog.text
+        assert "there is no memory for the requested 8192" in caplog.text
         assert engine.ticks[-1].drop == [0]  # nothing stays on the device
 
     def test_goes_through_the_first_stage_where_layers_cannot_be_cut(self) -> None:
