@@ -27,7 +27,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Tests that share an engine or a stack run in one process, in this order: `make test` begins with
 # what takes longest, and what is quick fills the gaps. A module that is not named here and has no
-# mark xdist_group is a group of its own.
+# mark xdist_group is a group of its own: its fixtures are made once, and xdist, which counts all
+# groups after each test, has hundreds to count and not thousands.
 LONGEST_FIRST = ("engines", "two-workers", "up", "node", "sharing", "test_rounds", "broker")
 
 
@@ -35,17 +36,20 @@ LONGEST_FIRST = ("engines", "two-workers", "up", "node", "sharing", "test_rounds
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
     for item in items:
-        if item.get_closest_marker("integration") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if not item.get_closest_marker("xdist_group"):
+            is_unit = not item.get_closest_marker("integration")
+            place = f"{item.path.parent.name}/" if is_unit else ""
+            item.add_marker(pytest.mark.xdist_group(f"{place}{item.path.stem}"))
     items.sort(key=turn)
 
 
 def turn(item: pytest.Item) -> tuple[int, str, bool]:
     """By which tests are sorted; those of one group stay in the order of their modules."""
     mark = item.get_closest_marker("xdist_group")
-    if mark is None:
-        return len(LONGEST_FIRST) + 1, "", False
+    assert mark is not None
     group = mark.args[0]
+    if "/" in group:  # a module of unit tests
+        return len(LONGEST_FIRST) + 1, group, False
     place = LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
     return place, group, item.get_closest_marker("ends_its_stack") is not None
 
