@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -170,6 +171,19 @@ def test_a_job_whose_last_worker_died_before_the_finish_is_finished(
     record = jobs.read(job_id)
     assert record is not None
     assert record.status is JobStatus.COMPLETED
+
+
+def test_waiting_nonces_are_counted_once_a_minute(
+    keep: Callable[..., None], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[float] = []
+    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(JobStore, "recount", lambda _: counted.append(clock.now))
+    began = clock.now
+    for second in (0, 1, 59.9, 60, 61, 119.9, 120):
+        clock.now = began + second
+        keep()
+    assert [at - began for at in counted] == [0, 60, 120]
 
 
 def test_nonces_of_an_expired_job_are_forgotten(

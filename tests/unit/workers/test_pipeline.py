@@ -679,6 +679,17 @@ def test_the_largest_of_those_under_way_is_halved(ends: Ends) -> None:
     assert ends.values == {0: values(SPEC, range(8)), 1: values(SPEC, range(2))}
 
 
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+def test_what_has_ended_is_forgotten(ends: Ends, n_stages: int) -> None:
+    """Except those whose durations a late tick may still report."""
+    engine = FakeEngine(n_stages)
+    pipeline = pipeline_of(engine, limit_ms=None)
+    for number in range(20):
+        pipeline.add(ends.of(number, [number]))
+    fly(pipeline)
+    assert len(vars(pipeline)["_measured"]) <= n_stages + 1
+
+
 def test_known_claims_need_no_steps(ends: Ends) -> None:
     engine = FakeEngine()
     claimed = CHAIN.model_copy(update={"options": {"max_tokens": 5, "enforced": {"0": [1] * 6}}})

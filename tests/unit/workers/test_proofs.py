@@ -408,3 +408,14 @@ def test_the_process_ends_also_when_the_engine_cannot_be_closed(
     with pytest.raises(ProoflineError):
         start().exit_without_engine(EngineLostError("gone"))
     assert ended == [ENGINE_LOST_STATUS]
+
+
+def test_the_third_failure_in_a_row_loses_the_engine(proofs: Proofs) -> None:
+    """Before the work is given back, so that a lost engine does not take it again."""
+    are_lost = []
+    for number in range(3):
+        error = ProoflineError(f"failure {number}")
+        proofs.note(error)
+        proofs.note(error)  # of another micro-batch that it ended: no further failure
+        are_lost.append(proofs.is_lost)
+    assert are_lost == [False, False, True]
