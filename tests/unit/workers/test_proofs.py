@@ -410,9 +410,9 @@ def test_the_process_ends_also_when_the_engine_cannot_be_closed(
     assert ended == [ENGINE_LOST_STATUS]
 
 
-def test_the_third_failure_in_a_row_loses_the_engine(proofs: Proofs) -> None:
+def test_the_third_failure_in_a_row_loses_the_engine(start: Start) -> None:
     """Before the work is given back, so that a lost engine does not take it again."""
-    are_lost = []
+    proofs, are_lost = start(), []
     for number in range(3):
         error = ProoflineError(f"failure {number}")
         proofs.note(error)
