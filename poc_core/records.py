@@ -203,10 +203,10 @@ class RoundRecord:
 
 
 class Refusal(StrEnum):
-    """The reason why a worker gets no lease of a round."""
+    """The reason why a worker gets no lease though there is work."""
 
-    STOPPED = "stopped"  # the round is stopped, validates or has expired
-    FULL = "full"  # the outbox is at its limit: ask again later
+    ROUND = "round"  # a round generates that is not the one the worker knows
+    FULL = "full"  # the round's outbox is at its limit, or no places were wanted: ask again later
     EXHAUSTED = "exhausted"  # all nonces are leased; the round ends with the last lease
 
 
@@ -219,10 +219,12 @@ class Lease:
     model: str
     spec: ProofSpec
     nonces: Sequence[int]
+    number: int = (
+        0  # of the worker's question, by which its heartbeats list the lease; see HeldLeases
+    )
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # only rounds: RoundConfig.terms
-    urgent: bool = False  # True for a validation, which has a deadline
-    name: str = ""  # only jobs: the lease's name in its worker's heartbeats; see HeldLeases
     of_round: bool = False
+    urgent: bool = False  # True for a validation, which has a deadline
     alone: bool = False  # True after a worker or engine was lost on it: it is computed alone
 
 

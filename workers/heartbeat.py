@@ -13,8 +13,8 @@ from redis.exceptions import RedisError
 from poc_core.gpus import GpuWatch
 from poc_core.periodic import Periodic
 from poc_core.records import PULSE_S, WorkerRecord
-from poc_core.state.held_leases import HeldLeases
 from poc_core.state.registry import WorkerRegistry
+from poc_core.state.work import HeldLeases
 from workers.proofs import Proofs
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from functools import lru_cache
 
 from poc_core.periodic import Periodic
 from poc_core.settings import Settings
 from poc_core.state.client import is_transient
-from poc_core.state.jobs import JobStore
-from poc_core.state.rounds import RoundStore
+from poc_core.state.work import WorkStore
 from workers.engines.ticks import EngineLostError
 from workers.heartbeat import Heartbeat
 from workers.proofs import Proofs
@@ -29,9 +29,6 @@ _RECOUNT_S = 60.0
 # Seconds to wait for the chat port's answer.
 _ANSWER_S = 2.0
 
-# Jobs whose error was logged, remembered to log each error once.
-_MOST_REMEMBERED = 1000
-
 
 class Housekeeper:
     """A thread that runs in parallel to the heartbeat and keeps this worker's model progressing."""
@@ -39,18 +36,15 @@ class Housekeeper:
     def __init__(
         self,
         heartbeat: Heartbeat,
-        jobs: JobStore,
-        rounds: RoundStore,
+        store: WorkStore,
         proofs: Proofs,
         turns: Turns,
         settings: Settings,
         chat_port: int | None,
     ) -> None:
         self._heartbeat = heartbeat
-        self._worker_id = heartbeat.record.id
         self._model = heartbeat.record.model
-        self._jobs = jobs
-        self._rounds = rounds
+        self._store = store
         self._proofs = proofs
         self._turns = turns
         self._chat_at = None if chat_port is None else (settings.chat_host, chat_port)
@@ -61,7 +55,6 @@ class Housekeeper:
         self._reap_interval_s = settings.reap_interval_s
         self._next_reap_s = 0.0
         self._next_recount_s = 0.0
-        self._logged: dict[str, None] = {}  # job ids, oldest first
 
     def start(self) -> None:
         self._work.start()
@@ -79,10 +72,10 @@ class Housekeeper:
         if time.monotonic() >= self._next_reap_s:
             # Jitter, so that workers do not check at the same moment.
             self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
-            if self._jobs.survey.take_turn(self._model, self._worker_id):
+            if self._store.take_turn(self._model):
                 self._reap()
                 self._turns.wake.trim()
-                self._rounds.forget_followed()
+                self._store.rounds.forget_followed()
 
     def _check_engine(self, proofs: Proofs) -> None:
         """Ends a worker whose engine died or hangs, so that clients are no longer sent to it."""
@@ -101,35 +94,23 @@ class Housekeeper:
             proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
     def _reap(self) -> None:
-        """Recovers stuck jobs: frees batches of dead workers, and finishes jobs whose finish was
-        missed.
-        """
-        n_dropped = 0
-        for found in self._jobs.survey.stuck(self._model):
+        """Recovers stuck jobs: frees batches of dead workers, and finishes completed jobs."""
+        n_dropped, jobs = 0, self._store.jobs
+        for found in self._store.stuck(self._model):
             if self._work.is_stopping:
                 return
             n_dropped += found.n_dropped
+            if found.n_freed:
+                logger.warning("%d batches are in line again: nobody computes them", found.n_freed)
             for job_id in found.broken:
                 self._guarded(
-                    job_id,
-                    lambda job_id: self._jobs.fail(job_id, "Its record in Redis cannot be read."),
+                    job_id, lambda job_id: jobs.fail(job_id, "Its record in Redis cannot be read.")
                 )
             for job_id in found.unfinished:
-                self._guarded(job_id, lambda job_id: finish_or_fail(self._jobs, job_id))
-            for job_id in found.orphaned:
-                self._guarded(job_id, self._bring_back)
+                self._guarded(job_id, lambda job_id: finish_or_fail(jobs, job_id))
         if n_dropped or time.monotonic() >= self._next_recount_s:
             self._next_recount_s = time.monotonic() + _RECOUNT_S
-            self._jobs.recount()
-
-    def _bring_back(self, job_id: str) -> None:
-        lost = self._jobs.orphans(job_id)
-        if lost:
-            logger.warning(
-                "job %s: %d batches that nobody computes any more are in line again",
-                job_id,
-                len(lost),
-            )
+            jobs.recount()
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
         """Runs a step for one job, so that an unreadable record does not stop the care for other
@@ -140,11 +121,12 @@ class Housekeeper:
         except Exception as error:
             if is_transient(error):
                 raise  # not the error of a single job
-            if job_id not in self._logged:
-                logger.exception("job %s cannot be looked after", job_id)
-                self._logged[job_id] = None
-            while len(self._logged) > _MOST_REMEMBERED:
-                del self._logged[next(iter(self._logged))]
+            _log_once(job_id)
+
+
+@lru_cache(maxsize=1000)
+def _log_once(job_id: str) -> None:
+    logger.exception("job %s cannot be looked after", job_id)
 
 
 def _answers(host: str, port: int) -> bool:

@@ -9,7 +9,6 @@ import secrets
 import socket
 import time
 import uuid
-from functools import partial
 
 from celery.signals import worker_shutting_down
 
@@ -21,10 +20,8 @@ from poc_core.serving.logs import log_to_stderr
 from poc_core.serving.places import HOST_ID_VARIABLE, SLOT_VARIABLE, slot_of
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect, refuse_wrong
-from poc_core.state.held_leases import HeldLeases
-from poc_core.state.jobs import JobStore
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
-from poc_core.state.rounds import RoundStore
+from poc_core.state.work import WorkStore
 from workers import tasks
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import Engine
@@ -88,12 +85,11 @@ class WorkerProcess:
         self._name, worker_id = _names(worker_id, settings.host)
         self._record = _record(options, settings, worker_id)
         redis = connect(settings)
-        self._jobs, self._rounds = JobStore(redis, settings), RoundStore(redis, settings)
-        self._hand = HeldLeases(partial(self._jobs.name_lease, worker_id))
+        self._store = WorkStore(redis, settings, worker_id)
         self._app = create_app(redis_url, "worker")
         self._wake = Wake(self._app, redis, options.name, worker_id)
         registry = WorkerRegistry(redis, settings)
-        self._heartbeat = Heartbeat(self._record, registry, self._hand, settings.heartbeat_s)
+        self._heartbeat = Heartbeat(self._record, registry, self._store.hand, settings.heartbeat_s)
         self._began_to_leave: float | None = None
 
     def run(self) -> None:
@@ -111,9 +107,8 @@ class WorkerProcess:
     def _work(self, engine: Engine) -> None:
         gate, chat_port = _serve_chat(engine, self._settings, self._record.chat_secret)
         proofs = Proofs(engine, gate, self._settings.max_step_ms)
-        stores = (self._jobs, self._rounds, self._hand)
-        urgent = Work(proofs, self._record.id, *stores, urgent=True)
-        work = Work(proofs, self._record.id, *stores, pass_on=self._wake.another)
+        urgent = Work(proofs, self._store, urgent=True)
+        work = Work(proofs, self._store, pass_on=self._wake.another)
         turns = Turns(self._record.model, work, urgent, self._wake)
         tasks.install(turns)
 
@@ -125,7 +120,7 @@ class WorkerProcess:
 
         worker_shutting_down.connect(leave, weak=False)
         housekeeper = Housekeeper(
-            self._heartbeat, self._jobs, self._rounds, proofs, turns, self._settings, chat_port
+            self._heartbeat, self._store, proofs, turns, self._settings, chat_port
         )
         self._heartbeat.ready(proofs, chat_port)
         housekeeper.start()

@@ -17,10 +17,9 @@ from redis.exceptions import RedisError
 from poc_core.errors import ProoflineError
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.state.client import is_transient
-from poc_core.state.held_leases import HeldLeases
 from poc_core.state.jobs import JobStore
-from poc_core.state.rounds import RoundStore
-from workers.patience import until_redis_answers
+from poc_core.state.work import WorkStore
+from workers.patience import PAUSE_S, until_redis_answers
 from workers.proofs import Proofs
 from workers.runner import Runner
 
@@ -46,35 +45,26 @@ class Work:
     def __init__(
         self,
         proofs: Proofs,
-        worker_id: str,
-        jobs: JobStore,
-        rounds: RoundStore,
-        hand: HeldLeases,
+        store: WorkStore,
         urgent: bool = False,
         pass_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`hand`: this worker's leases, reported in its heartbeats.
-
-        `pass_on`: wakes another worker.
-        """
+        """`pass_on` wakes another worker."""
         self.leaving = threading.Event()
         self._proofs = proofs
-        self._worker_id = worker_id
         self._model = proofs.engine.info.name
-        self._jobs = jobs
-        self._rounds = rounds
-        self._hand = hand
+        self._store = store
+        self._jobs = store.jobs
+        self._rounds = store.rounds
         self._urgent = urgent
         self._pass_on = pass_on
-        self._runner = Runner(proofs, self)  # keeps leases between turns
-        self._held: Counter[str] = Counter()  # batches in progress, by the names of their leases
-        self._round: RoundRecord | None = None  # the round whose nonces are leased
-        # Computed values of a round, stored with the next lease request, which follows immediately.
+        self._runner = Runner(proofs, self)  # holds leases from turn to turn
+        self._round: RoundRecord | None = None  # whose nonces are leased
+        # Computed of a round, and stored with the next question, which follows at once.
         self._done: _Done | None = None
         self._counts: Counter[str] = Counter()
-        # monotonic time; None if work does not wait for chat
-        self._waits_since: float | None = None
-        self._said = False  # whether the jobs' clients were informed that they wait
+        self._waits_since: float | None = None  # monotonic time; None: chat is not waited for
+        self._passes_on = True  # once a turn
         self._full_logged_at = 0.0
 
     def run(self, deadline: float = math.inf) -> bool:
@@ -121,13 +111,29 @@ class Work:
         chat_allows = self._urgent or self._proofs.chat_allows(0)
         if not chat_allows and held:
             return []
-        if self._round is not None:
-            return self._next_of_round(self._round, held) if chat_allows else self._wait_for_chat()
-        leases = self._next_of_jobs(only_validations=self._urgent or not chat_allows)
-        if leases or (not self._urgent and self._begin_round()):
-            return leases
-        if held:
-            return []  # new work joins the work in progress
+        try:
+            found = self._lease(chat_allows)
+        except RedisError as error:
+            if not is_transient(error):
+                raise
+            # Leases whose answer was lost are free once the heartbeats do not list them.
+            logger.warning("could not lease what is next: %s", error)
+            if self._urgent:
+                return None
+            self.leaving.wait(PAUSE_S)
+            return []
+        if found is Refusal.EXHAUSTED:
+            return None
+        if found is Refusal.ROUND:
+            return [] if not self._urgent and self._begin_round() else None
+        if found is Refusal.FULL:
+            if not held:
+                self._wait_for_room() if chat_allows else self._proofs.chat_allows(_CHAT_WAIT_S)
+            return []
+        if not (found and found[0].of_round):
+            self._end_round()
+        if found or held:
+            return found  # what comes meanwhile joins what is computed
         return None if chat_allows else self._wait_for_chat()
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
@@ -143,20 +149,17 @@ class Work:
             self._store_done()
             self._done = lease, values
         else:
-            self._complete_batch(lease, values)
+            self._complete(lease, values)
         kind = "round" if lease.of_round else "validation" if lease.urgent else "job"
         self._counts[f"{kind} {lease.owner_id}"] += len(values)
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
-        if lease.of_round:
-            until_redis_answers(lambda: self._rounds.release(lease, self._worker_id))
-            return
         try:
-            self._jobs.release(lease.owner_id, lease.place, self._worker_id, lost_engine)
-        except RedisError as error:  # the batch is freed once the heartbeats do not contain it
-            logger.warning("could not give back a batch of job %s: %s", lease.owner_id, error)
+            self._store.release(lease, lost_engine)
+        except RedisError as error:  # it is free once the heartbeats do not list it
+            logger.warning("could not give back a lease of %s: %s", lease.owner_id, error)
         finally:
-            self._drop(lease.name)
+            self._store.hand.drop(lease.number)
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
         for lease in {lease.owner_id: lease for lease in leases}.values():
@@ -166,43 +169,44 @@ class Work:
             else:
                 self._jobs.fail(lease.owner_id, str(error))
 
-    # Methods for jobs.
+    def _lease(self, chat_allows: bool) -> list[Lease] | Refusal:
+        """What is next, asked for together with storing the values that are there."""
+        done, places = self._done, 0
+        if self._round is not None and chat_allows:
+            places = self._proofs.batch_size(self._round.config.spec)
+        only_validations = self._urgent or not chat_allows
+        found = self._store.lease(self._model, only_validations, self._round, places, done)
+        self._forget_done()
+        if isinstance(found, list) and found and not found[0].of_round:
+            room = self._proofs.batch_size(found[0].spec) - len(found[0].nonces)
+            try:
+                found += self._store.lease_more(found[0], room)
+            except RedisError as error:
+                logger.warning("could not lease more of the same: %s", error)
+        return found
 
-    def _next_of_jobs(self, only_validations: bool) -> list[Lease]:
-        name = self._hand.take()
-        leases: list[Lease] = []
-        try:
-            first = self._jobs.lease(self._model, name, only_validations)
-            if first is not None:
-                leases.append(first)
-                room = self._proofs.batch_size(first.spec) - len(first.nonces)
-                leases += self._jobs.lease_more(first, room)
-        except RedisError as error:
-            if not is_transient(error):
-                raise
-            # Leases whose answer was lost are freed once the name is dropped.
-            logger.warning("could not lease what is next: %s", error)
-        finally:
-            self._held[name] = len(leases)
-            self._drop(name, 0)
-        return leases
+    def _store_done(self) -> None:
+        if self._done is not None:
+            lease, values = self._done
+            until_redis_answers(lambda: self._store.complete(lease, values))
+            self._forget_done()
 
-    def _complete_batch(self, lease: Lease, values: Sequence[JsonValue]) -> None:
+    def _forget_done(self) -> None:
+        if self._done is not None:
+            self._store.hand.drop(self._done[0].number)
+            self._done = None
+
+    # Of jobs.
+
+    def _complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         job_id = lease.owner_id
         try:
-            if until_redis_answers(lambda: self._jobs.complete(job_id, lease.place, values)):
+            if until_redis_answers(lambda: self._store.complete(lease, values)):
                 finish_or_fail(self._jobs, job_id)
         except Exception as error:  # of this batch, not of the others
             self._not_completed(job_id, error)
         finally:
-            self._drop(lease.name)
-
-    def _drop(self, name: str, n_batches: int = 1) -> None:
-        """Removes `n_batches` from the batches in progress that were leased under this name."""
-        self._held[name] -= n_batches
-        if not self._held[name]:
-            del self._held[name]
-            self._hand.drop(name)
+            self._store.hand.drop(lease.number)
 
     def _not_completed(self, job_id: str, error: Exception) -> None:
         if is_transient(error):
@@ -233,99 +237,46 @@ class Work:
             self._round = None
             self._proofs.set_computes_round(False)
 
-    def _next_of_round(self, record: RoundRecord, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        done, self._done = self._done, None
-        of_it = [lease for lease in held if lease.owner_id == record.round_id]
-        lease = until_redis_answers(lambda: self._ask(done, record, of_it))
-        if isinstance(lease, Lease):
-            return [lease]
-        if lease is Refusal.EXHAUSTED:
-            return None
-        if lease is Refusal.STOPPED:
-            self._end_round()
-        elif not held:
-            self._wait_for_room(record.round_id)
-        return []
-
-    def _ask(
-        self, done: _Done | None, record: RoundRecord, held: Sequence[Lease]
-    ) -> Lease | Refusal:
-        """Requests the next lease, and stores available values in the same call."""
-        size = self._proofs.batch_size(record.config.spec)
-        if done is None:
-            return self._rounds.lease(record, self._worker_id, size, held)
-        _, lease = self._rounds.turn(*done, record, self._worker_id, size, held)
-        return lease
-
-    def _store_done(self) -> None:
-        done, self._done = self._done, None
-        if done is not None:
-            lease, values = done
-            until_redis_answers(lambda: self._rounds.complete(lease, self._worker_id, values))
-
     def _stop_round(self, round_id: str, error: ProoflineError) -> None:
         record = until_redis_answers(lambda: self._rounds.read(round_id))
         if record is not None:
             why = str(error)
             until_redis_answers(lambda: self._rounds.switch(record, RoundState.STOPPED, why))
 
-    def _wait_for_room(self, round_id: str) -> None:
+    def _wait_for_room(self) -> None:
         if time.monotonic() - self._full_logged_at > _FULL_LOG_S:
             self._full_logged_at = time.monotonic()
             logger.error(
-                "the outbox of round %s is full (POC_OUTBOX_MAX_BYTES): generation pauses until"
-                " the receiver takes what waits",
-                round_id,
+                "the outbox of the round is full (POC_OUTBOX_MAX_BYTES): generation pauses until"
+                " the receiver takes what waits"
             )
         self.leaving.wait(_FULL_PAUSE_S)
 
     # Methods for chat.
 
     def _wait_for_chat(self) -> Sequence[Lease] | None:
-        """Waits for chat before leasing anything, so that a worker with idle chat may take the
-        work.
-        """
-        self._store_done()
-        if self._round is None:
-            job_id = until_redis_answers(lambda: self._jobs.next_in_line(self._model))
-            if job_id is None:
-                return None
-            if self._passes_on:  # this worker may have taken the only message
-                self._passes_on = False
-                self._pass_on()
-            if not self._proofs.chat_allows(_CHAT_WAIT_S):
-                until_redis_answers(lambda: self._jobs.note_waiting(job_id, "chat"))
-        elif not self._proofs.chat_allows(_CHAT_WAIT_S):
-            round_id = until_redis_answers(lambda: self._rounds.generating(self._model))
-            if round_id != self._round.round_id:
-                self._end_round()
+        """Before anything is leased: a worker with idle chat may take it."""
+        job_id = until_redis_answers(lambda: self._jobs.next_in_line(self._model))
+        if job_id is None:
+            return None
+        if self._passes_on:  # it may have taken the only message
+            self._passes_on = False
+            self._pass_on()
+        if not self._proofs.chat_allows(_CHAT_WAIT_S):
+            until_redis_answers(lambda: self._jobs.note_waiting([job_id], "chat"))
         return []
 
     def _is_wanted(self, leases: Sequence[Lease]) -> bool:
-        ids, of_round = list(dict.fromkeys(lease.owner_id for lease in leases)), leases[0].of_round
-        if of_round and self._rounds.generating(self._model) != ids[0]:
+        waits = not (leases[0].urgent or self._proofs.chat_allows(0))
+        if waits and self.leaving.is_set():
             return False
-        if not of_round and not self._jobs.any_active(ids):
-            return False
-        if leases[0].urgent or self._proofs.chat_allows(0):
-            self._waits_since = None
-            self._said = self._said and not self._note(ids, "")
-            return True
-        if self.leaving.is_set():
-            return False
-        self._waits_since = self._waits_since or time.monotonic()
-        if not of_round and time.monotonic() - self._waits_since > _CHAT_WAIT_S:
-            self._waits_since, self._said = time.monotonic(), True
-            return self._note(ids, "chat")
-        return True
-
-    def _note(self, job_ids: Sequence[str], what: str) -> bool:
-        """Shows the jobs' clients what they wait for.
-
-        Returns False if no job is to be computed now.
-        """
-        wanted = [self._jobs.note_waiting(job_id, what) for job_id in job_ids]
-        return any(wanted)
+        if leases[0].of_round:
+            return self._rounds.generating(self._model) == leases[0].owner_id
+        now = time.monotonic()
+        self._waits_since = (self._waits_since or now) if waits else None
+        waits_long = self._waits_since is not None and now - self._waits_since > _CHAT_WAIT_S
+        job_ids = list(dict.fromkeys(lease.owner_id for lease in leases))
+        return self._jobs.note_waiting(job_ids, "chat" if waits_long else "")
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:

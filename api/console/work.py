@@ -53,7 +53,7 @@ class Work:
         return sorted(found, key=lambda one: float(one["created_at"]), reverse=True)
 
     def _listed_jobs(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        listed = self._jobs.survey.newest(_MOST_JOBS, _MOST_OLD)
+        listed = self._jobs.newest(_MOST_JOBS, _MOST_OLD)
         lines = {job_id: job for job_id, job in ended.items() if job_id in listed}
         for record in self._jobs.read_all([job_id for job_id in listed if job_id not in lines]):
             if record is not None:

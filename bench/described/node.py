@@ -27,7 +27,10 @@ from tests.harness.samples import (
     MODEL,
     RecordingDispatcher,
     body,
+    complete_batch,
+    complete_lease,
     lease_batch,
+    lease_nonces,
     round_config,
     worker_record,
 )
@@ -165,9 +168,9 @@ class Node:
         round_id = rounds.store(round_config(), RoundState.GENERATING)
         record = rounds.read(round_id)
         assert record is not None
-        lease = rounds.lease(record, "w1", 4)
+        lease = lease_nonces(rounds, record, "w1", 4)
         assert isinstance(lease, Lease)
-        rounds.complete(lease, "w1", [VECTOR, None, VECTOR, VECTOR])
+        complete_lease(rounds, lease, "w1", [VECTOR, None, VECTOR, VECTOR])
         return {}
 
     def _distance(self, state: RoundState) -> dict[str, Any]:
@@ -219,6 +222,6 @@ class Node:
         job_id = jobs.create(job)
         lease = lease_batch(jobs, job_id, 0, "w1")
         assert isinstance(lease, Lease)
-        jobs.complete(job_id, 0, [VECTOR for _ in lease.nonces])
+        complete_batch(jobs, job_id, 0, [VECTOR for _ in lease.nonces])
         jobs.finish(job_id)
         return job_id

@@ -16,8 +16,8 @@ from bench.fleet.herd import end, end_with_parent, until_told
 from poc_core.records import WorkerRecord
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
-from poc_core.state.held_leases import HeldLeases
 from poc_core.state.registry import WorkerRegistry
+from poc_core.state.work import HeldLeases
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 from workers.heartbeat import Heartbeat
@@ -53,7 +53,7 @@ def run(redis_url: str) -> None:
             started_at=time.time(),
         )
         registry = WorkerRegistry(connect(settings), settings)
-        beats.append(Heartbeat(record, registry, HeldLeases(str), settings.heartbeat_s))
+        beats.append(Heartbeat(record, registry, HeldLeases(), settings.heartbeat_s))
         beats[-1].start()
         beats[-1].ready(Proofs(engine), None)
     until_told()

@@ -23,7 +23,7 @@ from poc_core.records import Lease, WorkerRecord
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
 from poc_core.state.registry import WorkerRegistry
-from poc_core.state.rounds import RoundStore
+from poc_core.state.work import WorkStore
 
 PROCESSES = 2
 THREADS = 8  # of each
@@ -124,12 +124,16 @@ class _Worker:
     def __init__(self, order: Order, number: int) -> None:
         settings = load_settings(redis_url=order.redis_url)
         own = connect(settings)
-        self._rounds, self._registry = RoundStore(own, settings), WorkerRegistry(own, settings)
-        record = self._rounds.current()
+        worker_id = f"pump{number:03}/gpu0-{number:06x}"
+        self._store, self._registry = (
+            WorkStore(own, settings, worker_id),
+            WorkerRegistry(own, settings),
+        )
+        record = self._store.rounds.current()
         assert record is not None
         self._record = record
         self._worker = WorkerRecord(
-            id=f"pump{number:03}/gpu0-{number:06x}",
+            id=worker_id,
             model=MODEL,
             engine="none",
             host="pump",
@@ -145,20 +149,18 @@ class _Worker:
     def turn(self, now: float) -> None:
         """A batch that is done, and the next one."""
         if now >= self._beat_at:
-            self._registry.heartbeat(self._worker)
+            self._registry.heartbeat(self._worker, self._store.hand.summary())
             self._beat_at = now + BEAT_S
-        me = self._worker.id
-        if len(self._held) < HELD:
-            lease = self._rounds.lease(self._record, me, self._places, self._held)
-        else:
-            given = self._held.pop(0), self._values, self._record, me, self._places, self._held
-            _, lease = self._rounds.turn(*given)
-        assert isinstance(lease, Lease), lease
-        self._held.append(lease)
+        done = (self._held.pop(0), self._values) if len(self._held) == HELD else None
+        found = self._store.lease(MODEL, round=self._record, places=self._places, done=done)
+        assert isinstance(found, list), found
+        self._held += found
+        if done is not None:
+            self._store.hand.drop(done[0].number)
 
     def leave(self) -> None:
         for lease in self._held:
-            self._rounds.release(lease, self._worker.id)
+            self._store.release(lease)
 
 
 def _work(order: Order, numbers: Sequence[int], until: float) -> None:

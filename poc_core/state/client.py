@@ -1,5 +1,6 @@
 """The connection to Redis."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,17 @@ def is_transient(error: Exception) -> bool:
 def is_busy(error: Exception) -> bool:
     """True if Redis refuses because a script has run for long (5 s, by default)."""
     return isinstance(error, ResponseError) and "BUSY " in str(error)
+
+
+class Store:
+    """What operations on Redis are made of."""
+
+    def __init__(
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._settings = settings
+        self._clock = clock
 
 
 def server_clock(redis: Any) -> Callable[[], float]:

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from redis import Redis
-
 from poc_core.errors import TooFewValuesError
 from poc_core.payloads import callback_url
 from poc_core.records import JobKind, JobRecord
 from poc_core.schemes import contract_of
 from poc_core.schemes.contract import load_all
-from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.client import Store
 
 # Bytes of one piece of a large answer; 50,000 artifacts of k_dim 12 are one piece.
 PIECE_BYTES = 4 * 1024 * 1024
@@ -49,16 +47,13 @@ class Part(NamedTuple):
     values: Sequence[bytes]
 
 
-class JobResults:
-    """Writes and reads the answers of jobs."""
+class JobResults(Store):
+    """The part of JobStore that writes and reads answers."""
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
-        self._settings = settings
-        self._finish = scripts.load(redis, "finish_job")
+    _finish = scripts.of_store("finish_job")
 
-    def read(self, job_id: str) -> StoredAnswer | None:
-        """The answer of a completed job as JSON; None when there is none."""
+    def result(self, job_id: str) -> StoredAnswer | None:
+        """The answer of a completed job as JSON, ready to be sent; None when there is none."""
         body, n_bytes = self._redis.hmget(keys.job(job_id), "result", "result_bytes")
         if body is not None:
             return StoredAnswer(len(body), iter([body]), is_in_pieces=False)
@@ -66,7 +61,7 @@ class JobResults:
             return None
         return StoredAnswer(int(n_bytes), self._pieces(job_id, int(n_bytes)), is_in_pieces=True)
 
-    def complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
+    def _complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
         """Builds and stores the answer of a job whose batches are all done. False: it ended before.
 
         Only for the holder of the job's lock :finishing, which is renewed with each part.

@@ -1,41 +1,30 @@
 """Jobs in Redis: created by the API, computed batch by batch by workers, finished exactly once.
 
 The job record is the truth; a Celery message only says that there is work and may come twice, late
-or never. Workers lease what is next in their model's line; what lost its worker returns to the line
-(`orphans`).
+or never. Workers lease what is next in their model's line (state/work.py).
 """
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from pydantic import JsonValue, TypeAdapter
-from redis import Redis
+from pydantic import TypeAdapter
 
 from poc_core.callbacks import receiver_of
 from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
 from poc_core.records import (
-    JobKind,
     JobRecord,
     JobRequest,
     JobStatus,
-    Lease,
     NewJob,
     ProofSpec,
 )
 from poc_core.schemes import contract_of
-from poc_core.settings import Settings
 from poc_core.state import keys, scripts
-from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
-from poc_core.state.job_survey import ActiveJobs, JobSurvey
-
-# Workers that died or lost their engine on one batch after which its job fails: the batch is the
-# cause.
-MAX_LOSSES = 3
+from poc_core.state.job_results import JobEndedError, JobResults
 
 # Tries to build a job's answer that may end without one before the job fails, and seconds without
 # progress after which a try has ended.
@@ -48,57 +37,34 @@ _STAGING_TTL_S = 120
 # Hash fields sent in one command while a job is uploaded: Redis must answer others in between.
 _UPLOAD_CHUNK = 2000
 
-# Jobs cancelled in one call of a script: some 5 ms of Redis' time.
-_CANCEL_CHUNK = 500
-
-# Jobs of another spec that a worker with room passes by.
-_MOST_PASSED = 16
+# Jobs cancelled or counted in one call of a script: some 5 ms of Redis' time, so it answers others
+# in between tens of thousands.
+_CHUNK = 500
 
 # The fields of a job's hash that make a JobRecord: without its result, maybe megabytes.
-_RECORD_FIELDS = (
-    "status",
-    "kind",
-    "model",
-    "spec",
-    "request",
-    "n_total",
-    "n_done",
-    "n_batches",
-    "created_at",
-    "started_at",
-    "finished_at",
-    "error",
-    "unavailable",
-    "waiting_for",
-)
+_RECORD_FIELDS = [field.name for field in fields(JobRecord) if field.name != "job_id"]
 _RECORD = TypeAdapter(JobRecord)
-_VALIDATE = JobKind.VALIDATE.value.encode()
-
-# Scores in a model's line.
-_VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
 
 
-class JobStore:
-    """All operations on jobs, each atomic in Redis and safe to repeat."""
+@dataclass(frozen=True)
+class ActiveJobs:
+    """How many jobs have not ended."""
 
-    def __init__(
-        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
-        self._settings = settings
-        self._clock = clock
-        self._create = scripts.load(redis, "create_job")
-        self._lease = scripts.load(redis, "lease_batches")
-        self._complete = scripts.load(redis, "complete_batch")
-        self._release = scripts.load(redis, "release_batch")
-        self._note_waiting = scripts.load(redis, "note_waiting")
-        self._free_orphans = scripts.load(redis, "free_orphans")
-        self._begin_finish = scripts.load(redis, "begin_finish")
-        self._end = scripts.load(redis, "end_job")
-        self._cancel = scripts.load(redis, "cancel_queued")
-        self._recount = scripts.load(redis, "recount")
-        self._results = JobResults(redis, settings)
-        self.survey = JobSurvey(redis, settings, clock)
+    queued: int
+    running: int
+    waiting_for_chat: int  # of both
+
+
+class JobStore(JobResults):
+    """Creates, reads and ends jobs; each operation is atomic in Redis and safe to repeat."""
+
+    _create = scripts.of_store("create_job")
+    _note_waiting = scripts.of_store("note_waiting")
+    _begin_finish = scripts.of_store("begin_finish")
+    _end = scripts.of_store("end_job")
+    _cancel = scripts.of_store("cancel_queued")
+    _recount = scripts.of_store("recount")
+    _count = scripts.of_store("count_jobs")
 
     # Clients: create, read, end.
 
@@ -175,10 +141,6 @@ class JobStore:
                 for job_id, values in zip(job_ids, pipe.execute(), strict=True)
             ]
 
-    def result(self, job_id: str) -> StoredAnswer | None:
-        """The answer of a completed job as JSON, ready to be sent; None when there is none."""
-        return self._results.read(job_id)
-
     def cancel(self, job_id: str) -> bool:
         """Cancels a job that is queued or running. False when it had ended before."""
         return self._end_job(job_id, JobStatus.CANCELLED, "")
@@ -191,9 +153,9 @@ class JobStore:
         """
         n_cancelled = 0
         for model in self._models():
-            n_seen, n_here, n_stay = _CANCEL_CHUNK, 0, 0
-            while n_seen == _CANCEL_CHUNK:
-                args: list[float] = [n_stay, _CANCEL_CHUNK, self._clock(), self._ended_ttl_s]
+            n_seen, n_here, n_stay = _CHUNK, 0, 0
+            while n_seen == _CHUNK:
+                args: list[float] = [n_stay, _CHUNK, self._clock(), self._ended_ttl_s]
                 n_seen, n, stay = self._cancel([keys.active(model)], args)
                 n_here, n_stay = n_here + n, n_stay + stay
             if n_here:
@@ -214,7 +176,24 @@ class JobStore:
 
     def count_active(self) -> ActiveJobs:
         """The jobs of all models that have not ended, by status."""
-        return self.survey.count(self._models())
+        sums = [0, 0, 0]
+        for model in self._models():
+            first, n_seen = 0, _CHUNK
+            while n_seen == _CHUNK:
+                n_seen, *counts = self._count([keys.active(model)], [first, _CHUNK])
+                first += n_seen
+                sums = [one + more for one, more in zip(sums, counts, strict=True)]
+        return ActiveJobs(*sums)
+
+    def newest(self, most: int, most_old: int) -> list[str]:
+        """Ids of the newest jobs, newest first (100 at most), then each model's oldest active."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)
+            for model in self._models():
+                pipe.zrange(keys.active(model), 0, most_old - 1)
+            newest, *old = pipe.execute()
+        found = [*newest, *(job_id for ids in old for job_id in reversed(ids))]
+        return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
         """Nonces done so far (counted anew after job_ttl_sec without any)."""
@@ -235,99 +214,20 @@ class JobStore:
         counts = {name.decode(): int(n) for name, n in found.items()}
         return {name: counts.get(name, 0) for name in ("honest", "fraud")}
 
-    # Workers: lease, then complete or release; whoever completes the last batch finishes.
-
-    def name_lease(self, worker_id: str, number: int | None = None) -> str:
-        """A new name for a lease, so that a request whose answer was lost can be repeated.
-
-        `number`: the lease's in the worker's heartbeats (HeldLeases); None: it is in none.
-        """
-        name = uuid.uuid4().hex if number is None else f"n{number}"
-        return f"{worker_id}|{int(self._clock())}|{name}"
-
-    def lease(self, model: str, name: str, only_validations: bool = False) -> Lease | None:
-        """Leases the next batch in the model's line; the first lease of a job sets it running.
-
-        None: nothing waits, or a round has the workers. The lease ends with the worker's heartbeat,
-        with one that has it not in hand, or after the broker's visibility timeout, as a living
-        worker, or Redis, may have forgotten it.
-        """
-        found = self._leased(model, name, _VALIDATIONS if only_validations else _ALL, "", 1)
-        return found[0] if found else None
-
-    def lease_more(self, beside: Lease, room: int) -> list[Lease]:
-        """Leases batches of the same spec and kind, the next in line, to compute with `beside`.
-
-        `room`: nonces, all together.
-        """
-        if beside.alone or room <= 0:
-            return []
-        scores = _VALIDATIONS if beside.urgent else _OTHERS
-        return self._leased(beside.model, beside.name, scores, beside.spec.model_dump_json(), room)
-
-    def _leased(
-        self, model: str, name: str, scores: tuple[str, str], spec: str, room: int
-    ) -> list[Lease]:
-        args: list[Any] = [name, self._clock(), self._settings.job_ttl_sec, *scores, spec, room]
-        found = self._lease([keys.line(model), keys.generating(model)], [*args, _MOST_PASSED])
-        if not found:
-            return []
-        (spec_json, kind, alone), batches = found[:3], found[3:]
-        lease = Lease(
-            "",
-            0,
-            model,
-            ProofSpec.model_validate_json(spec_json),
-            [],
-            urgent=kind == _VALIDATE,
-            name=name,
-            alone=alone == b"1",
-        )
-        return [
-            replace(lease, owner_id=job_id.decode(), place=int(index), nonces=json.loads(nonces))
-            for job_id, index, nonces in zip(
-                batches[::3], batches[1::3], batches[2::3], strict=True
-            )
-        ]
+    # Workers, see also state/work.py.
 
     def next_in_line(self, model: str) -> str | None:
         """The job of the model that is leased from next; None: nothing waits."""
         found = self._redis.zrange(keys.line(model), 0, 0)
         return found[0].decode() if found else None
 
-    def any_active(self, job_ids: Sequence[str]) -> bool:
-        """True if one of the jobs has not ended."""
-        with self._redis.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hget(keys.job(job_id), "status")
-            return any(status in (b"queued", b"running") for status in pipe.execute())
+    def note_waiting(self, job_ids: Sequence[str], what: str) -> bool:
+        """Shows clients what batches in progress wait for; "": they go on.
 
-    def complete(self, job_id: str, batch_index: int, values: Sequence[JsonValue]) -> bool:
-        """Stores one value per nonce of the batch, in order; None excludes. May be repeated.
-
-        True: every batch is done and the job waits for `finish`. Of an ended job nothing changes.
+        False: none is to be computed now: the jobs have ended, or a round has the workers.
         """
-        texts = [json.dumps(value, allow_nan=False) for value in values]
-        args: list[Any] = [batch_index, int(self._clock()), self._settings.job_ttl_sec]
-        args += [len(texts), "\n".join(texts)]
-        return bool(self._complete([keys.job(job_id)], args))
-
-    def note_waiting(self, job_id: str, what: str) -> bool:
-        """Shows clients what a batch in hand waits for; "" or the job's next done batch ends that.
-
-        False: the batch is not wanted now, because the job has ended or a round has the workers.
-        """
-        return bool(self._note_waiting([keys.job(job_id)], [what, self._settings.job_ttl_sec]))
-
-    def release(
-        self, job_id: str, batch_index: int, worker_id: str, lost_engine: bool = False
-    ) -> bool:
-        """Gives a lease back uncomputed. True: the batch waits in line again.
-
-        The job fails when MAX_LOSSES workers lost their engine on this batch.
-        """
-        args: list[Any] = [batch_index, worker_id, int(lost_engine), MAX_LOSSES, self._clock()]
-        return bool(self._release([keys.job(job_id)], [*args, self._ended_ttl_s]))
+        names = [keys.job(job_id) for job_id in job_ids]
+        return bool(self._note_waiting(names, [what, self._settings.job_ttl_sec]))
 
     def finish(self, job_id: str) -> bool:
         """Builds and stores the answer of a job whose batches are all done. True: this call did.
@@ -339,9 +239,7 @@ class JobStore:
             return False
         record = self.read(job_id)
         try:
-            return record is not None and self._results.complete(
-                record, self._clock(), _FINISH_LOCK_S
-            )
+            return record is not None and self._complete(record, self._clock(), _FINISH_LOCK_S)
         except TooFewValuesError as error:
             self._end_job(job_id, JobStatus.FAILED, str(error), unavailable=True)
             return False
@@ -355,19 +253,9 @@ class JobStore:
         """Fails an active job with a sentence for its client. False: it had ended."""
         return self._end_job(job_id, JobStatus.FAILED, error)
 
-    # The reaper: what a dead worker or a restarted Redis left behind.
-
     def active_jobs(self, model: str, most: int = 0) -> list[str]:
         """The ids of the model's active jobs, oldest first; at most `most`, 0 for all."""
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
-
-    def orphans(self, job_id: str) -> list[int]:
-        """Frees the leases that ended uncompleted (see `lease`); returns their batches.
-
-        A dead worker counts as a lost engine (`release`): no batch may kill workers for ever.
-        """
-        args = [MAX_LOSSES, self._clock(), self._ended_ttl_s, self._oldest_lease()]
-        return sorted(int(index) for index in self._free_orphans([keys.job(job_id)], args))
 
     def recount(self) -> int:
         """Corrects the counter of `queued_nonces`, which still has expired jobs; returns it."""
@@ -375,9 +263,6 @@ class JobStore:
 
     def _models(self) -> list[str]:
         return sorted(model.decode() for model in self._redis.smembers(keys.ACTIVE_MODELS))
-
-    def _oldest_lease(self) -> int:
-        return int(self._clock()) - self._settings.visibility_timeout_s
 
     def _check_answer(self, job: NewJob) -> None:
         n, most = len(job.nonces), self._settings.max_result_bytes

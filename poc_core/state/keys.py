@@ -35,7 +35,7 @@ RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
 
 
 def round(round_id: str) -> str:
-    """The hash of a round; its working keys add :leases :hands :free :workers :counted
+    """The hash of a round; its working keys add :leases :free :workers :counted
     :excluded :valid :rate:{second}.
     """
     return f"poc:round:{round_id}"

@@ -1,71 +1,42 @@
-"""Rounds in Redis: places of a nonce sequence, leased to workers, each computed once and counted.
-
-The record outlives every process. A lease that is not completed goes to the next worker that asks,
-so a dead worker's nonces arrive all the same; a lease completed twice counts once.
-"""
+"""Rounds in Redis: started, switched and read; workers compute their places (state/work.py)."""
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from pydantic import JsonValue, TypeAdapter
-from redis import Redis
+from pydantic import TypeAdapter
 
 from poc_core.errors import RoundError
 from poc_core.payloads import callback_url, payload_head
-from poc_core.records import Lease, Refusal, RoundConfig, RoundRecord, RoundState
-from poc_core.schemes import contract_of
+from poc_core.records import RoundConfig, RoundRecord, RoundState
 from poc_core.schemes.contract import Reported
-from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.client import Store
 from poc_core.state.delivery import entries
 from poc_core.state.unreadable import answers, readable
 
-# Seconds after which a lease is handed to another worker, whatever its holder does.
-LEASE_S = 300
 # Places that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
-# Reported nonces kept for schemes whose /status lists them: some 5 MB. Callbacks carry all.
-_MOST_KEPT = 100_000
 # Reported nonces in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
 
 # The fields of a round's hash that make a RoundRecord: not what each worker computed, which every
 # worker would read again with each step of every other.
-RECORD_FIELDS = (
-    "state",
-    "config",
-    "created_at",
-    "started_at",
-    "stopped_at",
-    "n_processed",
-    "n_valid",
-    "n_excluded",
-    "error",
-    "exhausted",
-)
+_MADE = ("round_id", "is_exhausted")
+RECORD_FIELDS = ["exhausted", *(one.name for one in fields(RoundRecord) if one.name not in _MADE)]
 _RECORD = TypeAdapter(RoundRecord)
 
 
-class RoundStore:
-    """All operations on rounds, each atomic in Redis and safe to repeat."""
+class RoundStore(Store):
+    """Starts, switches and reads rounds; each operation is atomic in Redis and safe to repeat."""
 
-    def __init__(
-        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
-        self._settings = settings
-        self._clock = clock
-        self._store = scripts.load(redis, "store_round")
-        self._switch = scripts.load(redis, "switch_round")
-        self._lease = scripts.load(redis, "lease_nonces")
-        self._complete = scripts.load(redis, "complete_lease")
-        self._release = scripts.load(redis, "release_lease")
-        self._forget = scripts.load(redis, "forget_rounds")
-        self._read_reported = scripts.load(redis, "read_reported")
+    _store = scripts.of_store("store_round")
+    _switch = scripts.of_store("switch_round")
+    _forget = scripts.of_store("forget_rounds")
+    _read_reported = scripts.of_store("read_reported")
 
     # Clients: start, look, switch, stop.
 
@@ -144,99 +115,9 @@ class RoundStore:
         )
         return Reported(int(place), entries.unpack(found))
 
-    # Workers: lease, compute, complete.
-
-    def lease(
-        self, round: RoundRecord, worker_id: str, places: int, in_hand: Sequence[Lease] = ()
-    ) -> Lease | Refusal:
-        """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next.
-
-        `in_hand`: the leases that the worker computes; any other of its own is taken from it, as an
-        answer was lost or an error made it forget.
-        """
-        return _leased(round, *self._lease(*self._lease_call(round, worker_id, places, in_hand)))
-
-    def complete(self, lease: Lease, worker_id: str, values: Sequence[JsonValue]) -> bool:
-        """Stores a lease's values, one per nonce in order; the valid ones go into the outbox.
-
-        False: another worker had completed it. Also works after the round's end: nothing is lost.
-        """
-        return bool(self._complete(*self._complete_call(lease, worker_id, values)))
-
-    def turn(
-        self,
-        done: Lease,
-        values: Sequence[JsonValue],
-        round: RoundRecord,
-        worker_id: str,
-        places: int,
-        in_hand: Sequence[Lease],
-    ) -> tuple[bool, Lease | Refusal]:
-        """What `complete` and then `lease` return, for one request to Redis."""
-        # `done` too is in hand still: should Redis not take it at once, it must not be given away.
-        held = [*in_hand, done]
-        taken, found = scripts.together(
-            self._redis,
-            (self._complete, *self._complete_call(done, worker_id, values)),
-            (self._lease, *self._lease_call(round, worker_id, places, held)),
-        )
-        return bool(taken), _leased(round, *found)
-
-    def _lease_call(
-        self, round: RoundRecord, worker_id: str, places: int, in_hand: Sequence[Lease]
-    ) -> tuple[list[str], list[Any]]:
-        """The keys and args of lease_nonces.lua."""
-        now = self._clock()
-        args: list[Any] = [worker_id, places, now, now + LEASE_S, self._ttl_s]
-        args += [
-            self._settings.outbox_max_bytes,
-            " ".join(f"{lease.place}:{len(lease.nonces)}" for lease in in_hand),
-        ]
-        names = [keys.round(round.round_id), keys.outbox(round.round_id)]
-        return [*names, keys.generating(round.config.model), keys.CURRENT_ROUND], args
-
-    def _complete_call(
-        self, lease: Lease, worker_id: str, values: Sequence[JsonValue]
-    ) -> tuple[list[str], list[Any]]:
-        """The keys and args of complete_lease.lua."""
-        pairs = list(zip(lease.nonces, values, strict=True))
-        contract = contract_of(lease.spec.scheme)
-        excluded = [nonce for nonce, value in pairs if value is None]
-        valid = [
-            (nonce, value)
-            for nonce, value in pairs
-            if value is not None and contract.is_reported(value, lease.terms)
-        ]
-        args: list[Any] = [lease.owner_id, lease.place, len(lease.nonces), worker_id]
-        args += [json.dumps(excluded) if excluded else "", len(excluded)]
-        args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
-        listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
-        args += [_MOST_KEPT, len(listed), *listed]
-        # A payload holds whole entries.
-        most, most_bytes = self._settings.callback_max_artifacts, self._settings.callback_max_bytes
-        for n, entry in entries.packed(valid, most, most_bytes):
-            args += [n, entry]
-        names = [keys.round(lease.owner_id), keys.outbox(lease.owner_id)]
-        return [*names, keys.generating(lease.model)], args
-
-    def release(self, lease: Lease, worker_id: str) -> bool:
-        """Gives a lease back uncomputed to the next worker that asks."""
-        args: list[Any] = [lease.place, len(lease.nonces), worker_id, self._ttl_s]
-        return bool(self._release([keys.round(lease.owner_id)], args))
-
     @property
     def _ttl_s(self) -> int:
         return self._settings.callback_retention_sec
-
-
-def _leased(round: RoundRecord, reason: bytes, *found: bytes) -> Lease | Refusal:
-    """What lease_nonces.lua returned."""
-    if reason != b"ok":
-        return Refusal(reason.decode())
-    config, (place, places) = round.config, map(int, found)
-    nonces = config.nonces.take(place, places)
-    about = (config.model, config.spec, nonces, config.terms)
-    return Lease(round.round_id, place, *about, of_round=True)
 
 
 def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:

@@ -10,7 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -69,18 +69,18 @@ Call = tuple[Script, Sequence[Any], Sequence[Any]]
 
 
 def together(redis: "Redis", *calls: Call) -> list[Any]:
-    """Sends calls in one request and returns their results. They run in order, not atomically.
-
-    Each must be safe to repeat.
+    """Sends calls in one request and returns their results. They run in order, not atomically;
+    those whose scripts Redis does not have run last.
     """
     with redis.pipeline(transaction=False) as pipe:
         for script, keys, args in calls:
             pipe.evalsha(script.sha, len(keys), *keys, *args)
         answers = pipe.execute(raise_on_error=False)
-    if any(isinstance(answer, NoScriptError) for answer in answers):
-        return [script(keys, args) for script, keys, args in calls]
-    for answer in answers:
-        if isinstance(answer, Exception):
+    for index, answer in enumerate(answers):
+        if isinstance(answer, NoScriptError):
+            script, keys, args = calls[index]
+            answers[index] = script(keys, args)
+        elif isinstance(answer, Exception):
             raise answer
     return answers
 
@@ -88,6 +88,11 @@ def together(redis: "Redis", *calls: Call) -> list[Any]:
 def load(redis: "Redis", name: str) -> Script:
     """The script lua/{name}.lua, callable with keys and args; survives a restart of Redis."""
     return SharedScript(redis, whole(name))
+
+
+def of_store(name: str) -> "cached_property[Script]":
+    """The script as an attribute of a Store."""
+    return cached_property(lambda store: load(store._redis, name))  # noqa: SLF001
 
 
 def load_all(redis: "Redis", others: Sequence[str] = ()) -> None:

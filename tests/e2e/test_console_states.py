@@ -19,7 +19,14 @@ from poc_core.state.delivery.outbox import Delivery
 from poc_core.state.past.history import CHAT_MS, CHATS, bucket
 from tests.e2e.opened import DESK, MOST_SHIFT, PHONE, Opened, opened
 from tests.e2e.told_node import ToldNode
-from tests.harness.samples import RecordingDispatcher, lease_batch, new_job
+from tests.harness.samples import (
+    RecordingDispatcher,
+    complete_batch,
+    complete_lease,
+    lease_batch,
+    lease_nonces,
+    new_job,
+)
 from tests.stacks.served import served, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("console-states")]
@@ -112,8 +119,8 @@ def test_a_receiver_that_refuses_is_told_with_its_words(page: Page, shown: Shown
     round_id = node.start_round(url="http://receiver:9000/poc")
     current = cast(Any, node.rounds.current())
     worker = node.worker(0).id
-    lease = cast(Any, node.rounds.lease(current, worker, 1))
-    node.rounds.complete(lease, worker, ["AAAA"])
+    lease = cast(Any, lease_nonces(node.rounds, current, worker, 1))
+    complete_lease(node.rounds, lease, worker, ["AAAA"])
     refuse(shown, round_id, times=3)
     expect(page.locator("#health")).to_have_text("degraded")
     expect(page.locator(".bar .reason")).to_contain_text("receiver http://receiver:9000/poc")
@@ -206,7 +213,7 @@ def test_a_validations_page_has_an_address_and_the_distances(page: Page, shown: 
     job_id = node.jobs.create(new_job([1, 2, 3, 4], claimed=claimed))
     for batch in (0, 1):
         lease_batch(node.jobs, job_id, batch, node.worker(batch).id)
-        node.jobs.complete(job_id, batch, ["A" * 32] * 2)
+        complete_batch(node.jobs, job_id, batch, ["A" * 32] * 2)
     assert node.jobs.finish(job_id)
     page.get_by_role("link", name=job_id[:8]).first.click()
     expect(page.locator("#verdict")).to_contain_text("2 of 4 differ")

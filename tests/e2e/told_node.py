@@ -19,7 +19,7 @@ from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostRep
 from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry
-from tests.harness.samples import MODEL, round_config, worker_record
+from tests.harness.samples import MODEL, complete_lease, lease_nonces, round_config, worker_record
 
 BEAT_S = 0.3
 HOST = "host1"
@@ -154,9 +154,9 @@ class ToldNode:
         for number in alive:
             n = NONCES - number % 3
             worker_id = self.worker(number).id
-            lease: Any = self.rounds.lease(current, worker_id, n)
+            lease: Any = lease_nonces(self.rounds, current, worker_id, n)
             if not isinstance(lease, Refusal):
-                self.rounds.complete(lease, worker_id, ["AAAA"] * n)
+                complete_lease(self.rounds, lease, worker_id, ["AAAA"] * n)
 
     def start_round(self, **changes: Any) -> str:
         return self.rounds.store(round_config(**{"url": None} | changes), RoundState.GENERATING)

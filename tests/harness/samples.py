@@ -1,6 +1,9 @@
 """Jobs, workers and requests as tests need them."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
+
+from pydantic import JsonValue
 
 from poc_core.records import (
     JobRequest,
@@ -8,10 +11,14 @@ from poc_core.records import (
     ModelInfo,
     NewJob,
     ProofSpec,
+    Refusal,
     RoundConfig,
+    RoundRecord,
     WorkerRecord,
 )
-from poc_core.state import JobStore, Outbox, keys
+from poc_core.state import JobStore, Outbox, RoundStore, keys
+from poc_core.state.client import Store
+from poc_core.state.work import WorkStore
 
 MODEL = "tiny-qwen3"
 K_DIM = 12
@@ -157,12 +164,16 @@ def distance_body(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def work_of(store: Store, worker_id: str = "w1") -> WorkStore:
+    """The same Redis as a worker sees it."""
+    return WorkStore(store._redis, store._settings, worker_id, store._clock)  # noqa: SLF001
+
+
 def lease_batch(
-    jobs: JobStore, job_id: str, batch: int, worker_id: str, name: str | None = None
+    jobs: JobStore, job_id: str, batch: int, worker_id: str, work: WorkStore | None = None
 ) -> Lease | None:
     """Leases a batch out of its turn, if nobody has it."""
     redis: Any = jobs._redis  # noqa: SLF001
-    name = name or jobs.name_lease(worker_id)
     model = redis.hget(keys.job(job_id), "model")
     if model is None or batch not in pending(jobs, job_id):
         return None
@@ -172,13 +183,52 @@ def lease_batch(
     redis.zadd(keys.job(job_id) + ":free", {str(batch): -1})
     redis.expire(keys.job(job_id) + ":free", 1000)
     try:
-        lease = jobs.lease(model.decode(), name)
+        found = (work or work_of(jobs, worker_id)).lease(model.decode())
     finally:
         if score is not None:
             redis.zadd(line, {job_id: score}, xx=True)
         redis.zrem(keys.job(job_id) + ":free", batch)
-    assert lease is None or (lease.owner_id, lease.place) == (job_id, batch)
-    return lease
+    if isinstance(found, Refusal) or not found:
+        return None
+    assert (found[0].owner_id, found[0].place) == (job_id, batch)
+    return found[0]
+
+
+def complete_batch(jobs: JobStore, job_id: str, batch: int, values: Sequence[JsonValue]) -> bool:
+    """By whoever has it."""
+    redis: Any = jobs._redis  # noqa: SLF001
+    held = redis.hget(f"{keys.job(job_id)}:leases", batch) or b"w1"
+    return work_of(jobs, held.decode().split("|")[0]).complete(_batch(job_id, batch), values)
+
+
+def release_batch(
+    jobs: JobStore, job_id: str, batch: int, worker_id: str, lost_engine: bool = False
+) -> bool:
+    return work_of(jobs, worker_id).release(_batch(job_id, batch), lost_engine)
+
+
+def free_lost(jobs: JobStore, model: str = MODEL) -> int:
+    """Frees the leases of the model's jobs that do not hold; how many."""
+    return sum(found.n_freed for found in work_of(jobs).stuck(model))
+
+
+def lease_nonces(
+    rounds: RoundStore, record: RoundRecord, worker_id: str, places: int
+) -> Lease | Refusal | None:
+    """None: the round does not generate."""
+    work = work_of(rounds, worker_id)
+    found = work.lease(record.config.model, round=record, places=places)
+    return found if isinstance(found, Refusal) else found[0] if found else None
+
+
+def complete_lease(
+    rounds: RoundStore, lease: Lease, worker_id: str, values: Sequence[JsonValue]
+) -> bool:
+    return work_of(rounds, worker_id).complete(lease, values)
+
+
+def _batch(job_id: str, batch: int) -> Lease:
+    return Lease(job_id, batch, MODEL, SPEC, [])
 
 
 def pending(jobs: JobStore, job_id: str) -> list[int]:

@@ -9,7 +9,7 @@ from poc_core.errors import QueueFullError
 from poc_core.records import Lease, NewJob
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, WorkerRegistry, keys
-from tests.harness.samples import MODEL, REQUEST, SPEC, lease_batch, worker_record
+from tests.harness.samples import MODEL, REQUEST, SPEC, complete_batch, lease_batch, worker_record
 from tests.stacks.own_redis import own_redis
 
 pytestmark = pytest.mark.integration
@@ -39,7 +39,7 @@ def queued(jobs: JobStore, client: str, receiver: str) -> str:
 
 def compute(jobs: JobStore, job_id: str) -> None:
     assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
-    jobs.complete(job_id, 0, [VECTOR])
+    complete_batch(jobs, job_id, 0, [VECTOR])
     assert jobs.finish(job_id)
 
 

@@ -26,7 +26,7 @@ from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, RoundStore, WorkerRegistry
 from tests.harness import compose_file
 from tests.harness.compose_file import ROOT
-from tests.harness.samples import round_config, worker_record
+from tests.harness.samples import complete_lease, lease_nonces, round_config, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import FakeWorker
 from tests.vllm_metrics import metrics_text
@@ -81,9 +81,9 @@ def ours(
     DeploymentStore(redis, settings).report(host)
     record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert record is not None
-    lease = rounds.lease(record, "w1", 1)
+    lease = lease_nonces(rounds, record, "w1", 1)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", ["a"])
+    complete_lease(rounds, lease, "w1", ["a"])
     times = client.app.state.services.chats.times  # type: ignore[attr-defined]
     for histogram in (times.first_token, times.whole):
         histogram.labels("m").observe(1)

@@ -7,20 +7,17 @@ smaller payloads with numbers of their own.
 """
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from redis import Redis
-
 from poc_core.callbacks import receiver_of
 from poc_core.errors import ProoflineError
 from poc_core.payloads import payload
-from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.client import Store
 from poc_core.state.delivery import entries
 from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, PROBE_S, backoff_s
 from poc_core.state.unreadable import readable
@@ -98,22 +95,19 @@ class OutboxStatus:
         )
 
 
-class Outbox:
+class Outbox(Store):
     """All operations on outboxes except filling them, which rounds and jobs do atomically."""
 
-    def __init__(
-        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
-        self.lock_s = settings.delivery_lock_s
-        self._settings = settings
-        self._clock = clock
-        self._take = scripts.load(redis, "take_delivery")
-        self._renew = scripts.load(redis, "renew_delivery")
-        self._end = scripts.load(redis, "end_delivery")
-        self._halve = scripts.load(redis, "halve_delivery")
-        self._announce = scripts.load(redis, "announce_due")
-        self._drop_failing = scripts.load(redis, "drop_failing")
+    _take = scripts.of_store("take_delivery")
+    _renew = scripts.of_store("renew_delivery")
+    _end = scripts.of_store("end_delivery")
+    _halve = scripts.of_store("halve_delivery")
+    _announce = scripts.of_store("announce_due")
+    _drop_failing = scripts.of_store("drop_failing")
+
+    @property
+    def lock_s(self) -> float:
+        return float(self._settings.delivery_lock_s)
 
     def announce(self, trouble: str = "") -> list[Due]:
         """The outboxes that have something to deliver now; each is told again after `lock_s`.

@@ -45,12 +45,14 @@ local function join_line(job)
   return redis.call('ZADD', 'poc:jobs:line:' .. model, 'NX', string.format('%.6f', score), id) == 1
 end
 
--- A batch whose lease ended waits for whoever leases next.
-local function free_batch(job, batch)
-  redis.call('HDEL', job .. ':leases', batch)
-  redis.call('ZADD', job .. ':free', batch, batch)
-  redis.call('EXPIRE', job .. ':free', redis.call('TTL', job))
-  join_line(job)
+-- A lease goes back to a job or a round: whoever asks next gets it before any new batch or places.
+local function free_lease(work, lease)
+  redis.call('HDEL', work .. ':leases', lease)
+  redis.call('ZADD', work .. ':free', string.match(lease, '^%d+'), lease)
+  redis.call('EXPIRE', work .. ':free', redis.call('TTL', work))
+  if string.sub(work, 1, 8) == 'poc:job:' then
+    join_line(work)
+  end
 end
 
 -- How many nonces the JSON list of a batch has.
@@ -58,17 +60,18 @@ local function count_nonces(batch)
   return select(2, string.gsub(batch, ',', '')) + 1
 end
 
--- A lease is worker id, '|', second it was taken, '|', token: 'n' and its number (state/held_leases.py).
+-- A lease is worker id, '|', second it was taken, '|', token: 'n' and its number (state/work.py). Those of rounds were worker
+-- id, '|', second of their end in an earlier release.
 local function lease_parts(lease)
-  return string.match(lease, '^(.*)|(%d+)|(%w+)$')
+  local worker, token = string.match(lease, '^(.*)|%d+|(%w+)$')
+  return worker or string.match(lease, '^(.*)|') or lease, token or ''
 end
 
--- Whether a batch is computed under this lease: 'held', 'dead' with its worker, or 'forgotten' by a worker that lives: its
--- heartbeat knows of the lease and has it not in hand, or it is too old. Maybe the worker was done with it, and Redis was
--- killed before that was written.
+-- Whether a lease holds: 'held', 'dead' with its worker, or 'forgotten' by a worker that lives, whose heartbeat knows of the
+-- lease and does not list it. Maybe the worker was done with it, and Redis was killed before that was written.
 local beats = {} -- by worker, as this script has read them
-local function lease_state(lease, oldest_s)
-  local worker, since, token = lease_parts(lease)
+local function lease_state(lease)
+  local worker, token = lease_parts(lease)
   if not beats[worker] then
     local key = 'poc:worker:' .. worker
     local is_alive = redis.call('EXISTS', key) == 1
@@ -81,7 +84,20 @@ local function lease_state(lease, oldest_s)
   local number = string.match(token, '^n(%d+)$')
   local is_in_hand = not (n_taken and number) or tonumber(number) > tonumber(n_taken)
     or string.find(' ' .. in_hand .. ' ', ' ' .. number .. ' ', 1, true)
-  return is_in_hand and tonumber(since) >= tonumber(oldest_s) and 'held' or 'forgotten'
+  return is_in_hand and 'held' or 'forgotten'
+end
+
+-- Frees the leases of a job or a round that do not hold. Returns them, each with its worker and whether that died.
+local function free_lost(work)
+  local freed, leases = {}, redis.call('HGETALL', work .. ':leases')
+  for i = 1, #leases, 2 do
+    local state = lease_state(leases[i + 1])
+    if state ~= 'held' then
+      free_lease(work, leases[i])
+      freed[#freed + 1] = {lease = leases[i], worker = lease_parts(leases[i + 1]), is_dead = state == 'dead'}
+    end
+  end
+  return freed
 end
 
 -- The name of a worker, which its successors have too: its id without what is of one start (poc_core/serving/places.py).
@@ -134,7 +150,7 @@ local function make_table(key)
   redis.call('HDEL', key, '')
 end
 
--- What a round's workers computed is counted in one hash, `second|worker`, and from there once a second (lease_nonces.lua)
+-- What a round's workers computed is counted in one hash, `second|worker`, and from there once a second (lease.lua)
 -- where it is read: with each batch these nine commands were a third of what it cost. '' is no count.
 local function spread_counts(round, ttl)
   local key = round .. ':counted'
@@ -224,13 +240,6 @@ local function member(first, places)
   return string.format('%d:%d', first, places)
 end
 
--- A lease goes back: the next worker that asks gets it before any new places.
-local function free_lease(round, lease, ttl)
-  redis.call('HDEL', round .. ':leases', lease)
-  redis.call('ZADD', round .. ':free', string.match(lease, '^%d+'), lease)
-  redis.call('EXPIRE', round .. ':free', ttl)
-end
-
 -- The outbox has something to deliver at `due`, whatever was said before.
 local function due_outbox(id, due, ttl)
   redis.call('ZADD', 'poc:outbox:due', due, id)
@@ -284,7 +293,7 @@ local function push_entry(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
   local counted = counted_entry(n, entry)
   local is_first = redis.call('RPUSH', outbox .. ':entries', counted) == 1
-  if is_first then -- of a round that goes on all keys are kept (lease_nonces.lua), else each delivery keeps them
+  if is_first then -- of a round that goes on all keys are kept (lease.lua), else each delivery keeps them
     redis.call('EXPIRE', outbox, ttl)
     redis.call('EXPIRE', outbox .. ':entries', ttl)
   end

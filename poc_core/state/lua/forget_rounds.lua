@@ -1,4 +1,4 @@
--- Forgets rounds that others have followed, once their receivers have everything and their leases came back or expired: a
+-- Forgets rounds that others have followed, once their receivers have everything and none of their leases holds: a
 -- node that computes one round after the other, for hours, must not fill its Redis.
 --
 -- KEYS: 1 followed    poc:round:followed
@@ -9,12 +9,9 @@ local now = ARGV[1]
 now = tonumber(now)
 
 local function is_over(id)
-  for _, lease in ipairs(redis.call('HVALS', 'poc:round:' .. id .. ':leases')) do
-    if tonumber(string.match(lease, '[^|]*$')) >= now then
-      return false
-    end
-  end
-  return redis.call('LLEN', 'poc:outbox:' .. id .. ':entries') == 0
+  local round = 'poc:round:' .. id
+  free_lost(round)
+  return redis.call('HLEN', round .. ':leases') == 0 and redis.call('LLEN', 'poc:outbox:' .. id .. ':entries') == 0
 end
 
 local n_forgotten = 0
@@ -22,7 +19,7 @@ for _, id in ipairs(redis.call('SMEMBERS', followed)) do
   if is_over(id) then
     local round = 'poc:round:' .. id
     local gone = {round, 'poc:outbox:' .. id}
-    for _, suffix in ipairs({':leases', ':hands', ':free', ':workers', ':counted', ':excluded', ':valid'}) do
+    for _, suffix in ipairs({':leases', ':free', ':workers', ':counted', ':excluded', ':valid'}) do
       gone[#gone + 1] = round .. suffix
     end
     for age = 0, 61 do -- older ones end by themselves

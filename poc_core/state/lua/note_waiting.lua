@@ -1,19 +1,21 @@
--- Notes what a job waits for.
+-- Notes what jobs wait for whose batches a worker has or would lease.
 --
--- KEYS: 1 job     its hash; its working keys are this plus a suffix
--- ARGV: 1 what    or '' when it goes on
---       2 ttl     seconds the job is kept without progress
--- Returns 1 while the job is active and no round has its workers, else 0.
-local job = KEYS[1]
+-- KEYS: jobs      their hashes; working keys are these plus a suffix
+-- ARGV: 1 what    or '' when they go on
+--       2 ttl     seconds a job is kept without progress
+-- Returns 1 if one of them is to be computed: it is active and, where it waits, no round has its workers; else 0.
 local what, ttl = unpack(ARGV)
-local status, model = unpack(redis.call('HMGET', job, 'status', 'model'))
-if not is_active(status) or redis.call('EXISTS', 'poc:round:generating:' .. model) == 1 then
-  return 0
+local is_wanted = 0
+for _, job in ipairs(KEYS) do
+  local status, model, waiting_for = unpack(redis.call('HMGET', job, 'status', 'model', 'waiting_for'))
+  if is_active(status) and (what == '' or redis.call('EXISTS', 'poc:round:generating:' .. model) == 0) then
+    is_wanted = 1
+    if what ~= '' then
+      redis.call('HSET', job, 'waiting_for', what)
+      touch(job, ttl)
+    elseif waiting_for then
+      redis.call('HDEL', job, 'waiting_for')
+    end
+  end
 end
-if what == '' then
-  redis.call('HDEL', job, 'waiting_for')
-else
-  redis.call('HSET', job, 'waiting_for', what)
-end
-touch(job, ttl)
-return 1
+return is_wanted

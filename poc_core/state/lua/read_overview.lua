@@ -83,8 +83,7 @@ local function n_in_hand()
     return 0
   end
   for _, lease in ipairs(redis.call('HVALS', round .. ':leases')) do
-    local holder, expires = string.match(lease, '^(.*)|([^|]*)$')
-    if (tonumber(expires or '') or 0) >= tonumber(second) and redis.call('EXISTS', 'poc:worker:' .. holder) == 1 then
+    if lease_state(lease) == 'held' then
       return 1
     end
   end

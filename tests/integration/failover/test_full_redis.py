@@ -12,7 +12,12 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError
 from poc_core.records import JobStatus, Lease
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, scripts
-from tests.harness.samples import MODEL, new_job, worker_record
+from tests.harness.samples import (
+    MODEL,
+    new_job,
+    work_of,
+    worker_record,
+)
 from tests.stacks.own_redis import own_redis
 from workers.queue import broker
 from workers.queue.app import create_app
@@ -65,6 +70,7 @@ class Users:
     def __init__(self, redis: Redis, seed: int) -> None:
         self.jobs = JobStore(redis, Settings())
         self.workers = WorkerRegistry(redis, Settings())
+        self.work = work_of(self.jobs, "w1")
         self.ids: list[str] = []
         self._rng = random.Random(seed)
         self._leases: list[Lease] = []
@@ -82,34 +88,30 @@ class Users:
 
     def look_after(self) -> None:
         """As a worker's housekeeping."""
-        for found in self.jobs.survey.stuck(MODEL):
+        for found in self.work.stuck(MODEL):
             assert found.broken == []
             for job_id in found.unfinished:
                 finish_or_fail(self.jobs, job_id)
-            for job_id in found.orphaned:
-                self.jobs.orphans(job_id)
 
     def _create(self) -> None:
         job = new_job(list(range(self._rng.randint(1, 6))))
         self.ids.append(self.jobs.create(replace(job, inline=self._rng.random() < 0.2)))
 
     def _lease(self) -> None:
-        lease = self.jobs.lease(MODEL, self.jobs.name_lease("w1"))
-        if lease is not None:
-            self._leases += [lease, *self.jobs.lease_more(lease, 4)]
+        found = self.work.lease(MODEL)
+        if isinstance(found, list) and found:
+            self._leases += [*found, *self.work.lease_more(found[0], 4)]
 
     def _complete(self) -> None:
         if self._leases:
             lease = self._rng.choice(self._leases)
-            values = ["v"] * len(lease.nonces)
-            if self.jobs.complete(lease.owner_id, lease.place, values):
+            if self.work.complete(lease, ["v"] * len(lease.nonces)):
                 finish_or_fail(self.jobs, lease.owner_id)
 
     def _release(self) -> None:
         if self._leases:
             lease = self._leases.pop(self._rng.randrange(len(self._leases)))
-            lost_engine = self._rng.random() < 0.5
-            self.jobs.release(lease.owner_id, lease.place, "w1", lost_engine)
+            self.work.release(lease, lost_engine=self._rng.random() < 0.5)
 
     def _lose_a_worker(self) -> None:
         self.workers.remove("w1")
@@ -130,9 +132,9 @@ def test_whatever_is_asked_of_a_redis_that_is_full_now_and_then_every_job_ends(
     redis.config_set("maxmemory", 0)
     users.workers.remove("w1")
     users.look_after()
-    jobs = users.jobs
-    while lease := jobs.lease(MODEL, jobs.name_lease("w2")):
-        jobs.complete(lease.owner_id, lease.place, ["v"] * len(lease.nonces))
+    jobs, work = users.jobs, work_of(users.jobs, "w2")
+    while isinstance(found := work.lease(MODEL), list) and found:
+        work.complete(found[0], ["v"] * len(found[0].nonces))
     for job_id in jobs.active_jobs(MODEL):
         redis.delete(f"poc:job:{job_id}:finishing")  # whoever could not finish it
         finish_or_fail(jobs, job_id)

@@ -13,7 +13,7 @@ from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
 from poc_core.records import Lease
 from poc_core.state import JobStore
-from tests.harness.samples import K_DIM, body, lease_batch
+from tests.harness.samples import K_DIM, body, complete_batch, lease_batch
 
 GENERATE = "/api/v1/pow/generate"
 OWN = base64.b64encode(bytes(2 * K_DIM)).decode()
@@ -90,7 +90,7 @@ def validate(client: TestClient, jobs: JobStore, serve: Serve, vectors: list[Any
     job_id = answer.json()["request_id"]
     lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
-    assert jobs.complete(job_id, 0, [OWN for _ in lease.nonces])
+    assert complete_batch(jobs, job_id, 0, [OWN for _ in lease.nonces])
     assert jobs.finish(job_id)
     verdict = client.get(f"{GENERATE}/{job_id}").json()
     unreadable = {nonce for nonce in nonces if not is_readable(vectors[nonce])}

@@ -33,7 +33,14 @@ from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.receivers import Receivers
 from poc_core.state.downloads import Download
-from tests.harness.samples import Clock, lease_batch, worker_record
+from tests.harness.samples import (
+    Clock,
+    complete_batch,
+    complete_lease,
+    lease_batch,
+    lease_nonces,
+    worker_record,
+)
 from tests.peers.fake_fleet import FakeFleet
 from workers.courier.courier import Courier
 from workers.courier.poster import Poster
@@ -121,9 +128,9 @@ class Here:
         """Nonces of the round."""
         record = self.rounds.current()
         assert record is not None
-        lease = self.rounds.lease(record, "w1", n)
+        lease = lease_nonces(self.rounds, record, "w1", n)
         assert isinstance(lease, Lease)
-        self.rounds.complete(lease, "w1", [vector(nonce) for nonce in lease.nonces])
+        complete_lease(self.rounds, lease, "w1", [vector(nonce) for nonce in lease.nonces])
 
     def compute_job(self, job_id: str) -> None:
         record = self.jobs.read(job_id)
@@ -131,7 +138,7 @@ class Here:
         for index in range(record.n_batches):
             batch = lease_batch(self.jobs, job_id, index, "w1")
             assert isinstance(batch, Lease)
-            self.jobs.complete(job_id, index, [vector(nonce) for nonce in batch.nonces])
+            complete_batch(self.jobs, job_id, index, [vector(nonce) for nonce in batch.nonces])
         assert self.jobs.finish(job_id)
 
     def deliver(self) -> None:

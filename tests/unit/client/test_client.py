@@ -27,7 +27,7 @@ from proofline.client import (
     calls,
     exchange,
 )
-from tests.harness.samples import K_DIM, MODEL, lease_batch, status_answer
+from tests.harness.samples import K_DIM, MODEL, complete_batch, lease_batch, status_answer
 
 URL = "http://node"
 VECTOR = "AAAA" * (2 * K_DIM // 3)
@@ -160,8 +160,8 @@ class TestAgainstTheApi:
             while not over.wait(0.01):
                 for job_id in jobs.active_jobs(MODEL):
                     lease = lease_batch(jobs, job_id, 0, "w1")
-                    if isinstance(lease, Lease) and jobs.complete(
-                        job_id, 0, [VECTOR for _ in lease.nonces]
+                    if isinstance(lease, Lease) and complete_batch(
+                        jobs, job_id, 0, [VECTOR for _ in lease.nonces]
                     ):
                         jobs.finish(job_id)
 

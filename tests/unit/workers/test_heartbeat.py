@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError
 from poc_core.gpus import MachineGpus
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.state import WorkerRegistry
-from poc_core.state.held_leases import HeldLeases
+from poc_core.state.work import HeldLeases
 from tests.harness.samples import MODEL, worker_record
 from tests.harness.waiting import wait_until
 from workers.heartbeat import Heartbeat
@@ -48,7 +48,7 @@ def proofs(loaded: LoadedEngine) -> Proofs:
 
 @pytest.fixture
 def hand() -> HeldLeases:
-    return HeldLeases(lambda number: f"w1|0|n{number}")
+    return HeldLeases()
 
 
 @pytest.fixture
@@ -156,8 +156,8 @@ def test_an_engine_that_hangs_is_said_at_once_whatever_else_the_worker_does(
 
 def test_what_is_in_hand_is_told(start: Start, redis: Redis, hand: HeldLeases) -> None:
     heartbeat = start(NEVER)
-    hand.drop(hand.take())
-    hand.take()
+    hand.drop(hand.ask())
+    hand.ask()
     heartbeat.beat()
     assert redis.hget("poc:worker:w1", "in_hand") == b'"2:2"'
 

@@ -17,14 +17,16 @@ from redis.exceptions import RedisError
 from poc_core.records import JobStatus, Lease, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.held_leases import HeldLeases
+from poc_core.state.work import WorkStore
 from tests.harness.samples import (
     MODEL,
     Clock,
+    complete_batch,
     lease_batch,
     new_job,
     pending,
     round_config,
+    work_of,
     worker_record,
 )
 from tests.harness.waiting import wait_until
@@ -76,12 +78,8 @@ def worker() -> IdleWorker:
 
 
 @pytest.fixture
-def hand(jobs: JobStore) -> HeldLeases:
-    return hand_of("w1", jobs)
-
-
-def hand_of(worker: str, jobs: JobStore) -> HeldLeases:
-    return HeldLeases(partial(jobs.name_lease, worker))
+def store(jobs: JobStore) -> WorkStore:
+    return work_of(jobs, "w1")
 
 
 @pytest.fixture
@@ -91,9 +89,10 @@ def worker_ttl_s() -> float:
 
 @pytest.fixture
 def heartbeat(
-    jobs: JobStore, workers: WorkerRegistry, hand: HeldLeases, of_worker: Settings
+    store: WorkStore, workers: WorkerRegistry, of_worker: Settings
 ) -> Iterator[Heartbeat]:
-    beats = Heartbeat(worker_record("w1", state="starting"), workers, hand, of_worker.heartbeat_s)
+    starting = worker_record("w1", state="starting")
+    beats = Heartbeat(starting, workers, store.hand, of_worker.heartbeat_s)
     beats.start()
     yield beats
     beats.stop()
@@ -107,8 +106,7 @@ def of_worker(worker_ttl_s: float) -> Settings:
 @pytest.fixture
 def keep(
     heartbeat: Heartbeat,
-    jobs: JobStore,
-    rounds: RoundStore,
+    store: WorkStore,
     worker: IdleWorker,
     of_worker: Settings,
     keep_house: Callable[[], None],
@@ -120,7 +118,7 @@ def keep(
         idle = cast(Any, worker)
         heartbeat.ready(idle, chat_port)
         if not begun:
-            begun.append(Housekeeper(heartbeat, jobs, rounds, idle, idle, of_worker, chat_port))
+            begun.append(Housekeeper(heartbeat, store, idle, idle, of_worker, chat_port))
             begun[0].start()
         keep_house()
         heartbeat.beat()
@@ -133,7 +131,7 @@ def every_look_is_this_workers(
     monkeypatch: pytest.MonkeyPatch, keep_house: Callable[[], None], clock: Clock
 ) -> None:
     """Of several workers one in turn looks for stuck jobs, every few seconds; here is but one."""
-    monkeypatch.setattr("poc_core.state.job_survey._TURN", 0.0)
+    monkeypatch.setattr("poc_core.state.work._TURN", 0.0)
     monkeypatch.setattr(housekeeping, "Watchdog", partial(Watchdog, clock=clock))
 
 
@@ -166,7 +164,7 @@ def test_a_job_whose_last_worker_died_before_the_finish_is_finished(
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w2")
-    assert jobs.complete(job_id, 0, ["v1"])
+    assert complete_batch(jobs, job_id, 0, ["v1"])
     keep()
     record = jobs.read(job_id)
     assert record is not None
@@ -339,17 +337,15 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     workers.heartbeat(worker_record("w2"))
-    no_hash, bad_lease, bad_spec, left = (jobs.create(new_job([n])) for n in range(4))
+    no_hash, bad_spec, left = (jobs.create(new_job([n])) for n in range(3))
     redis.delete(f"poc:job:{no_hash}")
     redis.set(f"poc:job:{no_hash}", "no hash", ex=100)
-    redis.hset(f"poc:job:{bad_lease}:leases", "0", "nobody's")
     redis.hset(f"poc:job:{bad_spec}", "spec", "{")
     redis.delete(f"poc:job:{bad_spec}:todo")
     lease_batch(jobs, left, 0, "w2")
     workers.remove("w2")
     keep()
     assert pending(jobs, left) == [0]
-    assert redis.hget(f"poc:job:{bad_lease}", "status") == b"failed"
     assert redis.hget(f"poc:job:{bad_spec}", "status") == b"failed"
     keep()
     assert caplog.text.count(f"job {no_hash} cannot be looked after") == 1
@@ -361,7 +357,7 @@ def test_a_job_that_cannot_be_finished_fails_and_says_why(
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w2")
-    jobs.complete(job_id, 0, ["v1"])
+    complete_batch(jobs, job_id, 0, ["v1"])
     redis.delete(f"poc:job:{job_id}:values")
     keep()
     record = jobs.read(job_id)
@@ -372,7 +368,7 @@ def test_a_job_that_cannot_be_finished_fails_and_says_why(
 
 @pytest.mark.parametrize("worker_ttl_s", [0.05])
 def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    store: WorkStore, redis: Redis, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looking, go_on = threading.Event(), threading.Event()
 
@@ -381,7 +377,7 @@ def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
         go_on.wait(60)
         return []
 
-    monkeypatch.setattr(jobs.survey, "stuck", slices)
+    monkeypatch.setattr(store, "stuck", slices)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(keep)
         assert looking.wait(60)
@@ -393,11 +389,15 @@ def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
 
 
 def test_housekeeping_outlives_a_mistake_of_its_own(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    store: WorkStore,
+    jobs: JobStore,
+    redis: Redis,
+    keep: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job_id = jobs.create(new_job([1]))
     redis.delete(f"poc:jobs:line:{MODEL}")
-    slices, calls = jobs.survey.stuck, []
+    slices, calls = store.stuck, []
 
     def fails_once(model: str) -> Iterator[Any]:
         calls.append(model)
@@ -405,7 +405,7 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
             raise ZeroDivisionError
         return slices(model)
 
-    monkeypatch.setattr(jobs.survey, "stuck", fails_once)
+    monkeypatch.setattr(store, "stuck", fails_once)
     keep()
     keep()
     assert jobs.next_in_line(MODEL) == job_id
@@ -415,19 +415,19 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
 
 
 def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: HeldLeases
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], store: WorkStore
 ) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
-    lease = hand.take()
-    assert isinstance(lease_batch(jobs, job_id, 1, "w1", lease), Lease)
+    lease = lease_batch(jobs, job_id, 1, "w1", store)
+    assert lease is not None
     keep()
     assert pending(jobs, job_id) == [0]  # it is in hand
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
-        jobs.complete(job_id, 1, ["v3"])
-        hand.drop(lease)
+        complete_batch(jobs, job_id, 1, ["v3"])
+        store.hand.drop(lease.number)
     keep()
     assert pending(jobs, job_id) == [0, 1]
-    assert isinstance(lease_batch(jobs, job_id, 1, "w1", hand.take()), Lease)
+    assert isinstance(lease_batch(jobs, job_id, 1, "w1", store), Lease)
     record = jobs.read(job_id)
     assert record is not None
     # No loss is counted.
@@ -437,20 +437,20 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once
 def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
     jobs: JobStore, workers: WorkerRegistry, keep: Callable[..., None]
 ) -> None:
-    other = hand_of("w2", jobs)
-    workers.heartbeat(worker_record("w2"), other.summary())
+    other = work_of(jobs, "w2")
+    workers.heartbeat(worker_record("w2"), other.hand.summary())
     job_id = jobs.create(new_job([1, 2, 3]))
-    forgotten, held = other.take(), other.take()
-    lease_batch(jobs, job_id, 0, "w2", forgotten)
-    lease_batch(jobs, job_id, 1, "w2", held)
+    forgotten = lease_batch(jobs, job_id, 0, "w2", other)
+    assert forgotten is not None
+    lease_batch(jobs, job_id, 1, "w2", other)
     keep()
-    workers.heartbeat(worker_record("w2"), other.summary())
+    workers.heartbeat(worker_record("w2"), other.hand.summary())
     keep()
     assert pending(jobs, job_id) == []
-    other.drop(forgotten)
+    other.hand.drop(forgotten.number)
     keep()
     assert pending(jobs, job_id) == []  # it has not said so yet
-    workers.heartbeat(worker_record("w2"), other.summary())
+    workers.heartbeat(worker_record("w2"), other.hand.summary())
     keep()
     assert pending(jobs, job_id) == [0]
     keep()
@@ -458,11 +458,11 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
 
 
 def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], hand: HeldLeases
+    jobs: JobStore, redis: Redis, keep: Callable[..., None], store: WorkStore
 ) -> None:
     job_id = jobs.create(new_job([1]))
-    lease_batch(jobs, job_id, 0, "w1", hand.take())
-    jobs.complete(job_id, 0, ["v1"])
+    lease_batch(jobs, job_id, 0, "w1", store)
+    complete_batch(jobs, job_id, 0, ["v1"])
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         assert jobs.finish(job_id)
     keep()

@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,18 +15,21 @@ from redis.exceptions import ConnectionError
 from poc_core.errors import ProoflineError
 from poc_core.records import JobRecord, JobStatus, Lease, NewJob, ProofSpec, RoundState
 from poc_core.settings import parse_chat_policy
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.held_leases import HeldLeases
+from poc_core.state import JobStore, RoundStore, WorkerRegistry, scripts
+from poc_core.state.work import WorkStore
 from tests.harness.samples import (
     MODEL,
     REQUEST,
     SPEC,
     Clock,
+    complete_batch,
+    free_lost,
     lease_batch,
     new_job,
     pending,
     result_body,
     round_config,
+    work_of,
     worker_record,
 )
 from tests.harness.waiting import wait_until
@@ -56,17 +58,15 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def hand(jobs: JobStore) -> HeldLeases:
-    return HeldLeases(partial(jobs.name_lease, "w1"))
+def store(jobs: JobStore, rounds: RoundStore) -> WorkStore:
+    store = work_of(jobs, "w1")
+    store.jobs, store.rounds = jobs, rounds  # so that tests can replace their methods
+    return store
 
 
 @pytest.fixture
 def make_runner(
-    engine: FakeEngine,
-    jobs: JobStore,
-    rounds: RoundStore,
-    workers: WorkerRegistry,
-    hand: HeldLeases,
+    engine: FakeEngine, store: WorkStore, workers: WorkerRegistry
 ) -> Iterator[MakeRunner]:
     started: list[Proofs] = []
 
@@ -80,7 +80,7 @@ def make_runner(
             patience = starvation or Starvation()
             gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, patience, clock)
         started.append(Proofs(engine, gate))
-        return Work(started[-1], "w1", jobs, rounds, hand)
+        return Work(started[-1], store)
 
     workers.heartbeat(worker_record("w1"))
     yield make
@@ -94,10 +94,10 @@ def runner(make_runner: MakeRunner) -> Work:
 
 
 @pytest.fixture
-def validations(runner: Work, jobs: JobStore, rounds: RoundStore, hand: HeldLeases) -> Work:
+def validations(runner: Work, store: WorkStore) -> Work:
     """Of the same worker."""
     proofs = runner._proofs  # noqa: SLF001
-    return Work(proofs, "w1", jobs, rounds, hand, urgent=True)
+    return Work(proofs, store, urgent=True)
 
 
 def read(jobs: JobStore, job_id: str) -> JobRecord:
@@ -272,7 +272,7 @@ def test_a_batch_that_waits_for_chat_is_free_for_a_worker_whose_chat_is_idle(
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         assert pending(jobs, job_id) == [0]
         assert lease_batch(jobs, job_id, 0, "w2")
-        jobs.complete(job_id, 0, ["v0", "v1"])
+        complete_batch(jobs, job_id, 0, ["v0", "v1"])
         chat_ends(engine)
     assert engine.begun == []
 
@@ -418,7 +418,7 @@ def test_what_a_dead_worker_had_of_a_validation_is_taken_up(
     validations.run()
     assert read(jobs, job_id).n_done == 1  # the other worker lives
     workers.remove("w2")
-    jobs.orphans(job_id)
+    free_lost(jobs)
     validations.run()
     assert read(jobs, job_id).status is JobStatus.COMPLETED
 
@@ -585,11 +585,12 @@ def test_a_worker_whose_engine_is_lost_leases_nothing_more(
     runner: Work,
     validations: Work,
     jobs: JobStore,
+    store: WorkStore,
     engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the first failure and the process's end, on whichever thread."""
-    release = jobs.release
+    release = store.release
 
     def meanwhile(*args: Any, **named: Any) -> bool:
         waits = release(*args, **named)
@@ -599,7 +600,7 @@ def test_a_worker_whose_engine_is_lost_leases_nothing_more(
     def lose() -> None:
         raise EngineLostError("The engine does not answer.")
 
-    monkeypatch.setattr(jobs, "release", meanwhile)
+    monkeypatch.setattr(store, "release", meanwhile)
     job_id = jobs.create(new_job([0, 1]))
     urgent: list[str] = []
 
@@ -668,17 +669,17 @@ def test_an_engine_that_fails_again_and_again_is_replaced(
 
 
 def test_a_batch_that_cannot_be_stored_fails_its_job_and_no_other(
-    runner: Work, jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    runner: Work, jobs: JobStore, store: WorkStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = (jobs.create(new_job([n])) for n in range(3))
-    complete = jobs.complete
+    complete = store.complete
 
-    def spoilt(job_id: str, index: int, values: Sequence[JsonValue]) -> bool:
-        if job_id == first:
+    def spoilt(lease: Lease, values: Sequence[JsonValue]) -> bool:
+        if lease.owner_id == first:
             redis.delete(f"poc:job:{first}:nonces")
-        return complete(job_id, index, values)
+        return complete(lease, values)
 
-    monkeypatch.setattr(jobs, "complete", spoilt)
+    monkeypatch.setattr(store, "complete", spoilt)
     runner.run()
     statuses = [read(jobs, job_id).status for job_id in (first, second, third)]
     assert statuses == [JobStatus.FAILED, JobStatus.COMPLETED, JobStatus.COMPLETED]
@@ -721,43 +722,43 @@ def test_a_mistake_in_the_worker_gives_the_batches_back(
 
 
 def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
-    runner: Work, jobs: JobStore, hand: HeldLeases, monkeypatch: pytest.MonkeyPatch
+    runner: Work, jobs: JobStore, store: WorkStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
 
     def watched(step: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object) -> object:
-            told.append(hand.summary())
+            told.append(store.hand.summary())
             return step(*args)
 
         return call
 
-    monkeypatch.setattr(jobs, "lease", watched(jobs.lease))
-    monkeypatch.setattr(jobs, "complete", watched(jobs.complete))
+    monkeypatch.setattr(scripts, "together", watched(scripts.together))
+    monkeypatch.setattr(store, "complete", watched(store.complete))
     jobs.create(new_job([0, 1, 2]))
     runner.run()
     assert told[0] == "1:1"
-    completions = [one for one in told if one.partition(":")[2].startswith("1")]
-    assert len(completions) >= 3  # two batches under one lease
-    assert hand.summary().endswith(":")
+    # More is asked for, twice, and two batches are completed.
+    assert told[1:5] == ["2:1 2", "3:1 2 3", "3:1 2", "3:2"]
+    assert store.hand.summary().endswith(":")
 
 
 def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
     runner: Work,
     jobs: JobStore,
     engine: FakeEngine,
-    hand: HeldLeases,
+    store: WorkStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def away(*_args: object, **_named: object) -> bool:
         raise ConnectionError("away")
 
-    monkeypatch.setattr(jobs, "release", away)
+    monkeypatch.setattr(store, "release", away)
     engine.events[0] = break_down
     job_id = jobs.create(new_job([0, 1]))
     runner.run()
     assert pending(jobs, job_id) == []  # as Redis believes
-    assert hand.summary().endswith(":")
+    assert store.hand.summary().endswith(":")
 
 
 def test_what_redis_forgot_that_it_was_claimed_is_taken_once_all_the_same(
@@ -774,5 +775,5 @@ def test_what_redis_forgot_that_it_was_claimed_is_taken_once_all_the_same(
     engine.events[1] = forget
     runner.run()
     assert artifacts(jobs, job_id) == expected([0, 1, 2])
-    assert not jobs.complete(job_id, 0, ["x", "x"])
+    assert not complete_batch(jobs, job_id, 0, ["x", "x"])
     assert (jobs.total_processed(), jobs.queued_nonces()) == (3, 0)

@@ -1,6 +1,7 @@
 """A worker's part in a round, on an engine that a test directs."""
 
 import dataclasses
+import itertools
 import logging
 import threading
 import time
@@ -8,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import fakeredis
@@ -17,12 +17,12 @@ from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
 from poc_core.errors import ProoflineError
-from poc_core.records import Lease, Refusal, RoundRecord, RoundState
+from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state import RoundStore, WorkerRegistry, scripts
 from poc_core.state.delivery import entries
-from poc_core.state.held_leases import HeldLeases
-from tests.harness.samples import MODEL, Clock, round_config, worker_record
+from poc_core.state.work import WorkStore
+from tests.harness.samples import MODEL, Clock, lease_nonces, round_config, work_of, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
 from workers import patience
@@ -77,9 +77,9 @@ class RoundSteps:
         publish: Callable[[str], None],
         step_s: float,
     ) -> None:
-        jobs = JobStore(rounds._redis, rounds._settings)  # noqa: SLF001
-        hand = HeldLeases(partial(jobs.name_lease, worker_id))
-        self._work = Work(proofs, worker_id, jobs, rounds, hand)
+        store = work_of(rounds, worker_id)
+        store.rounds = rounds
+        self._work = Work(proofs, store)
         self._publish, self._step_s = publish, step_s
         self.leave = self._work.leaving.set
 
@@ -149,7 +149,7 @@ def under_way(runner: RoundSteps, rounds: RoundStore, record: RoundRecord) -> It
 
 
 def lease_of(rounds: RoundStore, record: RoundRecord, worker: str) -> Lease:
-    lease = rounds.lease(record, worker, 4)
+    lease = lease_nonces(rounds, record, worker, 4)
     assert isinstance(lease, Lease)
     return lease
 
@@ -270,10 +270,8 @@ def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_ne
 
     engine.events[2] = lambda: rounds.switch(record, RoundState.VALIDATING)
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "release", refuses)
-        patch.setattr(rounds, "complete", refuses)
-        with pytest.raises(ResponseError):
-            runner.step(record.round_id)
+        patch.setattr(WorkStore, "release", refuses)
+        runner.step(record.round_id)
     n_before = len(engine.begun)
     rounds.switch(record, RoundState.GENERATING)
     with under_way(runner, rounds, record):
@@ -384,79 +382,54 @@ def test_a_redis_that_is_away_in_the_middle_is_waited_for(
     assert_first(arrived(redis, record), 16)
 
 
-class Watched(RoundStore):
-    """Tells of each call of a worker, when Redis has answered it."""
-
-    def answered(self, call: str) -> None:
-        """A call of this name was answered."""
-
-    def lease(self, *given: Any) -> Lease | Refusal:
-        answer = super().lease(*given)
-        self.answered("lease")
-        return answer
-
-    def complete(self, *given: Any) -> bool:
-        answer = super().complete(*given)
-        self.answered("complete")
-        return answer
-
-    def turn(self, *given: Any) -> tuple[bool, Lease | Refusal]:
-        answer = super().turn(*given)
-        self.answered("turn")
-        return answer
-
-
-class Counted(Watched):
-    """Counts the calls by name."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.asked: Counter[str] = Counter()
-
-    def answered(self, call: str) -> None:
-        self.asked[call] += 1
-
-
 def test_values_go_to_redis_with_the_question_for_the_next_lease(
-    proofs: Proofs,
+    runner: RoundSteps,
     engine: FakeEngine,
+    rounds: RoundStore,
     redis: Redis,
-    settings: Settings,
-    clock: Clock,
     record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted = Counted(redis, settings, clock)
-    engine.events[20] = stop(counted, record)
-    RoundSteps(proofs, "w1", counted, lambda _: None, LONG_STEP_S).step(record.round_id)
+    asked: Counter[int] = Counter()
+    together = scripts.together
+
+    def counted(redis: Any, *calls: Any) -> list[Any]:
+        asked[len(calls)] += 1
+        return together(redis, *calls)
+
+    monkeypatch.setattr(scripts, "together", counted)
+    engine.events[20] = stop(rounds, record)
+    runner.step(record.round_id)
     n_batches = len(arrived(redis, record)) // 4
     assert n_batches >= 20
-    assert counted.asked["turn"] + counted.asked["complete"] == n_batches
-    assert counted.asked["lease"] + counted.asked["complete"] <= 6  # to fill the engine, at the end
+    assert asked[2] >= n_batches - 4  # the last ones come home alone
+    assert asked[1] <= 8  # to fill the engine, and at the end
 
 
-class LosesAnswers(Watched):
-    """Every third call reaches Redis, but its answer does not come back."""
-
-    calls = 0
-
-    def answered(self, call: str) -> None:
-        self.calls += 1
-        if self.calls % 3 == 0:
-            raise ConnectionError("the answer was lost")
-
-
-def test_answers_that_are_lost_on_the_way_make_neither_gaps_nor_doubles(
-    proofs: Proofs,
+def test_answers_that_are_lost_on_the_way_make_no_doubles(
+    runner: RoundSteps,
     engine: FakeEngine,
+    rounds: RoundStore,
     redis: Redis,
-    settings: Settings,
-    clock: Clock,
     record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    unsteady = LosesAnswers(redis, settings, clock)
-    engine.events[9] = stop(unsteady, record)
-    RoundSteps(proofs, "w1", unsteady, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert_first(arrived(redis, record), 36)
+    """Every third call reaches Redis, but its answer does not come back."""
+    calls = itertools.count(1)
+    together = scripts.together
+
+    def unsteady(*given: Any) -> list[Any]:
+        answers = together(*given)
+        if next(calls) % 3 == 0:
+            raise ConnectionError("the answer was lost")
+        return answers
+
+    monkeypatch.setattr(scripts, "together", unsteady)
+    engine.events[9] = stop(rounds, record)
+    runner.step(record.round_id)
+    nonces = arrived(redis, record)
+    assert len(nonces) >= 36
+    assert len(set(nonces)) == len(nonces) == processed(rounds, record)
 
 
 def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
@@ -519,7 +492,7 @@ def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
         RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert ended.value.code == ENGINE_LOST_STATUS
     assert arrived(redis, record) == list(range(8))
-    lease = rounds.lease(record, "w2", 4)
+    lease = lease_nonces(rounds, record, "w2", 4)
     assert isinstance(lease, Lease)
     assert list(lease.nonces) == [8, 9, 10, 11]
 
@@ -617,7 +590,7 @@ def test_after_an_error_of_the_worker_a_new_step_can_run(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounds, "turn", mistake)
+        patched.setattr(scripts, "together", mistake)
         with pytest.raises(ZeroDivisionError):
             runner.step(record.round_id)
     assert rounds.generating(MODEL) == record.round_id

@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,15 +12,17 @@ from redis import Redis
 from poc_core.records import JobStatus, RoundRecord, RoundState
 from poc_core.settings import parse_chat_policy
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.held_leases import HeldLeases
+from poc_core.state.work import WorkStore
 from tests.harness.samples import (
     MODEL,
     SPEC,
     Clock,
+    free_lost,
     new_job,
     pending,
     result_body,
     round_config,
+    work_of,
     worker_record,
 )
 from tests.harness.waiting import wait_until
@@ -67,17 +68,16 @@ Make = Callable[..., Turns]
 
 @pytest.fixture
 def make(
-    engine: FakeEngine, jobs: JobStore, rounds: RoundStore, workers: WorkerRegistry, queue: Queue
+    engine: FakeEngine, jobs: JobStore, workers: WorkerRegistry, queue: Queue
 ) -> Iterator[Make]:
     started: list[Proofs] = []
 
     def made(turn_s: float = 60.0, gate: ChatGate | None = None) -> Turns:
         proofs = Proofs(engine, gate)
         started.append(proofs)
-        hand = HeldLeases(partial(jobs.name_lease, "w1"))
-        stores = (jobs, rounds, hand)
-        urgent = Work(proofs, "w1", *stores, urgent=True)
-        work = Work(proofs, "w1", *stores, pass_on=queue.another)
+        store = work_of(jobs, "w1")
+        urgent = Work(proofs, store, urgent=True)
+        work = Work(proofs, store, pass_on=queue.another)
         return Turns(MODEL, work, urgent, cast(Wake, queue), turn_s)
 
     workers.heartbeat(worker_record("w1"))
@@ -175,7 +175,8 @@ def test_a_round_that_ended_between_two_turns_is_given_back_and_chat_let_in(
     assert queue.waiting == 1
     turns.take()
     assert gate.enter_chat()
-    assert redis.hlen(f"poc:round:{record.round_id}:leases") == 0
+    while redis.hlen(f"poc:round:{record.round_id}:leases"):
+        turns.take()
 
 
 def test_a_second_turn_does_nothing_alongside_the_first(
@@ -197,7 +198,7 @@ def test_a_turn_that_raises_leaves_the_way_free_for_the_next(
 ) -> None:
     job_id = jobs.create(new_job([0]))
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "lease", lambda *_: 1 / 0)
+        patch.setattr(WorkStore, "lease", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             turns.take()
     turns.take()
@@ -326,17 +327,14 @@ def test_jobs_and_a_round_of_an_earlier_release_are_computed_to_their_ends(
     assert f"of round {record.round_id}" in turns.take()
     assert engine.begun[0] == [4, 5, 6, 7]  # what a dead worker had of it
     assert jobs.next_in_line(MODEL) is None  # until somebody has looked over all jobs
-    for found in jobs.survey.stuck(MODEL):
-        assert found.broken == []
-        for job_id in found.orphaned:
-            jobs.orphans(job_id)
+    assert [found.broken for found in work_of(jobs).stuck(MODEL)] == [[]]
     turns.look()
     turns.take()
     assert status(jobs, left["validation"]) is JobStatus.COMPLETED
     assert pending(jobs, left["plain"]) == []
     assert status(jobs, left["plain"]) is JobStatus.RUNNING  # the other worker has a batch
     workers.remove("alive")
-    jobs.orphans(left["plain"])
+    free_lost(jobs)
     turns.take()
     answer = json.loads(result_body(jobs, left["plain"]) or b"")
     assert [(one["nonce"], one["vector_b64"]) for one in answer["artifacts"]] == [

@@ -20,7 +20,10 @@ from tests.harness.samples import (
     MODEL,
     Clock,
     RecordingDispatcher,
+    complete_batch,
+    complete_lease,
     lease_batch,
+    lease_nonces,
     new_job,
     round_config,
     worker_record,
@@ -133,8 +136,8 @@ def test_a_round_its_rates_and_its_steps(
     rounds.store(round_config(url="http://user:secret@receiver/poc"), RoundState.GENERATING)
     current: Any = rounds.current()
     for worker_id, n in zip(ids, (10, 40), strict=True):
-        lease: Any = rounds.lease(current, worker_id, n)
-        rounds.complete(lease, worker_id, ["AAAA"] * n)
+        lease: Any = lease_nonces(rounds, current, worker_id, n)
+        complete_lease(rounds, lease, worker_id, ["AAAA"] * n)
     clock.now += 8
     found = read(view)
     assert found["rates"] == {"here/gpu0": 1.0, "here/gpu1": 4.0}
@@ -209,7 +212,7 @@ def test_a_job_that_expired_is_not_listed(view: View, jobs: JobStore, redis: Red
 
 def finish(jobs: JobStore, job_id: str, values: list[str]) -> None:
     lease: Any = lease_batch(jobs, job_id, 0, "w1")
-    jobs.complete(job_id, lease.place, list(values))
+    complete_batch(jobs, job_id, lease.place, list(values))
     assert jobs.finish(job_id)
     record = jobs.read(job_id)
     assert record is not None

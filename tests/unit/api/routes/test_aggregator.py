@@ -9,7 +9,16 @@ from fastapi.testclient import TestClient
 
 from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from tests.harness.samples import MODEL, Clock, RecordingDispatcher, body, distance_body, round_body
+from tests.harness.samples import (
+    MODEL,
+    Clock,
+    RecordingDispatcher,
+    body,
+    complete_lease,
+    distance_body,
+    lease_nonces,
+    round_body,
+)
 
 POW = "/api/v1/inference/pow"
 
@@ -27,9 +36,9 @@ def current(rounds: RoundStore) -> RoundRecord:
 
 
 def compute(rounds: RoundStore, worker: str, places: int) -> None:
-    lease = rounds.lease(current(rounds), worker, places)
+    lease = lease_nonces(rounds, current(rounds), worker, places)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, worker, ["A" * 32] * places)
+    complete_lease(rounds, lease, worker, ["A" * 32] * places)
 
 
 @pytest.fixture

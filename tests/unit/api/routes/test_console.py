@@ -20,7 +20,7 @@ from poc_core.records import RoundState
 from poc_core.serving.deployments import ChildLog, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore
-from tests.harness.samples import Clock, lease_batch, new_job, round_config
+from tests.harness.samples import Clock, complete_batch, lease_batch, new_job, round_config
 
 EVENTS = "/api/v1/console/events"
 DEADLINE_S = 30.0
@@ -227,7 +227,7 @@ def test_a_jobs_page_has_its_workers_and_its_delivery(
     new = new_job([1, 2, 3])
     job_id = jobs.create(replace(new, request=new.request.model_copy(update={"url": URL})))
     lease_batch(jobs, job_id, 0, "here/gpu0-0a1b2c")
-    jobs.complete(job_id, 0, ["A" * 32] * 2)
+    complete_batch(jobs, job_id, 0, ["A" * 32] * 2)
     found = client.get(f"/api/v1/console/work/{job_id}").json()
     assert (found["workers"], found["n_done"], found["n_batches"]) == ({"here/gpu0": 2}, 2, 2)
     assert (found["url"], found["delivery"]["waiting"]) == ("http://***@receiver:9000/poc", 0)
@@ -236,7 +236,7 @@ def test_a_jobs_page_has_its_workers_and_its_delivery(
 def test_a_validations_page_has_the_distances(client: TestClient, jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2], claimed={1: "A" * 32, 2: "A" * 32}))
     lease_batch(jobs, job_id, 0, "w1")
-    jobs.complete(job_id, 0, ["A" * 32] * 2)
+    complete_batch(jobs, job_id, 0, ["A" * 32] * 2)
     assert jobs.finish(job_id)
     verdict = client.get(f"/api/v1/console/work/{job_id}").json()["verdict"]
     assert verdict["distances"]["histogram"] == [[0.0001, 2]]

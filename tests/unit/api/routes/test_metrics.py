@@ -13,7 +13,17 @@ from poc_core.records import Lease, RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
-from tests.harness.samples import MODEL, Clock, lease_batch, new_job, round_config, worker_record
+from tests.harness.samples import (
+    MODEL,
+    Clock,
+    complete_batch,
+    complete_lease,
+    lease_batch,
+    lease_nonces,
+    new_job,
+    round_config,
+    worker_record,
+)
 from tests.harness.stored import outbox_status
 from workers.chat_gate import GateStats
 from workers.engines.validations import Validations
@@ -67,9 +77,9 @@ def test_jobs_by_status(client: TestClient, jobs: JobStore, workers: WorkerRegis
     done = jobs.create(new_job([7]))
     for job_id in (waiting, running, done):
         lease_batch(jobs, job_id, 0, "w1")
-    jobs.note_waiting(waiting, "chat")
-    jobs.note_waiting(queued, "chat")
-    jobs.complete(done, 0, ["v7"])
+    jobs.note_waiting([waiting], "chat")
+    jobs.note_waiting([queued], "chat")
+    complete_batch(jobs, done, 0, ["v7"])
     jobs.finish(done)
     scraped = Scraped(client)
     assert scraped("jobs", status="queued") == 1
@@ -89,9 +99,9 @@ def round_id(rounds: RoundStore, workers: WorkerRegistry, clock: Clock) -> str:
     assert record is not None
     values: list[tuple[str, list[Any]]] = [("w1", ["a", "b", "c", "d"]), ("w2", ["e", None])]
     for worker_id, computed in values:
-        lease = rounds.lease(record, worker_id, len(computed))
+        lease = lease_nonces(rounds, record, worker_id, len(computed))
         assert isinstance(lease, Lease)
-        rounds.complete(lease, worker_id, computed)
+        complete_lease(rounds, lease, worker_id, computed)
     clock.now += 2
     return round_id
 
@@ -165,7 +175,7 @@ def test_validations_and_those_that_found_fraud(client: TestClient, jobs: JobSto
     for claimed in ("AAAA" * 8, "AAAA" * 8, "forged"):
         job_id = jobs.create(new_job([0], claimed={0: claimed}))
         lease_batch(jobs, job_id, 0, "w1")
-        jobs.complete(job_id, 0, ["AAAA" * 8])
+        complete_batch(jobs, job_id, 0, ["AAAA" * 8])
         jobs.finish(job_id)
         jobs.finish(job_id)  # twice counts once
     scraped = Scraped(client)

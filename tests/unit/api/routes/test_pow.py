@@ -18,7 +18,15 @@ from poc_core.records import JobKind, JobRecord, Lease
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, keys
-from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, lease_batch, round_body
+from tests.harness.samples import (
+    K_DIM,
+    MODEL,
+    RecordingDispatcher,
+    body,
+    complete_batch,
+    lease_batch,
+    round_body,
+)
 from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("a_worker")
@@ -43,7 +51,7 @@ def record_of(jobs: JobStore, job_id: str) -> JobRecord:
 def compute(jobs: JobStore, job_id: str, index: int) -> None:
     lease = lease_batch(jobs, job_id, index, "w1")
     assert isinstance(lease, Lease)
-    if jobs.complete(job_id, index, [VECTOR for _ in lease.nonces]):
+    if complete_batch(jobs, job_id, index, [VECTOR for _ in lease.nonces]):
         jobs.finish(job_id)
 
 
@@ -299,7 +307,7 @@ def test_waiting_for_a_verdict_that_too_few_values_allow_is_503(
 ) -> None:
     def exclude_all(job_id: str) -> None:
         lease_batch(jobs, job_id, 0, "w1")
-        jobs.complete(job_id, 0, [None] * n)
+        complete_batch(jobs, job_id, 0, [None] * n)
         jobs.finish(job_id)
 
     Worker(jobs, exclude_all).start()

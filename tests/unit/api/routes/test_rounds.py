@@ -25,8 +25,11 @@ from tests.harness.samples import (
     Clock,
     RecordingDispatcher,
     body,
+    complete_batch,
+    complete_lease,
     distance_body,
     lease_batch,
+    lease_nonces,
     round_body,
 )
 
@@ -55,9 +58,9 @@ def start(
 def compute(
     rounds: RoundStore, places: int = 4, worker: str = "w1", values: list[Any] | None = None
 ) -> None:
-    lease = rounds.lease(current(rounds), worker, places)
+    lease = lease_nonces(rounds, current(rounds), worker, places)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, worker, values or ["A" * 32] * places)
+    complete_lease(rounds, lease, worker, values or ["A" * 32] * places)
 
 
 def status(client: TestClient) -> dict[str, Any]:
@@ -893,7 +896,7 @@ def a_stop_after_1_s(
         (job_id,) = jobs.active_jobs(MODEL)
         lease = lease_batch(jobs, job_id, 0, "w1")
         assert isinstance(lease, Lease)
-        jobs.complete(job_id, 0, ["A" * 32 for _ in lease.nonces])
+        complete_batch(jobs, job_id, 0, ["A" * 32 for _ in lease.nonces])
         jobs.finish(job_id)
 
     thread = threading.Thread(target=end_then_compute, daemon=True)

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from poc_core.records import Lease
 from poc_core.state import JobStore
-from tests.harness.samples import MODEL, distance_body, lease_batch, round_body
+from tests.harness.samples import MODEL, complete_batch, distance_body, lease_batch, round_body
 from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("a_worker")
@@ -65,7 +65,7 @@ def test_a_batch_is_judged_by_the_rounds_r_target(
         (job_id,) = jobs.active_jobs(MODEL)
         lease = lease_batch(jobs, job_id, 0, "w1")
         assert isinstance(lease, Lease)
-        if jobs.complete(job_id, 0, [1.0, 1.9]):
+        if complete_batch(jobs, job_id, 0, [1.0, 1.9]):
             jobs.finish(job_id)
 
     sent = distance_body(r_target=1.4)

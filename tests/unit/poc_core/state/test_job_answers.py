@@ -12,7 +12,15 @@ from poc_core.records import JobStatus, NewJob
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
 from poc_core.state import JobStore
-from tests.harness.samples import K_DIM, MODEL, REQUEST, SPEC, lease_batch, result_body
+from tests.harness.samples import (
+    K_DIM,
+    MODEL,
+    REQUEST,
+    SPEC,
+    complete_batch,
+    lease_batch,
+    result_body,
+)
 
 pytestmark = pytest.mark.usefixtures("a_worker")
 
@@ -29,7 +37,7 @@ def computed_validation(
         NewJob(MODEL, SPEC, request, nonces, len(nonces), dict(zip(nonces, claimed, strict=True)))
     )
     lease_batch(jobs, job_id, 0, "w1")
-    jobs.complete(job_id, 0, computed)
+    complete_batch(jobs, job_id, 0, computed)
     return job_id
 
 

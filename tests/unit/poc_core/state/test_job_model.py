@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import partial
 
 import fakeredis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poc_core.records import JobStatus, Lease, NewJob
+from poc_core.records import JobStatus, Lease, NewJob, Refusal
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, keys
-from poc_core.state.held_leases import HeldLeases
-from poc_core.state.jobs import MAX_LOSSES
+from poc_core.state.work import MAX_LOSSES, WorkStore
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, pending, result_body, worker_record
 
@@ -35,17 +33,16 @@ class Named:
     """What a lease's name says."""
 
     worker: str
-    since: int
     number: int
 
 
 @dataclass
 class Worker:
-    """Its hand, and what its last heartbeat told of it."""
+    """Its store, and what its last heartbeat told of its leases."""
 
-    hand: HeldLeases
-    taken: list[str] = field(default_factory=list)
-    held: set[int] = field(default_factory=set)
+    store: WorkStore
+    n_asked: int = 0
+    held: dict[int, int] = field(default_factory=dict)  # leases by number
     n_told: int = 0
     told: set[int] = field(default_factory=set)
 
@@ -94,7 +91,6 @@ class InHand:
     """What a worker was granted, however long ago."""
 
     worker: str
-    name: str
     lease: Lease
 
 
@@ -115,6 +111,7 @@ class JobMachine(RuleBasedStateMachine):
         self.jobs: dict[str, Job] = {}
         self.in_hand: list[InHand] = []
         self.alive: dict[str, Worker] = {}
+        self.stores: dict[str, WorkStore] = {}  # also of the dead
         self.n_workers = 0
         self.start_worker()
 
@@ -168,13 +165,14 @@ class JobMachine(RuleBasedStateMachine):
     def start_worker(self) -> None:
         self.n_workers += 1
         name = f"w{self.n_workers}"
-        self.alive[name] = Worker(HeldLeases(partial(self.store.name_lease, name)))
+        self.stores[name] = WorkStore(self.redis, self.settings, name, self.clock)
+        self.alive[name] = Worker(self.stores[name])
         self.beat(name)
 
     def beat(self, name: str) -> None:
         worker = self.alive[name]
-        worker.n_told, worker.told = len(worker.taken), set(worker.held)
-        self.registry.heartbeat(worker_record(name), worker.hand.summary())
+        worker.n_told, worker.told = worker.n_asked, set(worker.held)
+        self.registry.heartbeat(worker_record(name), worker.store.hand.summary())
 
     def a_worker(self, pick: int) -> str:
         return list(self.alive)[pick % len(self.alive)]
@@ -202,41 +200,46 @@ class JobMachine(RuleBasedStateMachine):
     @rule(worker=PICK, room=st.sampled_from([0, 0, 2, 9]), then=AFTER_LEASE)
     def lease(self, worker: int, room: int, then: str) -> None:
         worker_id = self.a_worker(worker)
-        name = self.alive[worker_id].hand.take()
-        self.alive[worker_id].taken.append(name)
-        number = len(self.alive[worker_id].taken)
-        self.alive[worker_id].held.add(number)
-        named = Named(worker_id, int(self.clock.now), number)
+        asks = self.alive[worker_id]
+        asks.n_asked += 1
+        named = Named(worker_id, asks.n_asked)
+        a_round_generates = self.a_round_generates
         expected = self.expected_next(named)
-        found = self.store.lease(MODEL, name)
+        found = asks.store.lease(MODEL)
         if expected is None:
-            assert found is None
+            assert found == (Refusal.ROUND if a_round_generates else [])
             return
         job_id, index = expected
         job = self.jobs[job_id]
-        assert found is not None
-        assert (found.owner_id, found.place, found.spec) == (job_id, index, job.new.spec)
-        assert (found.nonces, found.alone) == (job.new.batch(index), index in job.lost)
-        more = self.expected_more(found, named, room)
-        granted = self.store.lease_more(found, room)
+        assert isinstance(found, list)
+        (first,) = found
+        assert (first.owner_id, first.place, first.spec) == (job_id, index, job.new.spec)
+        assert (first.nonces, first.alone) == (job.new.batch(index), index in job.lost)
+        asks.held[first.number] = 1
+        if room > 0 and not first.alone:
+            asks.n_asked += 1
+        more = self.expected_more(first, Named(worker_id, asks.n_asked), room)
+        granted = asks.store.lease_more(first, room)
         assert [(lease.owner_id, lease.place) for lease in granted] == more
         for lease in granted:
             assert lease.nonces == self.jobs[lease.owner_id].new.batch(lease.place)
-        self.in_hand += [InHand(worker_id, name, lease) for lease in (found, *granted)]
+            asks.held[lease.number] = asks.held.get(lease.number, 0) + 1
+        self.in_hand += [InHand(worker_id, lease) for lease in (first, *granted)]
         if then == "complete":
-            self.complete(self.in_hand.index(InHand(worker_id, name, found)), keeps=True)
+            self.complete(self.in_hand.index(InHand(worker_id, first)), keeps=True)
 
     @precondition(lambda self: self.in_hand)
     @rule(pick=PICK, keeps=st.booleans())
     def complete(self, pick: int, keeps: bool) -> None:
         """Also by a worker that was taken for dead, that died since, or that does it twice."""
-        lease = self.hand(pick, keeps).lease
+        held = self.hand(pick, keeps)
+        lease = held.lease
         job = self.jobs[lease.owner_id]
         if job.is_active and lease.place in job.todo:
             job.todo.discard(lease.place)
             job.leases.pop(lease.place, None)
             job.lost.pop(lease.place, None)
-        is_last = self.store.complete(lease.owner_id, lease.place, values_of(lease))
+        is_last = self.stores[held.worker].complete(lease, values_of(lease))
         assert is_last == (job.is_active and not job.todo)
 
     @precondition(lambda self: self.in_hand)
@@ -248,8 +251,7 @@ class JobMachine(RuleBasedStateMachine):
         if expected:
             job.end_lease(index)
             expected = not (lost_engine and job.lose(index, held.worker))
-        found = self.store.release(held.lease.owner_id, index, held.worker, lost_engine)
-        assert found == expected
+        assert self.stores[held.worker].release(held.lease, lost_engine) == expected
 
     @rule(pick=PICK, beats=st.booleans())
     def forget(self, pick: int, beats: bool) -> None:
@@ -265,9 +267,8 @@ class JobMachine(RuleBasedStateMachine):
         if leases:
             lease = leases[pick % len(leases)]
             worker = self.alive[lease.worker]
-            if lease.number in worker.held:
-                worker.held.discard(lease.number)
-                worker.hand.drop(worker.taken[lease.number - 1])
+            for _ in range(worker.held.pop(lease.number, 0)):
+                worker.store.hand.drop(lease.number)
             if beats:
                 self.beat(lease.worker)
 
@@ -284,33 +285,22 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule()
     def reap(self) -> None:
-        self.check_survey()
+        dropped, freed = [], 0
         for job_id, job in self.jobs.items():
-            freed = []
-            for index, lease in list(job.leases.items()) if job.is_active else []:
-                if self.holds(lease):
-                    continue
-                job.end_lease(index)
-                freed.append(index)
-                if lease.worker not in self.alive and job.lose(index, lease.worker):
-                    freed.clear()
-                    break
-            assert self.store.orphans(job_id) == sorted(freed)
-        assert self.store.recount() == self.store.queued_nonces()
-
-    def check_survey(self) -> None:
-        slices = list(self.store.survey.stuck(MODEL))
+            for index, lease in list(job.leases.items()) if job.is_active and job.todo else []:
+                if not self.holds(lease):
+                    job.end_lease(index)
+                    freed += 1
+                    if lease.worker not in self.alive:
+                        job.lost.setdefault(index, set()).add(lease.worker)
+            if job.is_active and any(len(lost) >= MAX_LOSSES for lost in job.lost.values()):
+                job.status = JobStatus.FAILED
+                dropped.append(job_id)
+        (found,) = self.stores["w1"].stuck(MODEL)
         active = {job_id: job for job_id, job in self.jobs.items() if job.is_active}
-        assert [job_id for one in slices for job_id in one.unfinished] == [
-            i for i, job in active.items() if not job.todo
-        ]
-        orphaned = [
-            job_id
-            for job_id, job in active.items()
-            if not all(map(self.holds, job.leases.values()))
-        ]
-        assert [job_id for one in slices for job_id in one.orphaned] == orphaned
-        assert [(one.n_dropped, one.broken) for one in slices] == [(0, [])]
+        assert found.unfinished == [i for i, job in active.items() if not job.todo]
+        assert (found.n_dropped, found.n_freed, found.broken) == (len(dropped), freed, [])
+        assert self.store.recount() == self.store.queued_nonces()
 
     # What always holds.
 
@@ -335,13 +325,15 @@ class JobMachine(RuleBasedStateMachine):
         answer is right.
         """
         self.redis.delete(keys.generating(MODEL))
-        self.start_worker()
-        self.clock.now += 200
+        for name in list(self.alive):
+            del self.alive[name]
+            self.registry.remove(name)
         self.reap()
-        name = list(self.alive)[-1]
-        while lease := self.store.lease(MODEL, self.store.name_lease(name)):
-            self.store.complete(lease.owner_id, lease.place, values_of(lease))
-            self.jobs[lease.owner_id].todo.discard(lease.place)
+        self.start_worker()
+        store = list(self.alive.values())[-1].store
+        while isinstance(found := store.lease(MODEL), list) and found:
+            store.complete(found[0], values_of(found[0]))
+            self.jobs[found[0].owner_id].todo.discard(found[0].place)
         for job_id, job in self.jobs.items():
             if job.is_active:
                 assert self.store.finish(job_id)
@@ -376,11 +368,9 @@ class JobMachine(RuleBasedStateMachine):
         return self.in_hand[index] if keeps else self.in_hand.pop(index)
 
     def holds(self, lease: Named) -> bool:
-        """Its worker lives and did not tell that it has forgotten it, and it is not too old."""
+        """Its worker lives and did not tell that it has forgotten it."""
         worker = self.alive.get(lease.worker)
-        if worker is None or (lease.number <= worker.n_told and lease.number not in worker.told):
-            return False
-        return lease.since >= int(self.clock.now) - self.settings.visibility_timeout_s
+        return worker is not None and (lease.number > worker.n_told or lease.number in worker.told)
 
     @property
     def a_round_generates(self) -> bool:

@@ -12,7 +12,15 @@ from redis.exceptions import ConnectionError
 from poc_core.records import JobStatus, Lease, NewJob
 from poc_core.state import JobStore, Outbox
 from poc_core.state import jobs as jobs_module
-from tests.harness.samples import MODEL, REQUEST, SPEC, lease_batch, new_job, result_body
+from tests.harness.samples import (
+    MODEL,
+    REQUEST,
+    SPEC,
+    complete_batch,
+    lease_batch,
+    new_job,
+    result_body,
+)
 from tests.harness.stored import outbox_status
 from workers.work import finish_or_fail
 
@@ -41,7 +49,7 @@ def done(
             if values is None
             else values[2 * index : 2 * index + 2]
         )
-        jobs.complete(job_id, index, given)
+        complete_batch(jobs, job_id, index, given)
     return job_id
 
 
@@ -160,7 +168,7 @@ def test_the_lock_of_a_finish_is_short_whatever_else_touches_the_job(
 ) -> None:
     job_id = done(jobs, [1, 2])
     redis.set(f"poc:job:{job_id}:finishing", "another", ex=10)
-    assert jobs.note_waiting(job_id, "")
+    assert jobs.note_waiting([job_id], "")
     assert 0 < int(redis.ttl(f"poc:job:{job_id}:finishing")) <= 10
 
 
@@ -234,7 +242,7 @@ def test_a_large_verdict_is_kept_in_pieces_too(jobs: JobStore) -> None:
     claimed = dict.fromkeys(nonces, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
     job_id = jobs.create(new_job(nonces, batch_size=40, claimed=claimed))
     lease_batch(jobs, job_id, 0, "w1")
-    jobs.complete(job_id, 0, ["ADwAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] * 40)
+    complete_batch(jobs, job_id, 0, ["ADwAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] * 40)
     assert jobs.finish(job_id)
     answer = jobs.result(job_id)
     assert answer is not None

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,23 +11,26 @@ from redis import Redis
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import AnswerTooLargeError, QueueFullError
 from poc_core.queues import model_queue
-from poc_core.records import JobStatus, Lease, NewJob, RoundState
+from poc_core.records import JobStatus, Lease, NewJob, Refusal, RoundState
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.held_leases import HeldLeases
-from poc_core.state.jobs import MAX_LOSSES
 from poc_core.state.overview import Overviews
+from poc_core.state.work import MAX_LOSSES
 from tests.harness.samples import (
     MODEL,
     REQUEST,
     SPEC,
     Clock,
+    complete_batch,
+    free_lost,
     lease_batch,
     new_job,
     pending,
+    release_batch,
     result_body,
     round_config,
+    work_of,
     worker_record,
 )
 
@@ -40,7 +42,7 @@ Serve = Callable[..., Any]
 def compute(jobs: JobStore, job_id: str, index: int, worker: str = "w1") -> bool:
     lease = lease_batch(jobs, job_id, index, worker)
     assert isinstance(lease, Lease)
-    return jobs.complete(job_id, index, [f"v{nonce}" for nonce in lease.nonces])
+    return complete_batch(jobs, job_id, index, [f"v{nonce}" for nonce in lease.nonces])
 
 
 def result(jobs: JobStore, job_id: str) -> dict[str, Any]:
@@ -93,8 +95,8 @@ def test_a_batch_is_held_while_its_worker_lives(jobs: JobStore, serve: Serve) ->
     serve("w2")
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1")
-    assert jobs.lease(MODEL, jobs.name_lease("w2")) is None
-    assert jobs.lease(MODEL, jobs.name_lease("w1")) is None
+    assert lease_next(jobs, worker="w2") == []
+    assert lease_next(jobs) == []
 
 
 def test_a_dead_workers_batch_goes_to_the_next_that_asks(
@@ -104,27 +106,15 @@ def test_a_dead_workers_batch_goes_to_the_next_that_asks(
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1")
     workers.remove("w1")
-    assert jobs.orphans(job_id) == [0]
-    assert jobs.lease(MODEL, jobs.name_lease("w2")) is not None
-
-
-def test_a_lease_that_its_live_worker_forgot_ends_by_age(
-    jobs: JobStore, settings: Any, clock: Clock
-) -> None:
-    job_id = jobs.create(new_job([1]))
-    lease_batch(jobs, job_id, 0, "w1")
-    clock.now += settings.visibility_timeout_s
-    assert jobs.orphans(job_id) == []
-    clock.now += 1
-    assert jobs.orphans(job_id) == [0]
-    assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
+    assert free_lost(jobs) == 1
+    assert lease_next(jobs, worker="w2") != []
 
 
 def test_what_is_done_or_ended_is_not_leased(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     compute(jobs, job_id, 0)
     jobs.cancel(job_id)
-    assert jobs.lease(MODEL, jobs.name_lease("w1")) is None
+    assert lease_next(jobs) == []
     assert jobs.next_in_line(MODEL) is None
 
 
@@ -135,7 +125,7 @@ def test_while_a_round_generates_its_models_batches_wait(
     record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert record is not None
     assert lease_batch(jobs, job_id, 0, "w1") is None
-    assert not jobs.note_waiting(job_id, "chat")
+    assert not jobs.note_waiting([job_id], "chat")
     assert isinstance(lease_batch(jobs, other, 0, "w2"), Lease)
     rounds.switch(record, RoundState.VALIDATING)
     assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
@@ -176,7 +166,7 @@ def test_the_result_of_a_large_job_is_read_in_pieces(
 def test_values_may_hold_commas_and_line_ends(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
     lease_batch(jobs, job_id, 0, "w1")
-    jobs.complete(job_id, 0, ["a,b", "c\nd"])
+    complete_batch(jobs, job_id, 0, ["a,b", "c\nd"])
     assert jobs.finish(job_id)
     assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == [
         "a,b",
@@ -187,7 +177,7 @@ def test_values_may_hold_commas_and_line_ends(jobs: JobStore) -> None:
 def test_completing_a_batch_twice_changes_nothing(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     compute(jobs, job_id, 0)
-    assert not jobs.complete(job_id, 0, ["other", "values"])
+    assert not complete_batch(jobs, job_id, 0, ["other", "values"])
     record = jobs.read(job_id)
     assert record is not None
     assert (record.n_done, jobs.queued_nonces(), jobs.total_processed()) == (2, 1, 2)
@@ -203,7 +193,7 @@ def test_completing_a_batch_twice_changes_nothing(jobs: JobStore) -> None:
 def test_a_repeated_last_completion_still_asks_for_the_finish(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1]))
     compute(jobs, job_id, 0)
-    assert jobs.complete(job_id, 0, ["v1"])
+    assert complete_batch(jobs, job_id, 0, ["v1"])
 
 
 def test_values_that_do_not_match_the_batch_are_refused(jobs: JobStore) -> None:
@@ -211,7 +201,7 @@ def test_values_that_do_not_match_the_batch_are_refused(jobs: JobStore) -> None:
     lease_batch(jobs, job_id, 0, "w1")
     for values in (["one"], ["one", "two", "three"]):
         with pytest.raises(Exception, match="another number of nonces"):
-            jobs.complete(job_id, 0, list(values))
+            complete_batch(jobs, job_id, 0, list(values))
     assert pending(jobs, job_id) == []
 
 
@@ -243,7 +233,7 @@ def test_a_job_that_was_cancelled_during_its_finish_stays_cancelled(
 def test_excluded_nonces_are_left_out_and_listed(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
     lease_batch(jobs, job_id, 0, "w1")
-    jobs.complete(job_id, 0, [None, "v2"])
+    complete_batch(jobs, job_id, 0, [None, "v2"])
     jobs.finish(job_id)
     answer = result(jobs, job_id)
     assert answer["excluded_nonces"] == [1]
@@ -269,7 +259,7 @@ def test_every_key_has_a_ttl_at_every_step(jobs: JobStore, redis: Redis) -> None
     assert_all_expire()
     lease_batch(jobs, job_id, 0, "w1")
     assert_all_expire()
-    jobs.release(job_id, 0, "w1", lost_engine=True)
+    release_batch(jobs, job_id, 0, "w1", lost_engine=True)
     assert_all_expire()
     compute(jobs, job_id, 1)
     assert_all_expire()
@@ -358,7 +348,7 @@ def test_what_is_completed_after_the_end_is_dropped(jobs: JobStore, redis: Redis
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1")
     jobs.cancel(job_id)
-    assert not jobs.complete(job_id, 0, ["late"])
+    assert not complete_batch(jobs, job_id, 0, ["late"])
     assert jobs.total_processed() == 0
     assert not redis.exists(f"poc:job:{job_id}:values")
 
@@ -386,7 +376,7 @@ def test_stop_cancels_queued_jobs_of_all_models_but_none_that_is_under_way_waite
 def test_stop_leaves_no_messages_of_stopped_jobs(
     jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poc_core.state.jobs._CANCEL_CHUNK", 10)
+    monkeypatch.setattr("poc_core.state.jobs._CHUNK", 10)
     for nonce in range(35):
         redis.rpush(model_queue(MODEL), jobs.create(new_job([nonce])))
     redis.rpush(model_queue("other"), "of nobody's job")
@@ -398,7 +388,7 @@ def test_stop_leaves_no_messages_of_stopped_jobs(
 def test_stop_finds_all_that_are_queued_among_those_that_stay(
     jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poc_core.state.jobs._CANCEL_CHUNK", 4)
+    monkeypatch.setattr("poc_core.state.jobs._CHUNK", 4)
     waited_for = [
         jobs.create(replace(new_job([nonce]), inline=nonce % 3 == 0)) for nonce in range(24)
     ][::3]
@@ -431,7 +421,7 @@ def test_a_released_batch_waits_again(jobs: JobStore, serve: Serve) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     lease_batch(jobs, job_id, 0, "w1")
     assert pending(jobs, job_id) == [1]
-    assert jobs.release(job_id, 0, "w1")
+    assert release_batch(jobs, job_id, 0, "w1")
     assert pending(jobs, job_id) == [0, 1]
     assert isinstance(lease_batch(jobs, job_id, 0, "w2"), Lease)
 
@@ -439,7 +429,7 @@ def test_a_released_batch_waits_again(jobs: JobStore, serve: Serve) -> None:
 def test_only_the_holder_can_release(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1")
-    assert not jobs.release(job_id, 0, "w2")
+    assert not release_batch(jobs, job_id, 0, "w2")
     assert pending(jobs, job_id) == []
 
 
@@ -448,9 +438,9 @@ def test_a_batch_that_loses_three_engines_fails_its_job(jobs: JobStore) -> None:
     for worker in ("w1", "w11"):
         for _ in range(MAX_LOSSES):  # a worker counts once, however often it tries
             lease_batch(jobs, job_id, 1, worker)
-            assert jobs.release(job_id, 1, worker, lost_engine=True)
+            assert release_batch(jobs, job_id, 1, worker, lost_engine=True)
     lease_batch(jobs, job_id, 1, "1")
-    assert not jobs.release(job_id, 1, "1", lost_engine=True)
+    assert not release_batch(jobs, job_id, 1, "1", lost_engine=True)
     record = jobs.read(job_id)
     assert record is not None
     assert record.status is JobStatus.FAILED
@@ -462,7 +452,7 @@ def test_releasing_without_a_lost_engine_never_fails_a_job(jobs: JobStore) -> No
     job_id = jobs.create(new_job([1]))
     for _ in range(2 * MAX_LOSSES):
         lease_batch(jobs, job_id, 0, "w1")
-        assert jobs.release(job_id, 0, "w1")
+        assert release_batch(jobs, job_id, 0, "w1")
 
 
 # The line.
@@ -472,9 +462,11 @@ def lease_next(
     jobs: JobStore, room: int = 0, worker: str = "w1", only_validations: bool = False
 ) -> list[Lease]:
     """What a worker gets that has room for further nonces beside the next batch."""
-    name = jobs.name_lease(worker)
-    lease = jobs.lease(MODEL, name, only_validations)
-    return [] if lease is None else [lease, *jobs.lease_more(lease, room)]
+    work = work_of(jobs, worker)
+    found = work.lease(MODEL, only_validations)
+    if isinstance(found, Refusal):
+        return []
+    return [*found, *(more for lease in found for more in work.lease_more(lease, room))]
 
 
 def places(leases: list[Lease]) -> list[tuple[str, int]]:
@@ -515,10 +507,10 @@ def test_what_came_back_is_leased_before_what_was_never_leased(
     job_id = jobs.create(new_job(list(range(12))))
     for worker in ("w1", "w2", "w1"):
         lease_next(jobs, worker=worker)
-    jobs.release(job_id, 2, "w1")
+    release_batch(jobs, job_id, 2, "w1")
     workers.remove("w2")
     assert places(lease_next(jobs)) == [(job_id, 2)]
-    jobs.orphans(job_id)
+    free_lost(jobs)
     assert places(lease_next(jobs, room=2)) == [(job_id, 1)]  # alone: it cost a worker
     assert places(lease_next(jobs, room=100)) == [(job_id, index) for index in (3, 4, 5)]
 
@@ -526,26 +518,25 @@ def test_what_came_back_is_leased_before_what_was_never_leased(
 def test_what_was_done_after_it_had_come_back_is_not_leased_again(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3]))
     lease_next(jobs)
-    jobs.release(job_id, 0, "w1")
-    jobs.complete(job_id, 0, ["v0", "v1"])
+    release_batch(jobs, job_id, 0, "w1")
+    complete_batch(jobs, job_id, 0, ["v0", "v1"])
     assert places(lease_next(jobs, room=100)) == [(job_id, 1)]
 
 
 def test_a_batch_that_engines_were_lost_on_is_computed_alone(jobs: JobStore, clock: Clock) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3, 4, 5, 6]))
     lease_next(jobs, room=2)
-    jobs.release(job_id, 1, "w1", lost_engine=True)
+    release_batch(jobs, job_id, 1, "w1", lost_engine=True)
     clock.now += 1
     other = jobs.create(new_job([7]))
     assert places(lease_next(jobs, room=100)) == [(job_id, 1)]
-    jobs.release(job_id, 1, "w1")
-    lease = jobs.lease(MODEL, jobs.name_lease("w2"))
-    assert lease is not None
+    release_batch(jobs, job_id, 1, "w1")
+    (lease,) = lease_next(jobs, worker="w2")
     assert (lease.place, lease.alone) == (1, True)
-    jobs.release(job_id, 1, "w2", lost_engine=True)
+    release_batch(jobs, job_id, 1, "w2", lost_engine=True)
     first = lease_batch(jobs, other, 0, "w1")
     assert first is not None
-    assert jobs.lease_more(first, 100) == []  # nor is it taken along
+    assert work_of(jobs).lease_more(first, 100) == []  # nor is it taken along
 
 
 def test_room_that_a_job_leaves_goes_to_later_jobs_of_the_same_spec(
@@ -608,7 +599,7 @@ def test_a_job_of_an_earlier_release_joins_the_line(
     redis.hdel(f"poc:job:{job_id}", "next")
     redis.zadd(f"poc:jobs:validations:{MODEL}", {job_id: 1})
     assert lease_next(jobs) == []
-    assert [one.broken for one in jobs.survey.stuck(MODEL)] == [[]]
+    assert [one.broken for one in work_of(jobs).stuck(MODEL)] == [[]]
     assert places(lease_next(jobs, room=100)) == [(job_id, 0), (job_id, 2), (job_id, 4)]
     assert redis.ttl(f"poc:jobs:line:{MODEL}") != -1
 
@@ -619,7 +610,7 @@ def test_a_batch_that_an_earlier_release_gave_back_is_found(jobs: JobStore, redi
     lease_next(jobs, room=100)
     redis.hdel(f"poc:job:{job_id}:leases", "0")
     assert lease_next(jobs) == []
-    list(jobs.survey.stuck(MODEL))
+    list(work_of(jobs).stuck(MODEL))
     assert places(lease_next(jobs, room=100)) == [(job_id, 0)]
 
 
@@ -642,11 +633,10 @@ def test_while_a_round_has_the_workers_nothing_more_is_had(
     jobs: JobStore, rounds: RoundStore
 ) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3]))
-    name = jobs.name_lease("w1")
-    lease = lease_batch(jobs, job_id, 0, "w1", name)
+    lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
     rounds.store(round_config(), RoundState.GENERATING)
-    assert jobs.lease_more(lease, 100) == []
+    assert work_of(jobs).lease_more(lease, 100) == []
 
 
 def test_batches_beside_keep_the_job_from_expiring(
@@ -660,13 +650,13 @@ def test_batches_beside_keep_the_job_from_expiring(
     assert redis.ttl(f"poc:job:{other}:leases") == settings.job_ttl_sec
 
 
-def test_any_active_tells_whether_one_of_the_jobs_is_still_wanted(jobs: JobStore) -> None:
+def test_work_is_wanted_while_one_of_its_jobs_is_active(jobs: JobStore) -> None:
     queued, cancelled = jobs.create(new_job([0])), jobs.create(new_job([1]))
     jobs.cancel(cancelled)
-    assert jobs.any_active([cancelled, queued])
-    assert not jobs.any_active([cancelled, "0" * 32])
+    assert jobs.note_waiting([cancelled, queued], "")
+    assert not jobs.note_waiting([cancelled, "0" * 32], "")
     lease_batch(jobs, queued, 0, "w1")
-    assert jobs.any_active([queued])
+    assert jobs.note_waiting([queued], "")
 
 
 def test_orphans_are_the_batches_of_dead_workers(
@@ -676,46 +666,31 @@ def test_orphans_are_the_batches_of_dead_workers(
     job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
     lease_batch(jobs, job_id, 0, "w1")
     lease_batch(jobs, job_id, 2, "w2")
-    assert jobs.orphans(job_id) == []
+    assert free_lost(jobs) == 0
     workers.remove("w1")
-    assert jobs.orphans(job_id) == [0]
-    assert jobs.orphans(job_id) == []
+    assert free_lost(jobs) == 1
+    assert free_lost(jobs) == 0
     assert pending(jobs, job_id) == [0, 1]
 
 
 def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_no_loss(
     jobs: JobStore, workers: WorkerRegistry, redis: Redis
 ) -> None:
-    hand = HeldLeases(partial(jobs.name_lease, "w1"))
-    workers.heartbeat(worker_record("w1"), hand.summary())
-    leases = [hand.take() for _ in range(12)]
+    work = work_of(jobs, "w1")
+    workers.heartbeat(worker_record("w1"), work.hand.summary())
     job_id = jobs.create(new_job(list(range(24))))
-    for index, lease in enumerate(leases):
-        lease_batch(jobs, job_id, index, "w1", lease)
-    assert jobs.orphans(job_id) == []  # its heartbeat was before all of them
-    for number in (1, 3, 11):
-        hand.drop(leases[number - 1])
-    workers.heartbeat(worker_record("w1"), hand.summary())
-    assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[job_id]]
-    assert jobs.orphans(job_id) == [0, 2, 10]
-    assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[]]
-    later = hand.take()
-    assert isinstance(lease_batch(jobs, job_id, 0, "w1", later), Lease)
+    leases = [lease_batch(jobs, job_id, index, "w1", work) for index in range(12)]
+    assert free_lost(jobs) == 0  # its heartbeat was before all of them
+    for lease in (leases[0], leases[2], leases[10]):
+        assert lease is not None
+        work.hand.drop(lease.number)
+    workers.heartbeat(worker_record("w1"), work.hand.summary())
+    assert free_lost(jobs) == 3
+    assert pending(jobs, job_id) == [0, 2, 10]
+    assert isinstance(lease_batch(jobs, job_id, 0, "w1", work), Lease)  # after its heartbeat
+    assert free_lost(jobs) == 0
     assert pending(jobs, job_id) == [2, 10]
     assert not redis.exists(f"poc:job:{job_id}:attempts")
-
-
-def test_leases_of_a_worker_that_tells_of_none_are_held_until_they_are_too_old(
-    jobs: JobStore, serve: Serve, clock: Clock, settings: Settings
-) -> None:
-    serve("w1")
-    hand = HeldLeases(partial(jobs.name_lease, "w1"))
-    job_id = jobs.create(new_job([1]))
-    lease_batch(jobs, job_id, 0, "w1", hand.take())
-    assert jobs.orphans(job_id) == []
-    clock.now += settings.visibility_timeout_s + 1
-    serve("w1")
-    assert jobs.orphans(job_id) == [0]
 
 
 def test_a_batch_that_kills_its_workers_fails_its_job(
@@ -726,7 +701,7 @@ def test_a_batch_that_kills_its_workers_fails_its_job(
         serve(worker_id)
         lease_batch(jobs, job_id, 0, worker_id)
         workers.remove(worker_id)
-        jobs.orphans(job_id)
+        free_lost(jobs)
     assert status(jobs, job_id) is JobStatus.FAILED
 
 

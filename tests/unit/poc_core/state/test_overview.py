@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from redis import Redis
 
-from poc_core.records import Lease, Refusal, RoundRecord, RoundState
+from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, keys
@@ -14,8 +14,17 @@ from poc_core.state.delivery.outbox import COURIER_KNOWN_S
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.overview import CurrentRound, GoneHost, Overviews
 from poc_core.state.past.history import History
-from poc_core.state.rounds import LEASE_S
-from tests.harness.samples import Clock, lease_batch, new_job, round_config
+from tests.harness.samples import (
+    Clock,
+    complete_batch,
+    complete_lease,
+    lease_batch,
+    lease_nonces,
+    new_job,
+    round_config,
+    work_of,
+    worker_record,
+)
 from tests.harness.stored import outbox_status
 
 Serve = Callable[..., Any]
@@ -41,9 +50,9 @@ def start(
 
 
 def compute(rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4) -> None:
-    lease = rounds.lease(record, worker, places)
+    lease = lease_nonces(rounds, record, worker, places)
     assert isinstance(lease, Lease), lease
-    rounds.complete(lease, worker, [f"v{nonce}" for nonce in lease.nonces])
+    complete_lease(rounds, lease, worker, [f"v{nonce}" for nonce in lease.nonces])
 
 
 def current(overviews: Overviews) -> CurrentRound:
@@ -76,7 +85,7 @@ def test_it_is_what_the_stores_tell_one_by_one(
 ) -> None:
     job_id = jobs.create(new_job(list(range(6))))
     lease_batch(jobs, job_id, 0, "w1")
-    jobs.complete(job_id, 0, ["a", "b"])
+    complete_batch(jobs, job_id, 0, ["a", "b"])
     record = start(rounds, url="http://receiver:9000/poc")
     compute(rounds, record)
     clock.now += settings.callback_interval_sec
@@ -111,7 +120,7 @@ def test_counts_are_the_same_before_and_after_they_are_spread(
     record = start(rounds)
 
     def next_lease() -> None:
-        rounds.lease(record, "w2", 4)
+        lease_nonces(rounds, record, "w2", 4)
 
     found = []
     for worker in ("w1", "w2", "w1"):
@@ -135,10 +144,10 @@ def test_what_comes_after_the_end_of_a_round_is_spread_at_once(
     overviews: Overviews, rounds: RoundStore, redis: Redis
 ) -> None:
     record = start(rounds)
-    lease = rounds.lease(record, "w1", 4)
+    lease = lease_nonces(rounds, record, "w1", 4)
     assert isinstance(lease, Lease)
     rounds.switch(record, RoundState.STOPPED)
-    rounds.complete(lease, "w1", ["v"] * 4)
+    complete_lease(rounds, lease, "w1", ["v"] * 4)
     assert redis.get(keys.STATS_TOTAL) == b"4"
     assert overviews.read().total_processed == 4
 
@@ -147,37 +156,35 @@ def test_a_stopped_round_waits_for_what_living_workers_have_in_hand(
     overviews: Overviews, rounds: RoundStore, outbox: Outbox
 ) -> None:
     record = start(rounds)
-    first, second = rounds.lease(record, "w1", 4), rounds.lease(record, "w2", 4)
+    first, second = lease_nonces(rounds, record, "w1", 4), lease_nonces(rounds, record, "w2", 4)
     assert isinstance(first, Lease)
     assert isinstance(second, Lease)
     assert overviews.read().callbacks_waiting == 0
     rounds.switch(record, RoundState.STOPPED)
     assert overviews.read().callbacks_waiting == 1
-    rounds.complete(first, "w1", ["v"] * 4)
+    complete_lease(rounds, first, "w1", ["v"] * 4)
     assert overviews.read().callbacks_waiting == 1
     delivery = outbox.take(record.round_id)
     assert delivery is not None
     outbox.delivered(delivery)
     assert overviews.read().callbacks_waiting == 1
-    rounds.release(second, "w2")
+    work_of(rounds, "w2").release(second)
     assert overviews.read().callbacks_waiting == 0
 
 
-@pytest.mark.parametrize("why", ["no receiver", "dead", "expired", "answer lost"])
+@pytest.mark.parametrize("why", ["no receiver", "dead", "answer lost"])
 def test_a_stopped_round_does_not_wait_for_what_never_comes(
-    overviews: Overviews, rounds: RoundStore, redis: Redis, clock: Clock, why: str
+    overviews: Overviews, rounds: RoundStore, workers: WorkerRegistry, redis: Redis, why: str
 ) -> None:
     changes: dict[str, Any] = {"url": ""} if why == "no receiver" else {}
     record = start(rounds, **changes)
-    rounds.lease(record, "w1", 4)
+    lease_nonces(rounds, record, "w1", 4)
     rounds.switch(record, RoundState.STOPPED)
     assert overviews.read().callbacks_waiting == (why != "no receiver")
     if why == "dead":
         redis.delete("poc:worker:w1")
-    elif why == "expired":
-        clock.now += LEASE_S + 1
     elif why == "answer lost":
-        assert rounds.lease(record, "w1", 4) is Refusal.STOPPED
+        workers.heartbeat(worker_record("w1"), "1:")
     assert overviews.read().callbacks_waiting == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import fakeredis
@@ -16,15 +15,12 @@ from poc_core.settings import Settings
 from poc_core.state import RoundStore, WorkerRegistry, keys
 from poc_core.state.delivery import entries
 from poc_core.state.overview import Overviews
-from poc_core.state.rounds import LEASE_S
+from poc_core.state.work import WorkStore
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import Clock, round_config, worker_record
 
 PICK = st.integers(0, 1000)  # of a list, modulo its length
 WORKERS = ("w1", "w2", "w3")
-
-Complete = Callable[[Lease, str, Sequence[JsonValue]], bool]
-"""Completes a worker's lease."""
 
 
 def places_of(lease: Lease) -> set[int]:
@@ -47,8 +43,11 @@ class RoundMachine(RuleBasedStateMachine):
         self.record: RoundRecord = started
         self.done: set[int] = set()  # places that were taken
         self.in_hand: dict[str, list[Lease]] = {worker: [] for worker in WORKERS}
-        self.until: dict[str, float] = {}  # when a lease expires, by its name
-        # leases of workers that died, forgot them, or were too slow
+        self.stores = {
+            worker: WorkStore(self.redis, self.settings, worker, self.clock)
+            for worker in (*WORKERS, "last")
+        }
+        # leases of workers that died or forgot them
         self.late: list[tuple[str, Lease]] = []
         self.alive: set[str] = set()
         self.is_stopped = False
@@ -65,45 +64,42 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 9))
     def lease(self, worker: str, wanted: int) -> None:
         self.revive(worker)
-        self.drop_what_others_may_have()
-        found = self.rounds.lease(self.record, worker, wanted, self.in_hand[worker])
-        self.keep(worker, wanted, found)
+        self.keep(worker, wanted, self.ask(worker, wanted))
 
     @precondition(lambda self: any(self.in_hand.values()))
     @rule(pick=PICK, wanted=st.integers(1, 9))
     def turn(self, pick: int, wanted: int) -> None:
         worker, lease = self.held(pick)
         self.revive(worker)
-        self.drop_what_others_may_have()
-        if lease not in self.in_hand[worker]:
-            return
         self.in_hand[worker].remove(lease)
-        answers: list[Lease | Refusal] = []
+        expected, n_before = self.expected(lease), self.n_processed
+        found = self.ask(worker, wanted, (lease, values_of(lease)))
+        assert (self.n_processed > n_before) == expected
+        self.stores[worker].hand.drop(lease.number)
+        self.note_done(lease, expected)
+        self.keep(worker, wanted, found)
 
-        def complete(done: Lease, me: str, values: Sequence[JsonValue]) -> bool:
-            others = self.in_hand[me]
-            taken, found = self.rounds.turn(done, values, self.record, me, wanted, others)
-            answers.append(found)
-            return taken
+    def ask(
+        self, worker: str, wanted: int, done: tuple[Lease, list[JsonValue]] | None = None
+    ) -> list[Lease] | Refusal:
+        model = self.record.config.model
+        return self.stores[worker].lease(model, round=self.record, places=wanted, done=done)
 
-        self.take(worker, lease, complete)
-        self.keep(worker, wanted, answers[0])
-
-    def keep(self, worker: str, wanted: int, found: Lease | Refusal) -> None:
+    def keep(self, worker: str, wanted: int, answer: list[Lease] | Refusal) -> None:
         """Checks what a worker was leased, and puts it into its hand."""
         if self.state is not RoundState.GENERATING:
-            assert found in (Refusal.STOPPED, Refusal.EXHAUSTED)
+            assert answer in ([], Refusal.EXHAUSTED)
             return
         # Somebody who may still bring them holds the nonces that are not done.
-        if found is Refusal.EXHAUSTED:
+        if answer is Refusal.EXHAUSTED:
             assert not self.redis.exists(self.key + ":free")
             for name, holder in self.leases().items():
-                holder, _, until = holder.rpartition("|")
+                holder = holder.split("|")[0]
                 assert holder in self.alive
-                assert float(until) >= self.clock.now
-                assert holder != worker or name in map(lease_name, self.in_hand[worker])
+                assert name in map(lease_name, self.in_hand[holder])
             return
-        assert isinstance(found, Lease)
+        assert isinstance(answer, list)
+        (found,) = answer
         assert 1 <= len(found.nonces) <= wanted
         assert list(found.nonces) == [
             self.record.config.nonces.take(place, 1)[0] for place in sorted(places_of(found))
@@ -112,7 +108,6 @@ class RoundMachine(RuleBasedStateMachine):
             assert all(places_of(found).isdisjoint(places_of(other)) for other in leases)
         assert places_of(found).isdisjoint(self.done)
         self.in_hand[worker].append(found)
-        self.until[lease_name(found)] = self.clock.now + LEASE_S
 
     @precondition(lambda self: any(self.in_hand.values()))
     @rule(pick=PICK)
@@ -127,7 +122,9 @@ class RoundMachine(RuleBasedStateMachine):
         """By a worker that lost the lease, or completes it a second time."""
         index = pick % len(self.late)
         worker, lease = self.late[index] if keeps else self.late.pop(index)
-        self.take(worker, lease)
+        expected = self.expected(lease)
+        assert self.stores[worker].complete(lease, values_of(lease)) == expected
+        self.note_done(lease, expected)
 
     @precondition(lambda self: any(self.in_hand.values()))
     @rule(pick=PICK)
@@ -135,7 +132,8 @@ class RoundMachine(RuleBasedStateMachine):
         worker, lease = self.held(pick)
         self.in_hand[worker].remove(lease)
         holder = self.leases().get(lease_name(lease), "")
-        assert self.rounds.release(lease, worker) == holder.startswith(worker + "|")
+        assert self.stores[worker].release(lease) == holder.startswith(worker + "|")
+        self.stores[worker].hand.drop(lease.number)
 
     @precondition(lambda self: self.late)
     @rule(pick=PICK)
@@ -143,8 +141,8 @@ class RoundMachine(RuleBasedStateMachine):
         """By a worker that lost the lease, maybe to another."""
         worker, lease = self.late.pop(pick % len(self.late))
         holder = self.leases().get(lease_name(lease), "")
-        assert self.rounds.release(lease, worker) == holder.startswith(worker + "|")
-        for own in [own for own in self.in_hand[worker] if own == lease]:
+        assert self.stores[worker].release(lease) == holder.startswith(worker + "|")
+        for own in [own for own in self.in_hand[worker] if lease_name(own) == lease_name(lease)]:
             self.lose(worker, own)
 
     @precondition(lambda self: any(self.in_hand.values()))
@@ -152,6 +150,7 @@ class RoundMachine(RuleBasedStateMachine):
     def forget(self, pick: int) -> None:
         worker, lease = self.held(pick)
         self.lose(worker, lease)
+        self.revive(worker)  # its next heartbeat does not list it
 
     @rule(worker=st.sampled_from(WORKERS))
     def die(self, worker: str) -> None:
@@ -163,7 +162,6 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 400]))
     def time_passes(self, seconds: int) -> None:
         self.clock.now += seconds
-        self.drop_what_others_may_have()
 
     @rule(chance=st.integers(0, 9))
     def stop(self, chance: int) -> None:
@@ -225,8 +223,8 @@ class RoundMachine(RuleBasedStateMachine):
         for worker in WORKERS:
             self.die(worker)
         self.registry.heartbeat(worker_record("last"))
-        while isinstance(lease := self.rounds.lease(self.record, "last", 5), Lease):
-            self.take("last", lease)
+        while isinstance(found := self.ask("last", 5), list) and found:
+            self.take("last", found[0])
         self.every_place_is_done_or_to_be_had()
         self.what_is_done_arrived_once()
         read = self.rounds.read(self.record.round_id)
@@ -266,29 +264,38 @@ class RoundMachine(RuleBasedStateMachine):
 
     def lose(self, worker: str, lease: Lease) -> None:
         self.in_hand[worker].remove(lease)
+        self.stores[worker].hand.drop(lease.number)
         self.late.append((worker, lease))
-
-    def drop_what_others_may_have(self) -> None:
-        """Of a lease that has expired nobody knows who completes it."""
-        for worker, leases in self.in_hand.items():
-            for lease in [
-                lease for lease in leases if self.until[lease_name(lease)] < self.clock.now
-            ]:
-                self.lose(worker, lease)
 
     def revive(self, worker: str) -> None:
         self.alive.add(worker)
-        self.registry.heartbeat(worker_record(worker))
+        self.registry.heartbeat(worker_record(worker), self.stores[worker].hand.summary())
 
-    def take(self, worker: str, lease: Lease, complete: Complete | None = None) -> None:
-        """Completes a lease: it counts when it is held or free as it stands, and only then."""
+    @property
+    def n_processed(self) -> int:
+        read = self.rounds.read(self.record.round_id)
+        assert read is not None
+        return read.n_processed
+
+    def expected(self, lease: Lease) -> bool:
+        """A completion counts when its lease is held or free as it stands, and only then."""
         name = lease_name(lease)
-        expected = name in self.leases() or self.redis.zscore(self.key + ":free", name) is not None
-        values = [None if place % 7 == 3 else f"v{place}" for place in sorted(places_of(lease))]
-        assert (complete or self.rounds.complete)(lease, worker, values) == expected
-        if expected:
+        return name in self.leases() or self.redis.zscore(self.key + ":free", name) is not None
+
+    def take(self, worker: str, lease: Lease) -> None:
+        expected = self.expected(lease)
+        assert self.stores[worker].complete(lease, values_of(lease)) == expected
+        self.stores[worker].hand.drop(lease.number)
+        self.note_done(lease, expected)
+
+    def note_done(self, lease: Lease, counts: bool) -> None:
+        if counts:
             assert places_of(lease).isdisjoint(self.done)
             self.done |= places_of(lease)
+
+
+def values_of(lease: Lease) -> list[JsonValue]:
+    return [None if place % 7 == 3 else f"v{place}" for place in sorted(places_of(lease))]
 
 
 def lease_name(lease: Lease) -> str:

@@ -66,7 +66,7 @@ def test_no_script_adds_a_negative_number_that_may_be_minus_zero() -> None:
 
 def test_a_script_has_of_what_all_share_only_what_it_uses() -> None:
     """Redis makes all functions of a script anew with each call."""
-    assert "function count_past" in scripts.whole("complete_batch")
+    assert "function count_past" in scripts.whole("complete")
     assert scripts.whole("count_jobs") == scripts.source("count_jobs")
 
 

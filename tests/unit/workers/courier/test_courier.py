@@ -36,7 +36,10 @@ from tests.harness.samples import (
     REQUEST,
     SPEC,
     Clock,
+    complete_batch,
+    complete_lease,
     lease_batch,
+    lease_nonces,
     round_config,
     worker_record,
 )
@@ -133,9 +136,9 @@ def record(
 
 
 def compute(rounds: RoundStore, record: RoundRecord) -> None:
-    lease = rounds.lease(record, "w1", 4)
+    lease = lease_nonces(rounds, record, "w1", 4)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
+    complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
 
 
 def test_a_payload_is_posted_as_json_with_its_id(
@@ -662,7 +665,7 @@ def finished_job(jobs: JobStore, url: str, n_nonces: int = 1) -> str:
     job_id = jobs.create(NewJob(MODEL, SPEC, request, list(range(n_nonces)), n_nonces))
     lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
-    jobs.complete(job_id, 0, ["A" * 32] * n_nonces)
+    complete_batch(jobs, job_id, 0, ["A" * 32] * n_nonces)
     assert jobs.finish(job_id)
     return job_id
 

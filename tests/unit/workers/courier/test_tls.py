@@ -18,13 +18,12 @@ from redis import Redis
 
 from poc_core.callback_tls import CallbackTls, CertificateError, TlsNames
 from poc_core.callbacks import CallbackPolicy
-from poc_core.records import RoundState
+from poc_core.records import Lease, RoundState
 from poc_core.state import Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.outbox import Delivery
 from poc_core.state.delivery.receivers import Receivers
-from poc_core.state.rounds import Lease
 from tests.certificates import HOST, make_certificate
-from tests.harness.samples import Clock, round_config, worker_record
+from tests.harness.samples import Clock, complete_lease, lease_nonces, round_config, worker_record
 from tests.harness.stored import outbox_status
 from tests.harness.waiting import wait_until
 from tests.peers.receiver import Receiver
@@ -276,10 +275,10 @@ def test_replacing_all_certificates_under_load_loses_nothing(
             courier.offer(due)
 
     def compute() -> None:
-        lease = rounds.lease(record, "w1", 4)
+        lease = lease_nonces(rounds, record, "w1", 4)
         assert isinstance(lease, Lease)
         expected.extend(lease.nonces)
-        rounds.complete(lease, "w1", ["v"] * len(lease.nonces))
+        complete_lease(rounds, lease, "w1", ["v"] * len(lease.nonces))
 
     def arrives(n_before: int) -> Callable[[], bool]:
         def one_more() -> bool:

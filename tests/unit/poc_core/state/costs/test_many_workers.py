@@ -11,7 +11,16 @@ from redis import Redis
 
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config
+from tests.harness.samples import (
+    MODEL,
+    REQUEST,
+    SPEC,
+    Clock,
+    complete_lease,
+    lease_nonces,
+    round_config,
+    work_of,
+)
 
 Serve = Callable[..., Any]
 
@@ -40,10 +49,8 @@ def record(rounds: RoundStore) -> RoundRecord:
     return found
 
 
-def leased(
-    rounds: RoundStore, record: RoundRecord, worker: str, in_hand: list[Lease] | None = None
-) -> Lease:
-    found = rounds.lease(record, worker, 4, in_hand or [])
+def leased(rounds: RoundStore, record: RoundRecord, worker: str) -> Lease:
+    found = lease_nonces(rounds, record, worker, 4)
     assert isinstance(found, Lease)
     return found
 
@@ -57,12 +64,12 @@ def steps_of_a_batch(
         worker = f"w{number}-of-{n_workers}"
         serve(worker)
         held[worker] = [leased(rounds, record, worker)]
-        held[worker].append(leased(rounds, record, worker, held[worker]))
+        held[worker].append(leased(rounds, record, worker))
     with counted_steps() as steps:
         for worker in list(held)[:16]:
             lease = held[worker].pop(0)
-            assert rounds.complete(lease, worker, [f"v{nonce}" for nonce in lease.nonces])
-            leased(rounds, record, worker, held[worker])
+            assert complete_lease(rounds, lease, worker, [f"v{nonce}" for nonce in lease.nonces])
+            leased(rounds, record, worker)
     return steps.total() / 16
 
 
@@ -84,7 +91,7 @@ def test_among_many_workers_a_dead_ones_nonces_are_handed_on_within_a_second(
     clock.now += 0.1
     workers.remove("w3")
     clock.now += 1
-    assert leased(rounds, record, "w7", [held["w7"]]).nonces == held["w3"].nonces
+    assert leased(rounds, record, "w7").nonces == held["w3"].nonces
 
 
 def test_a_worker_reads_a_round_without_what_each_other_computed(
@@ -92,7 +99,7 @@ def test_a_worker_reads_a_round_without_what_each_other_computed(
 ) -> None:
     serve("w1")
     lease = leased(rounds, record, "w1")
-    rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
+    complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
     clock.now += 1
     leased(rounds, record, "w1")
     assert b"by:w1" in cast(list[bytes], redis.hkeys(f"poc:round:{record.round_id}"))
@@ -123,12 +130,12 @@ def test_all_workers_are_read_with_one_question(
 
 def steps_of_next(jobs: JobStore, room: int) -> tuple[int, int]:
     """Commands called by the script that leases what is next, and how many batches it found."""
-    name = jobs.name_lease("asks")
+    work = work_of(jobs, "asks")
     with counted_steps() as steps:
-        lease = jobs.lease(MODEL, name)
-        assert lease is not None
-        found = jobs.lease_more(lease, room)
-    return steps.total(), len(found)
+        found = work.lease(MODEL)
+        assert isinstance(found, list)
+        more = work.lease_more(found[0], room)
+    return steps.total(), len(more)
 
 
 @pytest.mark.parametrize("n_workers", FLEETS)
@@ -140,7 +147,7 @@ def test_what_is_next_costs_the_same_however_many_jobs_others_have_in_hand(
         clock.now += 0.001
     serve("w")
     for _ in range(n_workers):
-        assert jobs.lease(MODEL, jobs.name_lease("w")) is not None
+        assert work_of(jobs, "w").lease(MODEL)
     steps, n_found = steps_of_next(jobs, room=4)
     assert n_found == 4
     assert steps <= 190
@@ -152,7 +159,7 @@ def test_what_is_next_costs_the_same_however_many_batches_others_have_in_hand(
     jobs.create(NewJob(MODEL, SPEC, REQUEST, list(range(400)), 1, None))
     serve("w")
     for _ in range(199):
-        jobs.lease(MODEL, jobs.name_lease("w"))
+        work_of(jobs, "w").lease(MODEL)
     steps, n_found = steps_of_next(jobs, room=4)
     assert n_found == 4
     assert steps <= 90

@@ -9,7 +9,7 @@ from redis import Redis
 from poc_core.records import Lease, RoundState, WorkerRecord
 from poc_core.state import RoundStore
 from poc_core.state.delivery import entries
-from tests.harness.samples import round_config
+from tests.harness.samples import complete_lease, lease_nonces, round_config
 from tests.harness.stored import outbox_status
 
 PAIRS: list[tuple[int, JsonValue]] = [(0, "v|0"), (2**63 - 1, [1, 2]), (5, 1.25)]
@@ -37,7 +37,7 @@ def test_lua_counts_what_python_packed(
     round_id = rounds.store(round_config(), RoundState.GENERATING)
     record = rounds.read(round_id)
     assert record is not None
-    lease = rounds.lease(record, "w1", 3)
+    lease = lease_nonces(rounds, record, "w1", 3)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", ["a|b", "c", None])
+    complete_lease(rounds, lease, "w1", ["a|b", "c", None])
     assert outbox_status(redis, round_id).waiting == 2

@@ -27,8 +27,11 @@ from tests.harness.samples import (
     REQUEST,
     SPEC,
     Clock,
+    complete_batch,
+    complete_lease,
     due_now,
     lease_batch,
+    lease_nonces,
     round_config,
 )
 from tests.harness.stored import n_outboxes, outbox_status
@@ -51,9 +54,9 @@ def start(rounds: RoundStore, **changes: Any) -> RoundRecord:
 
 
 def compute(rounds: RoundStore, record: RoundRecord, places: int = 4) -> Lease:
-    lease = rounds.lease(record, "w1", places)
+    lease = lease_nonces(rounds, record, "w1", places)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
+    complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
     return lease
 
 
@@ -108,9 +111,9 @@ def test_a_payload_of_distances_is_what_the_protocol_says(
     rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
 ) -> None:
     record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
-    lease = rounds.lease(record, "w1", 3)
+    lease = lease_nonces(rounds, record, "w1", 3)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", [1.25, 1.5, 1.375])
+    complete_lease(rounds, lease, "w1", [1.25, 1.5, 1.375])
     interval_passes(clock, settings)
     assert content(take(outbox, record.round_id)) == {
         "public_key": "key",
@@ -288,11 +291,11 @@ def test_of_a_stopped_round_payload_follows_payload(
 def test_the_last_values_of_a_stopped_round_do_not_wait_for_an_interval(
     rounds: RoundStore, outbox: Outbox, waiting: RoundRecord
 ) -> None:
-    in_hand = rounds.lease(waiting, "w1", 4)
+    in_hand = lease_nonces(rounds, waiting, "w1", 4)
     assert isinstance(in_hand, Lease)
     rounds.switch(waiting, RoundState.STOPPED)
     outbox.delivered(take(outbox, waiting.round_id))
-    rounds.complete(in_hand, "w1", [f"v{nonce}" for nonce in in_hand.nonces])
+    complete_lease(rounds, in_hand, "w1", [f"v{nonce}" for nonce in in_hand.nonces])
     assert due_now(outbox) == [waiting.round_id]
     assert nonces_of(take(outbox, waiting.round_id)) == [4, 5, 6, 7]
 
@@ -448,7 +451,7 @@ def finish(
     job_id = jobs.create(NewJob(MODEL, SPEC, request, nonces, len(nonces), claimed))
     lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
-    jobs.complete(job_id, 0, values or [VECTOR] * len(nonces))
+    complete_batch(jobs, job_id, 0, values or [VECTOR] * len(nonces))
     assert jobs.finish(job_id)
     return job_id
 
@@ -640,9 +643,9 @@ def large(nonce: int) -> str:
 
 
 def compute_large(rounds: RoundStore, record: RoundRecord, places: int) -> None:
-    lease = rounds.lease(record, "w1", places)
+    lease = lease_nonces(rounds, record, "w1", places)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", [large(nonce) for nonce in lease.nonces])
+    complete_lease(rounds, lease, "w1", [large(nonce) for nonce in lease.nonces])
 
 
 @pytest.fixture
@@ -681,9 +684,9 @@ def test_an_artifact_larger_than_a_payloads_bytes_goes_alone(
 ) -> None:
     rounds, outbox = bounded
     record = start(rounds)
-    lease = rounds.lease(record, "w1", 2)
+    lease = lease_nonces(rounds, record, "w1", 2)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", ["x" * 200_000, "y" * 200_000])
+    complete_lease(rounds, lease, "w1", ["x" * 200_000, "y" * 200_000])
     rounds.switch(record, RoundState.STOPPED)
     for nonce in range(2):
         delivery = take(outbox, record.round_id)
@@ -698,10 +701,10 @@ def test_a_round_pauses_at_outbox_max_bytes_and_goes_on_below(
     record = start(rounds)
     compute_large(rounds, record, places=67)
     assert outbox_status(redis, record.round_id).waiting_bytes > 1_000_000
-    assert rounds.lease(record, "w1", 1) is Refusal.FULL
+    assert lease_nonces(rounds, record, "w1", 1) is Refusal.FULL
     interval_passes(clock, settings)
     outbox.delivered(take(outbox, record.round_id))
-    assert isinstance(rounds.lease(record, "w1", 1), Lease)
+    assert isinstance(lease_nonces(rounds, record, "w1", 1), Lease)
 
 
 # What a receiver finds too large.
@@ -1033,7 +1036,7 @@ def job_of(jobs: JobStore, client: str, receiver: str) -> str:
     """A job whose callback waits for its receiver."""
     job_id = queued_of(jobs, client, receiver)
     assert isinstance(lease_batch(jobs, job_id, 0, "w1"), Lease)
-    jobs.complete(job_id, 0, [VECTOR])
+    complete_batch(jobs, job_id, 0, [VECTOR])
     assert jobs.finish(job_id)
     return job_id
 

@@ -7,7 +7,18 @@ from poc_core.records import Lease, NewJob, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
-from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, due_now, lease_batch, round_config
+from tests.harness.samples import (
+    MODEL,
+    REQUEST,
+    SPEC,
+    Clock,
+    complete_batch,
+    complete_lease,
+    due_now,
+    lease_batch,
+    lease_nonces,
+    round_config,
+)
 from tests.harness.stored import spared_receivers
 
 pytestmark = pytest.mark.usefixtures("a_worker")
@@ -25,7 +36,7 @@ def finished_job(jobs: JobStore, url: str = URL) -> str:
     job_id = jobs.create(NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), [5], 1))
     lease = lease_batch(jobs, job_id, 0, "w1")
     assert isinstance(lease, Lease)
-    jobs.complete(job_id, 0, ["A" * 32])
+    complete_batch(jobs, job_id, 0, ["A" * 32])
     assert jobs.finish(job_id)
     return job_id
 
@@ -107,9 +118,9 @@ def test_a_round_is_not_held_up_by_what_jobs_found_silent(
         receivers.silent(RECEIVER)
     record = rounds.read(rounds.store(round_config(url=URL), RoundState.GENERATING))
     assert record is not None
-    lease = rounds.lease(record, "w1", 4)
+    lease = lease_nonces(rounds, record, "w1", 4)
     assert isinstance(lease, Lease)
-    rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
+    complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
     clock.now += settings.callback_interval_sec
     assert spared_receivers(redis)[0].next_try_at > clock.now + 1
     assert outbox.take(record.round_id) is not None

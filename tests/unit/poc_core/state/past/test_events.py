@@ -12,7 +12,15 @@ from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, keys, scripts
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.past.events import Event, Events
-from tests.harness.samples import Clock, lease_batch, new_job, round_config
+from tests.harness.samples import (
+    Clock,
+    complete_batch,
+    complete_lease,
+    lease_batch,
+    lease_nonces,
+    new_job,
+    round_config,
+)
 
 
 @pytest.fixture
@@ -99,7 +107,7 @@ def test_a_validation_counts_for_its_day_and_a_fraud_is_an_event(
     for claim in ("A" * 32, "P" * 32):
         job_id = jobs.create(new_job([1, 2], claimed={1: claim, 2: claim}))
         lease_batch(jobs, job_id, 0, "w1")
-        jobs.complete(job_id, 0, ["A" * 32, "A" * 32])
+        complete_batch(jobs, job_id, 0, ["A" * 32, "A" * 32])
         assert jobs.finish(job_id)
     assert jobs.validations(clock.now) == {"honest": 1, "fraud": 1}
     assert jobs.validations(clock.now + 86_400) == {"honest": 0, "fraud": 0}
@@ -144,8 +152,8 @@ def test_a_receiver_in_trouble_is_told_once_and_its_return_too(
 ) -> None:
     round_id = rounds.store(round_config(), RoundState.GENERATING)
     current: Any = rounds.current()
-    lease: Any = rounds.lease(current, "w1", 2)
-    rounds.complete(lease, "w1", ["AAAA"] * 2)
+    lease: Any = lease_nonces(rounds, current, "w1", 2)
+    complete_lease(rounds, lease, "w1", ["AAAA"] * 2)
     for end in ("failed", "failed", "delivered"):
         clock.now += 60
         delivery = outbox.take(round_id)

@@ -7,10 +7,9 @@ import pytest
 from redis import Redis
 
 from poc_core.records import Lease, RoundRecord, RoundState
-from poc_core.state import Outbox, RoundStore, keys
+from poc_core.state import Outbox, RoundStore, WorkerRegistry, keys
 from poc_core.state.delivery.outbox import Delivery
-from poc_core.state.rounds import LEASE_S
-from tests.harness.samples import Clock, round_config
+from tests.harness.samples import Clock, complete_lease, lease_nonces, round_config, work_of
 
 pytestmark = pytest.mark.usefixtures("a_worker")
 
@@ -22,14 +21,14 @@ def start(rounds: RoundStore) -> RoundRecord:
 
 
 def take(rounds: RoundStore, record: RoundRecord, places: int = 4) -> Lease:
-    lease = rounds.lease(record, "w1", places)
+    lease = lease_nonces(rounds, record, "w1", places)
     assert isinstance(lease, Lease)
     return lease
 
 
 def complete(rounds: RoundStore, lease: Lease) -> bool:
     # One nonce has no finite state: what a round says of those is a key of its own.
-    return rounds.complete(lease, "w1", [None, *(f"v{nonce}" for nonce in lease.nonces[1:])])
+    return complete_lease(rounds, lease, "w1", [None, *(f"v{nonce}" for nonce in lease.nonces[1:])])
 
 
 def stop(rounds: RoundStore, record: RoundRecord) -> None:
@@ -56,7 +55,7 @@ def ended(rounds: RoundStore) -> RoundRecord:
     record = start(rounds)
     lease = take(rounds, record)
     complete(rounds, lease)
-    rounds.release(take(rounds, record), "w1")
+    work_of(rounds).release(take(rounds, record))
     stop(rounds, record)
     return record
 
@@ -107,17 +106,16 @@ def test_a_lease_that_is_in_hand_still_counts_and_is_delivered(
     assert left_of(redis, record) == []
 
 
-def test_a_lease_that_nobody_brings_keeps_a_round_for_its_time(
-    rounds: RoundStore, redis: Redis, clock: Clock
+def test_a_lease_keeps_a_round_while_its_worker_lives(
+    rounds: RoundStore, workers: WorkerRegistry, redis: Redis
 ) -> None:
     record = start(rounds)
     take(rounds, record)
     stop(rounds, record)
     start(rounds)
-    clock.now += LEASE_S
     rounds.forget_followed()
     assert left_of(redis, record)
-    clock.now += 1
+    workers.remove("w1")
     rounds.forget_followed()
     assert left_of(redis, record) == []
 

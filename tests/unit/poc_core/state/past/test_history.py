@@ -19,7 +19,15 @@ from poc_core.state.past.history import (
     first_token_p95,
 )
 from poc_core.state.past.shares import shares
-from tests.harness.samples import Clock, lease_batch, new_job, round_config
+from tests.harness.samples import (
+    Clock,
+    complete_batch,
+    complete_lease,
+    lease_batch,
+    lease_nonces,
+    new_job,
+    round_config,
+)
 
 
 @pytest.fixture
@@ -64,12 +72,12 @@ def test_nonces_of_rounds_and_jobs_count_by_the_workers_name(
     rounds.store(round_config(), RoundState.GENERATING)
     current: Any = rounds.current()
     for worker_id in ids:
-        lease: Any = rounds.lease(current, worker_id, 4)
-        rounds.complete(lease, worker_id, ["AAAA"] * 4)
+        lease: Any = lease_nonces(rounds, current, worker_id, 4)
+        complete_lease(rounds, lease, worker_id, ["AAAA"] * 4)
     rounds.switch(current, RoundState.STOPPED)
     job_id = jobs.create(new_job([1, 2]))
     batch: Any = lease_batch(jobs, job_id, 0, ids[1])
-    jobs.complete(job_id, batch.place, ["AAAA", "BBBB"])
+    complete_batch(jobs, job_id, batch.place, ["AAAA", "BBBB"])
     assert history.read(5, 1_000_000, 1) == [{"here/gpu0": 10}]
     assert shares(redis, keys.round(current.round_id)) == {"here/gpu0": 8}
     assert shares(redis, keys.job(job_id)) == {"here/gpu0": 2}
@@ -82,7 +90,7 @@ def test_a_batch_that_comes_twice_counts_once(
     job_id = jobs.create(new_job([1, 2]))
     lease_batch(jobs, job_id, 0, "w1")
     for _ in range(2):
-        jobs.complete(job_id, 0, ["AAAA", "BBBB"])
+        complete_batch(jobs, job_id, 0, ["AAAA", "BBBB"])
     assert history.read(5, 1_000_000, 1) == [{"w1": 2}]
 
 

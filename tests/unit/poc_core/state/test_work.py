@@ -1,20 +1,33 @@
-"""Looking over many jobs, some at a time: what is found, and that nothing hides the rest."""
+"""A worker's leases as its heartbeats list them; looking over many jobs, some at a time."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError
 
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry
-from poc_core.state.job_survey import ActiveJobs, JobSurvey, StuckJobs
-from tests.harness.samples import MODEL, Clock, lease_batch, new_job
+from poc_core.state import JobStore, WorkerRegistry, scripts
+from poc_core.state.jobs import ActiveJobs
+from poc_core.state.work import HeldLeases, StuckJobs, WorkStore
+from tests.harness.samples import (
+    MODEL,
+    Clock,
+    complete_batch,
+    lease_batch,
+    new_job,
+    pending,
+    work_of,
+    worker_record,
+)
 
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Any]) -> None:
-    monkeypatch.setattr("poc_core.state.job_survey._CHUNK", 3)
+    monkeypatch.setattr("poc_core.state.work._CHUNK", 3)
+    monkeypatch.setattr("poc_core.state.jobs._CHUNK", 3)
     serve("w1")
     serve("w2")
 
@@ -28,12 +41,55 @@ def waiting(redis: Redis) -> list[str]:
 
 def found(jobs: JobStore) -> StuckJobs:
     """All slices as one."""
-    slices = list(jobs.survey.stuck(MODEL))
-    lists: list[list[str]] = [
+    slices = list(work_of(jobs).stuck(MODEL))
+    n_dropped, n_freed = (sum(getattr(one, n) for one in slices) for n in ("n_dropped", "n_freed"))
+    unfinished, broken = (
         [job_id for one in slices for job_id in getattr(one, name)]
-        for name in ("unfinished", "orphaned", "broken")
-    ]
-    return StuckJobs(sum(one.n_dropped for one in slices), *lists)
+        for name in ("unfinished", "broken")
+    )
+    return StuckJobs(n_dropped, n_freed, unfinished, broken)
+
+
+def test_questions_are_numbered_and_what_is_in_progress_is_told() -> None:
+    hand = HeldLeases()
+    assert hand.summary() == "0:"
+    assert [hand.ask() for _ in range(3)] == [1, 2, 3]
+    assert hand.summary() == "3:1 2 3"
+    hand.add(2, 2)
+    for number in (1, 2, 2):
+        hand.drop(number)
+    assert hand.summary() == "3:2 3"  # a lease of two
+    hand.drop(2)
+    hand.drop(3)
+    assert hand.summary() == "3:"
+
+
+def test_no_two_threads_get_the_same_number() -> None:
+    hand = HeldLeases()
+    with ThreadPoolExecutor(4) as threads:
+        numbers = list(threads.map(lambda _: hand.ask(), range(400)))
+    assert sorted(numbers) == list(range(1, 401))
+
+
+def test_an_answer_that_was_lost_leaves_a_lease_that_no_heartbeat_lists(
+    jobs: JobStore, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = jobs.create(new_job([0]))
+    work = work_of(jobs)
+    together = scripts.together
+
+    def lost(*given: Any) -> list[Any]:
+        together(*given)
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scripts, "together", lost)
+        with pytest.raises(ConnectionError):
+            work.lease(MODEL)
+    assert pending(jobs, job_id) == []
+    workers.heartbeat(worker_record("w1"), work.hand.summary())
+    assert found(jobs).n_freed == 1
+    assert pending(jobs, job_id) == [0]
 
 
 def test_each_kind_of_trouble_is_found(
@@ -47,7 +103,7 @@ def test_each_kind_of_trouble_is_found(
     for index in (0, 1):
         lease_batch(jobs, ids["held"], index, "w1")
         lease_batch(jobs, ids["done"], index, "w1")
-        jobs.complete(ids["done"], index, ["v"] * (2 - index))
+        complete_batch(jobs, ids["done"], index, ["v"] * (2 - index))
     lease_batch(jobs, ids["orphaned"], 0, "w2")
     workers.remove("w2")
     redis.delete(f"poc:job:{ids['expired']}")
@@ -55,19 +111,8 @@ def test_each_kind_of_trouble_is_found(
     redis.set(f"poc:job:{ids['broken']}", "no hash", ex=100)
     redis.hset(f"poc:job:{ids['bad lease']}:leases", "0", "nobody's")
     seen = found(jobs)
-    assert seen.n_dropped == 1
-    assert seen.unfinished == [ids["done"]]
-    assert seen.orphaned == [ids["orphaned"]]
-    assert seen.broken == [ids["broken"], ids["bad lease"]]
-
-
-def test_a_lease_that_is_too_old_is_found(jobs: JobStore, clock: Clock, settings: Settings) -> None:
-    job_id = jobs.create(new_job([0]))
-    lease_batch(jobs, job_id, 0, "w1")
-    clock.now += settings.visibility_timeout_s
-    assert found(jobs).orphaned == []
-    clock.now += 1
-    assert found(jobs).orphaned == [job_id]
+    assert seen == StuckJobs(1, 2, [ids["done"]], [ids["broken"]])
+    assert [pending(jobs, ids[name]) for name in ("orphaned", "bad lease")] == [[0, 1]] * 2
 
 
 @pytest.mark.parametrize("n", [0, 2, 3, 4, 9])
@@ -78,7 +123,7 @@ def test_every_job_joins_the_line(jobs: JobStore, redis: Redis, clock: Clock, n:
         clock.now += 1
     jobs.create(new_job([5], model="other"))
     redis.delete(LINE)
-    assert (waiting(redis), found(jobs)) == ([], StuckJobs(0, [], [], []))
+    assert (waiting(redis), found(jobs)) == ([], StuckJobs(0, 0, [], []))
     assert waiting(redis) == ids
 
 
@@ -98,19 +143,15 @@ def test_active_jobs_are_counted_by_what_they_do(jobs: JobStore) -> None:
     other = jobs.create(new_job([9], model="other"))
     for job_id in [*ids[:2], other]:
         lease_batch(jobs, job_id, 0, "w1")
-    jobs.note_waiting(ids[0], "chat")
-    jobs.note_waiting(ids[6], "chat")
+    jobs.note_waiting([ids[0]], "chat")
+    jobs.note_waiting([ids[6]], "chat")
     jobs.cancel(ids[5])
     assert jobs.count_active() == ActiveJobs(queued=4, running=3, waiting_for_chat=2)
 
 
 def test_one_worker_of_a_model_looks_at_a_time(redis: Redis, settings: Settings) -> None:
-    survey = JobSurvey(redis, settings)
-    turns = [
-        survey.take_turn(MODEL, "w1"),
-        survey.take_turn(MODEL, "w2"),
-        survey.take_turn("other", "w3"),
-    ]
+    one, other = (WorkStore(redis, settings, worker_id) for worker_id in ("w1", "w2"))
+    turns = [one.take_turn(MODEL), other.take_turn(MODEL), other.take_turn("other")]
     assert turns == [True, False, True]
     shortest_pause_ms = 0.8 * settings.reap_interval_s * 1000
     assert 0 < int(redis.pttl(f"poc:jobs:reaper:{MODEL}")) < shortest_pause_ms

@@ -1,0 +1,152 @@
+-- Leases a worker what is next of its model: nonces of the round that generates, else batches of the jobs in line: validations
+-- before other jobs, older jobs first. Of jobs either one batch of any spec, or further ones of a spec to be computed together
+-- with it. A batch that a worker or engine was lost on is computed alone: if it kills its workers, it must not take others
+-- with it.
+--
+-- KEYS: 1 line          zset of the jobs with batches to lease (join_line)
+--       2 generating    the key that says for which round the model's workers compute
+-- ARGV: 1 lease         as lease_parts reads it
+--       2 now           seconds since the epoch
+--       3 from          score in the line: validations' are below 0, other jobs' are not
+--       4 to            score in the line
+--       5 spec          of which all are to be, or '' for one batch of any
+--       6 room          nonces, all batches together, where there is a spec; else 1
+--       7 most_jobs     with batches left for others, which are passed by
+--       8 ttl           seconds a job is kept without progress
+--       9 known_round   the round that the worker computes for, or ''
+--      10 places        of its nonce sequence, 0 for none
+--      11 most_bytes    that artifacts may take that wait in its outbox
+--      12 round_ttl     seconds the round is kept
+-- Returns {'round'} where another one generates; {'full'}, {'exhausted'} or {'leased', first place, places} of the known one;
+-- else {spec, kind, whether it is to be computed alone: '1', then id of the job, batch, its nonces, ...}; or {}.
+local LOOK_S = 1 -- seconds between two looks at all leases of a round: one for all workers, however many ask
+local line, generating = unpack(KEYS)
+local lease, now, from, to, spec, room, most_jobs, ttl, known_round, places, most_bytes, round_ttl = unpack(ARGV)
+now, room, most_jobs, places = tonumber(now), tonumber(room), tonumber(most_jobs), tonumber(places)
+local is_any = spec == ''
+local found = {}
+
+local function lease_places(id)
+  local round, outbox = 'poc:round:' .. id, 'poc:outbox:' .. id
+  local state, looked_at, next_place, all_places = unpack(redis.call('HMGET', round, 'state', 'looked_at', 'next', 'places'))
+  if state ~= 'GENERATING' then
+    return {}
+  end
+  -- Clocks of hosts differ. Once all places are leased, only what the dead left behind is to be had.
+  local is_due = math.abs(now - (tonumber(looked_at) or 0)) >= LOOK_S or tonumber(next_place) >= tonumber(all_places)
+  if is_due then
+    redis.call('HSET', round, 'looked_at', now)
+    spread_counts(round, round_ttl)
+    free_lost(round)
+    -- A round that goes on keeps all that it is made of, however long it lasts.
+    for _, suffix in ipairs({'', ':leases', ':free', ':workers', ':excluded', ':valid'}) do
+      redis.call('EXPIRE', round .. suffix, round_ttl)
+    end
+    for _, key in ipairs({outbox, outbox .. ':entries', generating, 'poc:round:current'}) do
+      redis.call('EXPIRE', key, round_ttl)
+    end
+  end
+  if places == 0 or tonumber(redis.call('HGET', outbox, 'bytes') or '0') >= tonumber(most_bytes) then
+    return {'full'}
+  end
+  local first, n
+  local lowest = redis.call('ZRANGE', round .. ':free', 0, 0)[1]
+  if lowest then -- what a worker gave back or a dead one left behind
+    redis.call('ZREM', round .. ':free', lowest)
+    first, n = string.match(lowest, '^(%d+):(%d+)$')
+    first, n = tonumber(first), tonumber(n)
+    if n > places then -- its first holder ran larger batches
+      free_lease(round, member(first + places, n - places))
+      n = places
+    end
+  else
+    first = tonumber(next_place)
+    n = math.min(places, tonumber(all_places) - first)
+    if n <= 0 then
+      end_if_exhausted(round, generating, now, round_ttl)
+      return {'exhausted'}
+    end
+    redis.call('HSET', round, 'next', string.format('%d', first + n))
+  end
+  redis.call('HSET', round .. ':leases', member(first, n), lease)
+  if redis.call('HLEN', round .. ':leases') == 1 then
+    make_table(round .. ':leases')
+    redis.call('EXPIRE', round .. ':leases', round_ttl)
+  end
+  return {'leased', string.format('%d', first), string.format('%d', n)}
+end
+
+-- Leases batches of a job while there is room: those that came back first, then from `next` on, below which all were leased
+-- once. Returns whether the job has more.
+local function lease_batches(id)
+  local job = 'poc:job:' .. id
+  local status, own_spec, kind, n_batches, cursor = unpack(redis.call('HMGET', job, 'status', 'spec', 'kind', 'n_batches', 'next'))
+  if not is_active(status) then
+    return false
+  end
+  if not is_any and own_spec ~= spec then
+    return true
+  end
+  n_batches = math.min(tonumber(n_batches), redis.call('HLEN', job .. ':nonces')) -- however many it is said to have
+  cursor = tonumber(cursor or 0)
+  local n_before, has_more = #found, true
+  while room > 0 do
+    local returned = redis.call('ZRANGE', job .. ':free', 0, 0)[1]
+    if not returned and cursor >= n_batches then
+      has_more = false
+      break
+    end
+    local batch = returned or string.format('%d', cursor)
+    if redis.call('SISMEMBER', job .. ':todo', batch) == 1 and redis.call('HEXISTS', job .. ':leases', batch) == 0 then
+      local is_suspect = redis.call('HEXISTS', job .. ':attempts', batch) == 1
+      local nonces = redis.call('HGET', job .. ':nonces', batch)
+      local n = count_nonces(nonces)
+      if not is_any and (is_suspect or n > room) then
+        break
+      end
+      redis.call('HSET', job .. ':leases', batch, lease)
+      if #found == 0 then
+        found = {own_spec, kind, is_suspect and '1' or '0'}
+      end
+      for _, value in ipairs({id, batch, nonces}) do
+        found[#found + 1] = value
+      end
+      room = is_any and 0 or room - n
+    end
+    if returned then
+      redis.call('ZREM', job .. ':free', batch)
+    else
+      cursor = cursor + 1
+    end
+  end
+  redis.call('HSET', job, 'next', string.format('%d', cursor))
+  if #found > n_before then
+    redis.call('HDEL', job, 'waiting_for')
+    if status == 'queued' then
+      redis.call('HSET', job, 'status', 'running', 'started_at', now)
+    end
+    touch(job, ttl)
+  end
+  return has_more
+end
+
+local round_id = redis.call('GET', generating)
+if round_id then
+  return round_id == known_round and lease_places(round_id) or {'round'}
+end
+local n_passed = 0
+while room > 0 and n_passed < most_jobs do
+  local id = redis.call('ZRANGEBYSCORE', line, from, to, 'LIMIT', n_passed, 1)[1]
+  if not id then
+    break
+  end
+  local is_read, has_more = pcall(lease_batches, id)
+  if is_read and has_more then
+    n_passed = n_passed + 1
+  elseif is_read or not is_full(has_more) then
+    redis.call('ZREM', line, id) -- also one whose record cannot be read, which whoever looks over all jobs fails
+  else
+    return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'")
+  end
+end
+return found

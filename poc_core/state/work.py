@@ -1,0 +1,261 @@
+"""Work in Redis as a worker sees it: it leases what is next, stores values, or gives leases back.
+
+A nonce is leased to one worker, and each lease counts once, however often it is completed. A lease
+ends with its worker's heartbeat, or when a heartbeat does not list it: a Redis that was killed
+while its disk was slow may forget that a lease was completed or given back.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import JsonValue
+from redis import Redis
+
+from poc_core.records import JobKind, Lease, ProofSpec, Refusal, RoundRecord
+from poc_core.schemes import contract_of
+from poc_core.settings import Settings
+from poc_core.state import keys, scripts
+from poc_core.state.client import Store
+from poc_core.state.delivery import entries
+from poc_core.state.jobs import JobStore
+from poc_core.state.rounds import RoundStore
+
+# Workers that died or lost their engine on one batch after which its job fails: the batch is the
+# cause.
+MAX_LOSSES = 3
+# Jobs of another spec that a worker with room passes by.
+_MOST_PASSED = 16
+# Reported nonces kept for schemes whose /status lists them: some 5 MB. Callbacks carry all.
+_MOST_KEPT = 100_000
+
+# Jobs looked at in one call of a script: some 3 ms of Redis' time.
+_CHUNK = 500
+# Share of the time between two looks for which a look keeps others away: a little below the
+# shortest pause, so that a worker is not in its own way.
+_TURN = 0.75
+
+# Scores in a model's line.
+_VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
+
+
+class HeldLeases:
+    """The leases that a worker has in progress, by the numbers of its questions. For many threads.
+
+    The numbers follow the order of asking, so the highest one and those in progress tell of all:
+    any other below is forgotten whatever Redis says, and heartbeats do not speak of later ones.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_asked = 0
+        self._held: dict[int, int] = {}  # leases and questions in progress, by number
+
+    def ask(self) -> int:
+        """Numbers a question, before Redis answers it: no lease is held that nobody tells of."""
+        with self._lock:
+            self._n_asked += 1
+            self._held[self._n_asked] = 1
+            return self._n_asked
+
+    def add(self, number: int, n_leases: int) -> None:
+        """Notes the leases that were given for a question; each is dropped, and the question."""
+        with self._lock:
+            self._held[number] += n_leases
+
+    def drop(self, number: int) -> None:
+        """Forgets a question, or a lease that was completed or given back."""
+        with self._lock:
+            self._held[number] -= 1
+            if not self._held[number]:
+                del self._held[number]
+
+    def summary(self) -> str:
+        """For a heartbeat: how many questions there were, a colon, and the numbers in progress."""
+        with self._lock:
+            return f"{self._n_asked}:{' '.join(map(str, self._held))}"
+
+
+@dataclass(frozen=True)
+class StuckJobs:
+    """What was found in a look over a model's active jobs."""
+
+    n_dropped: int  # that were over, or expired
+    n_freed: int  # leases that did not hold
+    unfinished: list[str]  # their batches are all done: whoever should have finished them died
+    broken: list[str]  # their record cannot be read
+
+
+class WorkStore(Store):
+    """All operations of one worker on jobs and rounds, each atomic in Redis and safe to repeat."""
+
+    _lease = scripts.of_store("lease")
+    _complete = scripts.of_store("complete")
+    _release = scripts.of_store("release")
+    _survey = scripts.of_store("survey_jobs")
+
+    def __init__(
+        self,
+        redis: Redis,
+        settings: Settings,
+        worker_id: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(redis, settings, clock)
+        self.worker_id = worker_id
+        self.hand = HeldLeases()
+        self.jobs = JobStore(redis, settings, clock)
+        self.rounds = RoundStore(redis, settings, clock)
+
+    def lease(
+        self,
+        model: str,
+        only_validations: bool = False,
+        round: RoundRecord | None = None,
+        places: int = 0,
+        done: tuple[Lease, Sequence[JsonValue]] | None = None,
+    ) -> list[Lease] | Refusal:
+        """Leases what is next: up to `places` nonces of `round` while it generates, else a batch.
+
+        Empty: nothing waits. The first lease of a job sets it running. `done`: of a round, values
+        that are stored in the same request.
+        """
+        scores = _VALIDATIONS if only_validations else _ALL
+        return self._leased(model, scores, "", 1, round, places, done)
+
+    def lease_more(self, beside: Lease, room: int) -> list[Lease]:
+        """Leases batches of the same spec and kind, the next in line, to compute with `beside`.
+
+        `room`: nonces, all together.
+        """
+        if beside.alone or room <= 0:
+            return []
+        scores = _VALIDATIONS if beside.urgent else _OTHERS
+        found = self._leased(beside.model, scores, beside.spec.model_dump_json(), room)
+        return found if isinstance(found, list) else []
+
+    def complete(self, lease: Lease, values: Sequence[JsonValue]) -> bool:
+        """Stores one value per nonce of a lease, in order; None excludes. May be repeated.
+
+        Of a job, True: every batch is done and the job waits for `finish`. Of a round, False:
+        another worker had completed it; also works after the round's end: nothing is lost.
+        """
+        return bool(self._complete(*self._completing(lease, values)))
+
+    def release(self, lease: Lease, lost_engine: bool = False) -> bool:
+        """Gives a lease back uncomputed. True: it waits for whoever leases next.
+
+        A job fails when MAX_LOSSES workers lost their engine on one batch.
+        """
+        lost = int(lost_engine and not lease.of_round)
+        args: list[Any] = [_field(lease), self.worker_id, lost, MAX_LOSSES, self._clock()]
+        return bool(self._release([_key(lease)], [*args, self._settings.generate_result_ttl_sec]))
+
+    def take_turn(self, model: str) -> bool:
+        """True if no other worker of the model looked just now: one is enough."""
+        turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
+        return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
+
+    def stuck(self, model: str) -> Iterator[StuckJobs]:
+        """Frees lost leases of the model's jobs, and finds those that are stuck.
+
+        A dead worker counts as a lost engine (`release`): no batch may kill workers for ever. A job
+        that ends meanwhile may hide another till the next look.
+        """
+        first, ended_ttl_s = 0, self._settings.generate_result_ttl_sec
+        while True:
+            args = [first, _CHUNK, MAX_LOSSES, self._clock(), ended_ttl_s]
+            n_kept, n_dropped, n_freed, *lists = self._survey([keys.active(model)], args)
+            found = ([job_id.decode() for job_id in ids] for ids in lists)
+            yield StuckJobs(n_dropped, n_freed, *found)
+            if n_kept + n_dropped < _CHUNK:
+                return
+            first += n_kept
+
+    def _leased(
+        self,
+        model: str,
+        scores: tuple[str, str],
+        spec: str,
+        room: int,
+        round: RoundRecord | None = None,
+        places: int = 0,
+        done: tuple[Lease, Sequence[JsonValue]] | None = None,
+    ) -> list[Lease] | Refusal:
+        settings, number = self._settings, self.hand.ask()
+        try:
+            now = self._clock()
+            args: list[Any] = [f"{self.worker_id}|{int(now)}|n{number}", now, *scores, spec, room]
+            args += [_MOST_PASSED, settings.job_ttl_sec, round.round_id if round else "", places]
+            args += [settings.outbox_max_bytes, settings.callback_retention_sec]
+            asked = (self._lease, [keys.line(model), keys.generating(model)], args)
+            calls = [asked] if done is None else [(self._complete, *self._completing(*done)), asked]
+            answer = scripts.together(self._redis, *calls)[-1]
+            found = _leases(model, number, round, *answer)
+            if isinstance(found, list):
+                self.hand.add(number, len(found))
+            return found
+        finally:
+            self.hand.drop(number)
+
+    def _completing(self, lease: Lease, values: Sequence[JsonValue]) -> tuple[list[str], list[Any]]:
+        """The keys and args of complete.lua."""
+        key, settings = _key(lease), self._settings
+        args: list[Any] = [_field(lease), len(values), self.worker_id, self._clock()]
+        if not lease.of_round:
+            texts = [json.dumps(value, allow_nan=False) for value in values]
+            return [key], [*args, settings.job_ttl_sec, "\n".join(texts)]
+        args.append(settings.callback_retention_sec)
+        pairs = list(zip(lease.nonces, values, strict=True))
+        contract = contract_of(lease.spec.scheme)
+        excluded = [nonce for nonce, value in pairs if value is None]
+        valid = [
+            (nonce, value)
+            for nonce, value in pairs
+            if value is not None and contract.is_reported(value, lease.terms)
+        ]
+        args += [json.dumps(excluded) if excluded else "", len(excluded)]
+        args += [settings.callback_interval_sec, _MOST_KEPT]
+        listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
+        args += [len(listed), *listed]
+        # A payload holds whole entries.
+        most, most_bytes = settings.callback_max_artifacts, settings.callback_max_bytes
+        for n, entry in entries.packed(valid, most, most_bytes):
+            args += [n, entry]
+        return [key, keys.outbox(lease.owner_id), keys.generating(lease.model)], args
+
+
+def _key(lease: Lease) -> str:
+    """The hash of the job or round that a lease is of."""
+    return (keys.round if lease.of_round else keys.job)(lease.owner_id)
+
+
+def _field(lease: Lease) -> str:
+    """A lease as its job or round names it."""
+    return f"{lease.place}:{len(lease.nonces)}" if lease.of_round else str(lease.place)
+
+
+def _leases(
+    model: str, number: int, round: RoundRecord | None, what: bytes = b"", *found: bytes
+) -> list[Lease] | Refusal:
+    """What lease.lua returned."""
+    if what in (b"round", b"full", b"exhausted"):
+        return Refusal(what.decode())
+    if not what:
+        return []
+    if what == b"leased":
+        assert round is not None
+        config, (place, places) = round.config, map(int, found)
+        nonces = config.nonces.take(place, places)
+        about = (model, config.spec, nonces, number, config.terms)
+        return [Lease(round.round_id, place, *about, of_round=True)]
+    spec, (kind, alone, *batches) = ProofSpec.model_validate_json(what), found
+    urgent = kind.decode() == JobKind.VALIDATE
+    lease = Lease("", 0, model, spec, [], number, urgent=urgent, alone=alone == b"1")
+    return [
+        replace(lease, owner_id=job_id.decode(), place=int(batch), nonces=json.loads(nonces))
+        for job_id, batch, nonces in zip(batches[::3], batches[1::3], batches[2::3], strict=True)
+    ]
