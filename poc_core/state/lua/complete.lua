@@ -19,10 +19,11 @@
 --      11... these, each as an entry of its own; then for each outbox entry the number of values in it, and the entry
 -- Returns of a job 1 when all its batches are done and it waits to be finished; of a round 1 when taken; else 0.
 local work, outbox, generating = unpack(KEYS)
-local lease, n_values, worker, now, ttl = unpack(ARGV, 1, 5)
+local lease, n_values, worker, now, ttl, values = unpack(ARGV, 1, 6)
+local excluded, n_excluded, interval, most_kept, n_listed = unpack(ARGV, 6, 10)
 local second = string.format('%d', math.floor(tonumber(now)))
 
-local function complete_batch(job, values)
+local function complete_batch(job)
   if not is_active(redis.call('HGET', job, 'status')) then
     return 0
   end
@@ -52,7 +53,6 @@ local function added(count, n)
 end
 
 local function complete_places(round)
-  local excluded, n_excluded, interval, most_kept, n_listed = unpack(ARGV, 6, 10)
   local first_listed = 11
   local first_entry = first_listed + tonumber(n_listed)
   local round_id = string.sub(round, #'poc:round:' + 1)
@@ -104,7 +104,4 @@ local function complete_places(round)
   return 1
 end
 
-if outbox then
-  return complete_places(work)
-end
-return complete_batch(work, ARGV[6])
+return outbox and complete_places(work) or complete_batch(work)

@@ -594,6 +594,7 @@ def test_a_worker_whose_engine_is_lost_leases_nothing_more(
 
     def meanwhile(*args: Any, **named: Any) -> bool:
         waits = release(*args, **named)
+        urgent.append(jobs.create(validation([5])))
         validations.run()
         return waits
 
@@ -603,12 +604,7 @@ def test_a_worker_whose_engine_is_lost_leases_nothing_more(
     monkeypatch.setattr(store, "release", meanwhile)
     job_id = jobs.create(new_job([0, 1]))
     urgent: list[str] = []
-
-    def lose_behind_a_validation() -> None:
-        urgent.append(jobs.create(validation([5])))
-        lose()
-
-    engine.events[0] = lose_behind_a_validation
+    engine.events[0] = lose
     with pytest.raises(SystemExit):
         runner.run()
     assert engine.begun == [[0, 1]]
