@@ -14,14 +14,13 @@ from typing import Any, cast
 import fakeredis
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ConnectionError
 
 from poc_core.errors import ProoflineError
 from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
 from poc_core.state import RoundStore, WorkerRegistry, scripts
 from poc_core.state.delivery import entries
-from poc_core.state.work import WorkStore
 from tests.harness.samples import MODEL, Clock, lease_nonces, round_config, work_of, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
@@ -258,26 +257,6 @@ def test_a_lease_is_what_the_engine_holds_whatever_the_rounds_batch_size(
     assert engine.begun[0] == list(range(holds))
 
 
-def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_next(
-    runner: RoundSteps,
-    engine: FakeEngine,
-    rounds: RoundStore,
-    record: RoundRecord,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuses(*_: object) -> None:
-        raise ResponseError("WRONGTYPE")
-
-    engine.events[2] = lambda: rounds.switch(record, RoundState.VALIDATING)
-    with monkeypatch.context() as patch:
-        patch.setattr(WorkStore, "release", refuses)
-        runner.step(record.round_id)
-    n_before = len(engine.begun)
-    rounds.switch(record, RoundState.GENERATING)
-    with under_way(runner, rounds, record):
-        wait_until(lambda: len(engine.begun) > n_before)
-
-
 @pytest.mark.parametrize("round_id", ["0" * 32, None], ids=["unknown", "stopped"])
 def test_a_step_of_a_round_that_does_not_run_does_nothing(
     runner: RoundSteps,
@@ -318,18 +297,6 @@ def test_what_was_computed_before_the_stop_is_delivered(
     engine.events[3] = stop(rounds, record)
     runner.step(record.round_id)
     assert_first(arrived(redis, record), 12)
-
-
-def test_after_a_stop_no_further_step_is_queued(
-    runner: RoundSteps,
-    engine: FakeEngine,
-    rounds: RoundStore,
-    record: RoundRecord,
-    published: list[str],
-) -> None:
-    engine.events[0] = stop(rounds, record)
-    runner.step(record.round_id)
-    assert published == []
 
 
 def test_validating_pauses_generation(
@@ -543,39 +510,6 @@ def test_a_round_beyond_the_engines_limits_is_stopped_with_its_words(
 
 def break_down() -> None:
     raise ProoflineError("CUDA error")
-
-
-def test_an_engine_that_fails_now_and_then_leaves_the_round_to_go_on(
-    proofs: Proofs, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
-) -> None:
-    engine.events = {1: break_down, 2: break_down, 4: break_down, 7: stop(rounds, record)}
-    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert_first(arrived(redis, record), 8)
-
-
-@pytest.mark.usefixtures("exits")
-def test_an_engine_that_fails_again_and_again_is_replaced(
-    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
-) -> None:
-    engine.events = dict.fromkeys(range(20), break_down)
-    with pytest.raises(SystemExit) as ended:
-        runner.step(record.round_id)
-    assert ended.value.code == ENGINE_LOST_STATUS
-    assert 3 <= len(engine.ticks) <= 6  # what was in hand beside it may fail too
-    assert rounds.generating(MODEL) == record.round_id
-    assert lease_of(rounds, record, "w2").place == 0
-
-
-def test_a_mistake_in_the_engine_neither_stops_the_round_nor_loses_a_nonce(
-    proofs: Proofs, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
-) -> None:
-    def mistake() -> None:
-        raise ZeroDivisionError
-
-    engine.events = {1: mistake, 4: stop(rounds, record)}
-    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
-    # What was in hand beside it may have to be computed again.
-    assert_first(arrived(redis, record), 8)
 
 
 def test_after_an_error_of_the_worker_a_new_step_can_run(

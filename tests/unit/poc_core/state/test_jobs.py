@@ -91,25 +91,6 @@ def test_the_first_claim_sets_the_job_running(jobs: JobStore, clock: Clock) -> N
     assert (record.status, record.started_at) == (JobStatus.RUNNING, clock.now - 5)
 
 
-def test_a_batch_is_held_while_its_worker_lives(jobs: JobStore, serve: Serve) -> None:
-    serve("w2")
-    job_id = jobs.create(new_job([1]))
-    lease_batch(jobs, job_id, 0, "w1")
-    assert lease_next(jobs, worker="w2") == []
-    assert lease_next(jobs) == []
-
-
-def test_a_dead_workers_batch_goes_to_the_next_that_asks(
-    jobs: JobStore, serve: Serve, workers: WorkerRegistry
-) -> None:
-    serve("w2")
-    job_id = jobs.create(new_job([1]))
-    lease_batch(jobs, job_id, 0, "w1")
-    workers.remove("w1")
-    assert free_lost(jobs) == 1
-    assert lease_next(jobs, worker="w2") != []
-
-
 def test_what_is_done_or_ended_is_not_leased(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     compute(jobs, job_id, 0)
@@ -657,20 +638,6 @@ def test_work_is_wanted_while_one_of_its_jobs_is_active(jobs: JobStore) -> None:
     assert not jobs.note_waiting([cancelled, "0" * 32], "")
     lease_batch(jobs, queued, 0, "w1")
     assert jobs.note_waiting([queued], "")
-
-
-def test_orphans_are_the_batches_of_dead_workers(
-    jobs: JobStore, serve: Serve, workers: WorkerRegistry
-) -> None:
-    serve("w2")
-    job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
-    lease_batch(jobs, job_id, 0, "w1")
-    lease_batch(jobs, job_id, 2, "w2")
-    assert free_lost(jobs) == 0
-    workers.remove("w1")
-    assert free_lost(jobs) == 1
-    assert free_lost(jobs) == 0
-    assert pending(jobs, job_id) == [0, 1]
 
 
 def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_no_loss(

@@ -205,16 +205,6 @@ def test_a_start_whose_answer_was_lost_is_no_second_round(rounds: RoundStore) ->
 # Leases.
 
 
-def test_leases_are_disjoint_and_without_gap_over_all_workers(rounds: RoundStore) -> None:
-    record = start(rounds)
-    leases = []
-    for worker, places in [("w1", 4), ("w2", 3), ("w2", 1), ("w1", 7), ("w1", 4)]:
-        lease = take(rounds, record, worker, places)
-        complete(rounds, lease, worker)
-        leases.append(lease)
-    assert nonces_of(leases) == list(range(19))
-
-
 @pytest.mark.parametrize(
     ("place", "nonces"),
     [
@@ -311,24 +301,6 @@ def test_a_lost_lease_that_is_too_large_is_split(
     first = take(rounds, record, "w2", places=3)
     rest = take(rounds, record, "w2", places=16)
     assert [(lease.place, len(lease.nonces)) for lease in (first, rest)] == [(0, 3), (3, 5)]
-
-
-def test_a_live_workers_lease_stays_with_it(rounds: RoundStore) -> None:
-    record = start(rounds)
-    take(rounds, record, "w1")
-    assert take(rounds, record, "w2").place == 4
-
-
-def test_a_released_lease_goes_to_the_next_that_asks(rounds: RoundStore) -> None:
-    record = start(rounds)
-    lease = take(rounds, record, "w1")
-    assert release(rounds, lease, "w1")
-    assert take(rounds, record, "w2") == lease
-
-
-def test_only_its_holder_can_release_a_lease(rounds: RoundStore) -> None:
-    lease = take(rounds, start(rounds), "w1")
-    assert not release(rounds, lease, "w2")
 
 
 def test_a_stopped_round_leases_nothing(rounds: RoundStore) -> None:
