@@ -474,7 +474,7 @@ def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: 
         process = start()
         with pytest.raises(redis.AuthenticationError):
             redis.Redis.from_url(redis_url).ping()
-        assert [(one.name, one.has_user) for one in hosts.seen()] == [("gpu2", False)]
+        assert [(one.name, one.has_user) for one in hosts.rows()] == [("gpu2", False)]
         operator.execute_command("ACL", "SETUSER", "host-stray", "on", ">pw", "+@all")
         assert hosts.restore()[0] == 1
         with redis.Redis.from_url(redis_url) as host:
