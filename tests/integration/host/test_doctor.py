@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from cli.examine.findings import Finding
-from cli.examine.redis import own_server, server
+from cli.examine.redis import local_server, server
 from cli.supervise.redis_server import LocalRedis, free_port
 from poc_core.settings import Settings
 from tests.stacks.own_redis import own_redis
@@ -48,7 +48,7 @@ def wrong(findings: Iterator[Finding]) -> list[Finding]:
 
 def test_the_one_that_up_starts_is_fine(settings: Settings) -> None:
     assert wrong(server(settings)) == []
-    assert [finding.level for finding in own_server()] == ["ok"]
+    assert [finding.level for finding in local_server()] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -117,5 +117,5 @@ def test_a_user_who_may_not_look(settings: Settings, own: LocalRedis, client: re
 def test_no_redis_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("cli.supervise.redis_server.binary_in_wheel", lambda: None)
-    (found,) = own_server()
+    (found,) = local_server()
     assert (found.level, "No redis-server 6.2 or newer found" in found.says) == ("problem", True)
