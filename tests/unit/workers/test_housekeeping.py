@@ -232,7 +232,7 @@ def test_a_worker_whose_engine_hangs_says_so_and_ends(
         assert worker.ended_by == []
         clock.now += 10
         keep()
-    assert "has not gone on for 30 s (POC_ENGINE_HUNG_S)" in worker.ended_by[0]
+    assert "has made no step for 30 s (POC_ENGINE_HUNG_S)" in worker.ended_by[0]
     assert [record.state for record in workers.live()] == ["hung"]
 
 

@@ -226,7 +226,7 @@ def test_up_whose_hosts_are_gone_says_so(
     wait_generation(host.store, 1)
     host.store.leave("h1")
     assert answer.result(60).status_code == 500
-    assert "is gone" in answer.result().json()["detail"]
+    assert "model ended" in answer.result().json()["detail"]
 
 
 def test_up_that_takes_too_long_goes_on(app_in_a_hurry: TestClient, host: Host) -> None:
