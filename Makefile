@@ -51,7 +51,7 @@ demo: setup ## start the whole stack with a tiny model, generate and validate pr
 test: lint ## linters, types, then unit and integration tests
 	@$(BIN)/python -m $(PYTEST) "not slow" tests
 
-unit: setup ## unit tests only: about a minute on 2 idle cores, no Redis, no engine
+unit: setup ## unit tests only: no Redis, no engine
 	@$(BIN)/python -m $(UNIT) "not slow" tests/unit
 
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
