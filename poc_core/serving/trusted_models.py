@@ -40,7 +40,7 @@ def why_not_trusted(
     revision = arguments.get("revision")
     if revision is None:
         return (
-            "not without the --revision that is trusted; a model that needs it wants both that and"
+            "not without the --revision that is trusted; a model that needs it requires both and"
             f" POC_TRUSTED_MODELS={model}@COMMIT"
         )
     if f"{model}@{revision}" in trusted:

@@ -30,7 +30,11 @@ def test_the_code_of_a_trusted_repository_at_a_trusted_commit_is_run() -> None:
     ("model", "words", "told"),
     [
         ("acme/model", (TRUST,), "not without the --revision that is trusted"),
-        ("acme/model", (TRUST, "--revision", "main"), "wants POC_TRUSTED_MODELS=acme/model@main"),
+        (
+            "acme/model",
+            (TRUST, "--revision", "main"),
+            "requires POC_TRUSTED_MODELS=acme/model@main",
+        ),
         ("acme/model", (TRUST, "--revision", COMMIT, "--revision", "main"), "not trusted here"),
         ("acme/other", (TRUST, "--revision", COMMIT), f"POC_TRUSTED_MODELS=acme/other@{COMMIT}"),
         ("/models/x", (TRUST, "--revision", COMMIT), "not trusted here"),
