@@ -48,7 +48,7 @@ def test_a_slip_in_the_file_locks_nobody_out(file: KeyFile) -> None:
     assert file.caller(key)
     file.path.write_text("{")
     assert file.caller(key)
-    with pytest.raises(KeysError, match="mend it"):
+    with pytest.raises(KeysError, match="fix or remove it"):
         file.keys()
 
 
