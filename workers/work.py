@@ -58,12 +58,14 @@ class Work:
         self._rounds = store.rounds
         self._urgent = urgent
         self._pass_on = pass_on
-        self._runner = Runner(proofs, self)  # holds leases from turn to turn
-        self._round: RoundRecord | None = None  # whose nonces are leased
-        # Computed of a round, and stored with the next question, which follows at once.
+        self._runner = Runner(proofs, self)  # keeps leases between turns
+        self._round: RoundRecord | None = None  # the round whose nonces are leased
+        # Computed values of a round, stored with the next lease request, which follows immediately.
         self._done: _Done | None = None
         self._counts: Counter[str] = Counter()
-        self._waits_since: float | None = None  # monotonic time; None: chat is not waited for
+        self._waits_since: float | None = (
+            None  # monotonic time; None if work does not wait for chat
+        )
         self._passes_on = True  # once a turn
         self._full_logged_at = 0.0
 
@@ -133,7 +135,7 @@ class Work:
         if not (found and found[0].of_round):
             self._end_round()
         if found or held:
-            return found  # what comes meanwhile joins what is computed
+            return found  # new work joins the work in progress
         return None if chat_allows else self._wait_for_chat()
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
@@ -170,7 +172,7 @@ class Work:
                 self._jobs.fail(lease.owner_id, str(error))
 
     def _lease(self, chat_allows: bool) -> list[Lease] | Refusal:
-        """What is next, asked for together with storing the values that are there."""
+        """Requests the next lease, and stores available values in the same call."""
         done, places = self._done, 0
         if self._round is not None and chat_allows:
             places = self._proofs.batch_size(self._round.config.spec)
@@ -196,7 +198,7 @@ class Work:
             self._store.hand.drop(self._done[0].number)
             self._done = None
 
-    # Of jobs.
+    # Methods for jobs.
 
     def _complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         job_id = lease.owner_id
@@ -255,11 +257,11 @@ class Work:
     # Methods for chat.
 
     def _wait_for_chat(self) -> Sequence[Lease] | None:
-        """Before anything is leased: a worker with idle chat may take it."""
+        """Waits for chat before leasing, so that a worker with idle chat may take the job."""
         job_id = until_redis_answers(lambda: self._jobs.next_in_line(self._model))
         if job_id is None:
             return None
-        if self._passes_on:  # it may have taken the only message
+        if self._passes_on:  # this worker may have taken the only message
             self._passes_on = False
             self._pass_on()
         if not self._proofs.chat_allows(_CHAT_WAIT_S):
