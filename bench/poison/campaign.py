@@ -136,7 +136,6 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="show each request and its time")
     parser.add_argument("--go-on", action="store_true", help="show all wrong answers")
     options = parser.parse_args()
-    began = time.monotonic()
     wrong: list[str] | None = [] if options.go_on else None
     os.environ.setdefault(cpu_memory.VARIABLE, "1")
     os.environ.setdefault(cpu_threads.VARIABLE, "nobind")
@@ -146,6 +145,7 @@ def main() -> None:
         served(QWEN3, 256) as server,
     ):
         campaign = Campaign(server, models_of(made[0], server.engine.chat_paths), options.verbose)
+        began = time.monotonic()
         try:
             n = campaign.run(options.cases, options.seed, began + 60 * options.minutes, wrong)
         finally:
