@@ -107,7 +107,7 @@ def promises() -> str:
         for who, held in sorted(found.items()):
             paths = sorted({path.relative_to(ROOT) for _, path in held})
             links = (f"[{path.stem.removeprefix('test_')}]({path})" for path in paths)
-            yield f"| {who} | {'; '.join(sorted({p for p, _ in held}))} | {' '.join(links)} |"
+            yield f"| {who} | {'<br>'.join(sorted({p for p, _ in held}))} | {' '.join(links)} |"
 
     return table("Who | Promise | Tests", rows())
 

@@ -188,8 +188,8 @@ def chain_table(folder: Path) -> Iterator[str]:
     """Of each machine's chains: where they part from the validator's own, and their verdicts."""
     yield from header(
         "Machine",
-        f"Of {N_CHAINS} part",
-        "At step",
+        f"Different, of {N_CHAINS}",
+        "First step, mean",
         "Mean margin",
         "Largest",
         *(f"% over {limit:g}" for limit in RATE_THRESHOLDS),

@@ -42,8 +42,8 @@ class ApiSettings(Theme):
         None,
         min_length=16,
         description=(
-            "The key that commands send to an API. In an API's environment: one more key, for"
-            " everything."
+            "The key that commands send to an API. In an API's environment: one more key, which"
+            " may do everything."
         ),
     )
     trusted_networks: str = Field(
@@ -91,8 +91,8 @@ class ApiSettings(Theme):
         "8000",
         coerce_numbers_to_str=True,
         description=(
-            "The API's port, or several separated by spaces, without --port. No callback goes to"
-            " these ports of the node's machines."
+            "The API's port, or several separated by spaces, unless --port is given. Callbacks to"
+            " these ports of the node's machines are refused."
         ),
     )
 

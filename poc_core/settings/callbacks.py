@@ -50,8 +50,8 @@ class CallbackSettings(Theme):
         ge=1024,
         description=(
             "Bytes of Redis memory for a round's undelivered artifacts (some 80 for each of k_dim"
-            " 12); at the limit the round pauses. The same for the callbacks of all jobs, of which"
-            " one for each 512 KiB may have a url, at least 64; more get 429."
+            " 12); at the limit the round pauses. The callbacks of all jobs may use as much. One"
+            " job for each 512 KiB of it (at least 64) may have a url; more get 429."
         ),
     )
     callback_allow: str = Field(
@@ -80,15 +80,15 @@ class CallbackSettings(Theme):
     callback_client_cert: str = Field(
         "",
         description=(
-            "PEM file with the courier's certificate and key for those receivers, or two files"
-            " separated by a comma. Read again when it changes."
+            "PEM file with the courier's certificate and key for POC_CALLBACK_TLS_HOSTS, or two"
+            " files separated by a comma. Read again when it changes."
         ),
     )
     callback_trusted_certs: Path | None = Field(
         None,
         description=(
-            "PEM file of the only trusted certificates of those receivers or their authorities;"
-            " unset: the system's. Read again when it changes."
+            "PEM file with the certificates, of receivers or authorities, that the courier trusts"
+            " for POC_CALLBACK_TLS_HOSTS. Unset: the system's. Read again when it changes."
         ),
     )
 

@@ -24,7 +24,8 @@ class ProofSettings(Theme):
         ge=1,
         le=10_000_000,
         description=(
-            "Largest number of nonces in unfinished jobs, and a fifth as many jobs. More get 429."
+            "Largest number of nonces in unfinished jobs; a fifth of it is the largest number of"
+            " unfinished jobs. Further jobs get 429."
         ),
     )
     max_result_bytes: int = Field(
@@ -32,8 +33,8 @@ class ProofSettings(Theme):
         ge=1024 * 1024,
         le=2 * 1024 * 1024 * 1024,
         description=(
-            "Largest answer of a job in bytes; larger ones get 413 before anything is computed. The"
-            " default holds 1,600,000 artifacts of k_dim 12."
+            "Largest answer of a job in bytes. A job with a larger answer gets 413 before anything"
+            " is computed. The default allows 1,600,000 artifacts of k_dim 12."
         ),
     )
     generate_chunk_timeout_sec: float = Field(
@@ -79,7 +80,7 @@ class ProofSettings(Theme):
         ge=1,
         description=(
             "Milliseconds that one call into the engine may take before the engine counts as"
-            " lost. After three times as long, or 180 s, another worker gets the batch."
+            " lost. After three times as long (at least 180 s) another worker gets the batch."
         ),
     )
     worker_ttl_s: int = Field(
@@ -88,7 +89,7 @@ class ProofSettings(Theme):
         description=(
             "A worker without a heartbeat for this many seconds counts as dead, and its leases"
             " are free. Heartbeats are sent five times as often. A dead courier's callbacks"
-            " continue after twice as long."
+            " continue after twice this time."
         ),
     )
     engine_hung_s: float = Field(

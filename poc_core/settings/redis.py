@@ -24,7 +24,7 @@ class RedisSettings(Theme):
         ),
     )
     redis_password_file: Path | None = Field(
-        None, description="File with Redis' password, for a POC_REDIS_URL without one."
+        None, description="File with Redis' password, if POC_REDIS_URL contains none."
     )
 
     @model_validator(mode="before")

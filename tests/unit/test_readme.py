@@ -44,7 +44,7 @@ def test_the_readme_is_short() -> None:
 
 def test_there_are_examples_of_jobs_rounds_and_chat() -> None:
     assert [path for _, path, body in requests("docs/api.md") if body is not None] == [
-        *["/api/v1/pow/generate"] * 3,
+        *["/api/v1/pow/generate"] * 4,
         *["/v1/chat/completions"] * 2,
         "/api/v1/pow/init/generate",
     ]

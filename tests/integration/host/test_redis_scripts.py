@@ -89,7 +89,7 @@ def hold_up(as_user: As, script: str) -> threading.Thread:
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "can use scripts again after Redis forgot them",
+    "can use the node's scripts again after Redis has lost them",
 )
 @pytest.mark.parametrize("user", ["worker", "courier", "flower"])
 def test_what_redis_has_forgotten_the_api_loads_for_those_who_may_not(

@@ -150,11 +150,11 @@ def refused(client: redis.Redis, command: str) -> bool:
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "may not do what is forbidden above, nor EVAL, and has its own password",
+    "has its own password, and can run neither EVAL nor what is forbidden above",
 )
 @pytest.mark.promise(
     "a compromised host",
-    "cannot write other hosts' records (Redis 7), forge events or stay without a heartbeat",
+    "cannot write other hosts' records (Redis 7), forge events or stay listed without a heartbeat",
 )
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_may_touch_nothing_of_others(compose: LocalCompose, user: str) -> None:
@@ -196,7 +196,8 @@ def may_run(client: redis.Redis, words: list[str]) -> bool:
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)", "may run only the listed commands"
+    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "can run no command that its rights do not list",
 )
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_may_run_no_command_but_those_named(compose: LocalCompose, user: str) -> None:
@@ -220,7 +221,7 @@ def test_a_user_may_run_no_command_but_those_named(compose: LocalCompose, user: 
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "may not do what is forbidden above, nor EVAL, and has its own password",
+    "has its own password, and can run neither EVAL nor what is forbidden above",
 )
 @pytest.mark.parametrize("user", USERS)
 def test_a_script_may_no_more_than_who_calls_it(compose: LocalCompose, user: str) -> None:
@@ -258,7 +259,7 @@ def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "may not do what is forbidden above, nor EVAL, and has its own password",
+    "has its own password, and can run neither EVAL nor what is forbidden above",
 )
 def test_each_has_a_password_of_its_own(compose: LocalCompose) -> None:
     passwords = {user: password_of(compose, user) for user in USERS} | {

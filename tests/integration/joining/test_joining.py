@@ -202,10 +202,11 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, list[tuple[str
 
 @pytest.mark.promise(
     "a host's token",
-    "is in no log, environment or argument; Redis and the API know no secret of it",
+    "appears in no log, environment or process argument; Redis and the API never get its secrets",
 )
 @pytest.mark.promise(
-    "a revoked host", "is locked out at once, also after a restart of Redis; others do its work"
+    "a revoked host",
+    "is locked out at once, also after a restart of Redis; other hosts do its work",
 )
 def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     token_file = node.invite("gpu2")
@@ -355,7 +356,7 @@ def test_no_chat_goes_to_a_revoked_host_whatever_it_left_in_redis(node: Node) ->
 
 @pytest.mark.promise(
     "a compromised host",
-    "cannot write other hosts' records (Redis 7), forge events or stay without a heartbeat",
+    "cannot write other hosts' records (Redis 7), forge events or stay listed without a heartbeat",
 )
 def test_a_host_writes_no_other_hosts_records(node: Node) -> None:
     if (version_of(str(REDIS)) or (0,)) < (7,):
@@ -404,7 +405,8 @@ def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
 
 
 @pytest.mark.promise(
-    "a revoked host", "is locked out at once, also after a restart of Redis; others do its work"
+    "a revoked host",
+    "is locked out at once, also after a restart of Redis; other hosts do its work",
 )
 def test_redis_keeps_hosts_over_its_restart_and_forgets_those_revoked(node: Node) -> None:
     redis_url = node.take(Token.read(node.invite("gpu5").read_text()))

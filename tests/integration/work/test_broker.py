@@ -99,7 +99,7 @@ def broker(node: Node, request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "may do everything that its process needs",
+    "can run every command that its process needs",
 )
 def test_the_brokers_day(node: Node, broker: Broker) -> None:
     with Receiver() as receiver:

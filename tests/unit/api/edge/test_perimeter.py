@@ -63,7 +63,8 @@ class TestHost:
         assert perimeter(own_names=("node.example.org",)).knows("node.example.org")
 
     @pytest.mark.promise(
-        "a web page", "cannot use the API by another name, from another origin, or by a form"
+        "a web page",
+        "cannot use the API under another host name, from another origin, or through a form",
     )
     def test_a_rebound_name_is_refused_and_told_the_setting(self, client: TestClient) -> None:
         answer = client.post(STOP, headers={"Host": "evil.example:8000"})
@@ -76,7 +77,8 @@ class TestHost:
 
 class TestOrigin:
     @pytest.mark.promise(
-        "a web page", "cannot use the API by another name, from another origin, or by a form"
+        "a web page",
+        "cannot use the API under another host name, from another origin, or through a form",
     )
     @pytest.mark.parametrize("origin", [PAGE, "null", "http://testserver:3000", "http://localhost"])
     def test_a_strangers_page_cannot_stop_the_round(self, client: TestClient, origin: str) -> None:
@@ -116,7 +118,8 @@ class TestAllowedOrigin:
 
 class TestBody:
     @pytest.mark.promise(
-        "a web page", "cannot use the API by another name, from another origin, or by a form"
+        "a web page",
+        "cannot use the API under another host name, from another origin, or through a form",
     )
     @pytest.mark.parametrize(
         "headers",

@@ -23,7 +23,7 @@ ACCESS = Access(
 )
 
 
-@pytest.mark.promise("another user of a host", "cannot read what the host was given")
+@pytest.mark.promise("another user of a host", "cannot read the files that the host received")
 def test_only_its_owner_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "new" / "joined.json"
     before = os.umask(0)

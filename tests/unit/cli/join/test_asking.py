@@ -69,7 +69,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.promise(
-    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+    "an attacker between a host and the API", "learns nothing; hosts refuse changed answers"
 )
 def test_a_certificate_that_nobody_vouches_for_is_told_nothing(server: Server) -> None:
     with pytest.raises(CertificateError, match=r"is not trusted .*--ca FILE"):
@@ -87,7 +87,7 @@ def test_its_authority_or_its_fingerprint_is_enough(server: Server) -> None:
 
 
 @pytest.mark.promise(
-    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+    "an attacker between a host and the API", "learns nothing; hosts refuse changed answers"
 )
 def test_another_certificate_than_the_named_one_is_told_nothing(server: Server) -> None:
     with pytest.raises(CertificateError, match=f"its fingerprint is sha256={server.fingerprint}"):
@@ -103,7 +103,7 @@ def test_a_fingerprint_does_without_the_name(server: Server) -> None:
 
 
 @pytest.mark.promise(
-    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+    "an attacker between a host and the API", "learns nothing; hosts refuse changed answers"
 )
 @pytest.mark.parametrize(
     ("url", "says"),

@@ -80,7 +80,7 @@ def test_a_new_token_joins_anew(tmp_path: Path, asked: Asked, token: Token) -> N
 
 
 @pytest.mark.promise(
-    "an attacker between a host and the API", "learns nothing, and no changed answer is used"
+    "an attacker between a host and the API", "learns nothing; hosts refuse changed answers"
 )
 def test_a_tampered_answer_is_not_used(tmp_path: Path, asked: Asked, token: Token) -> None:
     assert asked.answer is not None

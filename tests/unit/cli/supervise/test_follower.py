@@ -589,7 +589,7 @@ def test_what_workers_are_told(
     assert deployed_options(wanted, defaults) == EngineOptions(**name | expected)
 
 
-@pytest.mark.promise("a compromised host", "runs no code elsewhere")
+@pytest.mark.promise("a compromised host", "cannot run code on other hosts")
 @pytest.mark.parametrize(
     "words",
     [
@@ -604,7 +604,7 @@ def test_a_record_runs_no_code_on_a_host(words: tuple[str, ...]) -> None:
         deployed_options(Deployment(model="acme/m", vllm_args=words), EngineOptions(model=""))
 
 
-@pytest.mark.promise("a compromised host", "runs no code elsewhere")
+@pytest.mark.promise("a compromised host", "cannot run code on other hosts")
 def test_a_record_makes_no_host_trust_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = ("--trust-remote-code", "--revision", "a" * 40)
     wanted = Deployment(model="acme/m", vllm_args=pinned)

@@ -17,7 +17,7 @@ def test_tokens_are_long_random_and_found_by_scanners() -> None:
 
 @pytest.mark.promise(
     "a host's token",
-    "is in no log, environment or argument; Redis and the API know no secret of it",
+    "appears in no log, environment or process argument; Redis and the API never get its secrets",
 )
 def test_nothing_shown_of_a_token_gives_it_or_the_password_away() -> None:
     token = Token.new()

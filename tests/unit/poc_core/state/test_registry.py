@@ -158,7 +158,7 @@ def lies(redis: Redis, worker_id: str) -> None:
 
 @pytest.mark.promise(
     "a compromised host",
-    "cannot write other hosts' records (Redis 7), forge events or stay without a heartbeat",
+    "cannot write other hosts' records (Redis 7), forge events or stay listed without a heartbeat",
 )
 def test_no_worker_lives_longer_without_a_sign_of_life_than_others(
     workers: WorkerRegistry, redis: Redis, settings: Settings

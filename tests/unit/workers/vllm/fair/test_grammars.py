@@ -113,7 +113,7 @@ async def test_one_that_takes_too_long_is_ended_and_the_next_is_tried(tried: Tri
     await after
 
 
-@pytest.mark.promise("a chat user with slow grammars", "does not delay others'")
+@pytest.mark.promise("a chat user with slow grammars", "does not delay other users' grammars")
 async def test_with_its_client_a_trial_ends(tried: Tried) -> None:
     gone = tried.check("600||a")
     await tried.has_begun("600||a")
@@ -121,7 +121,7 @@ async def test_with_its_client_a_trial_ends(tried: Tried) -> None:
     await asyncio.wait_for(tried.check("0||b"), 30)  # before it would have taken too long
 
 
-@pytest.mark.promise("a chat user with slow grammars", "does not delay others'")
+@pytest.mark.promise("a chat user with slow grammars", "does not delay other users' grammars")
 async def test_one_client_with_many_slow_ones_keeps_no_other_waiting(tried: Tried) -> None:
     greedy = [tried.check(f"600||{number}", "greedy") for number in range(10)]
     await tried.has_begun("600||0")
