@@ -1,5 +1,5 @@
-"""The steps of a chat between vLLM's server and its engine: the network's fields, limits, known
-tokens, fair shares, vLLM.
+"""Processes a chat between vLLM's server and engine: the network's fields, limits, known tokens,
+fair sharing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.vllm.release import answers
 
 
 class ChatPipeline:
-    """The steps for one AsyncLLM, on the event loop that runs it."""
+    """The chat steps of one AsyncLLM, on its event loop."""
 
     def __init__(self, llm: Any, no_hooks: str) -> None:
         """`no_hooks`: why the ranks have no hooks for known tokens; empty if they have hooks."""

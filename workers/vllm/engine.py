@@ -255,9 +255,9 @@ class VllmEngine(Engine):
     def pulse(self) -> Pulse:
         """Returns a progress counter, and whether unfinished chat waits for progress.
 
-        The core is probed if there was no step, and periodically. If the core is idle, every rank
-        is probed too, so that a hung engine is found before a client arrives. A call in progress
-        has its own limit (rpc_timeout_s).
+        Probes the engine core periodically, and whenever there was no step since the last call. If
+        the core is idle, also probes every rank, so that a hung engine is found before a client
+        arrives. A call in progress has its own limit (rpc_timeout_s).
         """
         chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
         self._seen_steps = self._steps
@@ -282,8 +282,8 @@ class VllmEngine(Engine):
     async def _ask_core(self) -> int:
         """Returns how many requests the core has not finished.
 
-        If there are none, probes all ranks, and drops requests that only the front end has had for
-        some time: vLLM registers a request before it is sent, and leaves it there if sending fails.
+        If there are none, probes all ranks, and drops old requests that only the front end has.
+        vLLM leaves such a request there if sending it to the core fails.
         """
         from workers.vllm.release import engine_core
 
@@ -413,7 +413,7 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
 
 
 def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
-    """Returns whether only some of a stage's tensor-parallel ranks failed.
+    """Returns whether only some of a stage's tensor-parallel ranks failed, so the others may wait.
 
     Answers are ordered by rank.
     """

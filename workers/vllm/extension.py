@@ -1,4 +1,4 @@
-"""Mixed into vLLM's worker class (`worker_extension_cls`); called by name through collective_rpc.
+"""The class that vLLM mixes into its worker class (`worker_extension_cls`), for collective_rpc.
 
 Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays off.
 """
@@ -19,13 +19,11 @@ lifeline.hold()
 
 
 class ProofExtension:
-    """Proof methods of a vLLM worker.
+    """Proof methods of a vLLM worker. Their names begin with `proof_`, unlike vLLM's.
 
-    All names begin with `proof_`, so that none collides with vLLM's.
-
-    Each method returns {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. None
-    raises: with several ranks vLLM reads only the first rank's exception, and would take the
-    others' for answers to the next call.
+    Each method returns {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. No
+    method raises, because vLLM reads only the first rank's exception, and would take the other
+    ranks' exceptions for answers to the next call.
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
@@ -78,7 +76,7 @@ class ProofExtension:
 
 
 def _said(error: Exception) -> str:
-    """Returns an error's text; if it has none (vLLM asserts much), the line that raised it."""
+    """Returns an error's text; for vLLM's assertions without text, the line that raised."""
     words = str(error)
     if not words and (frames := traceback.extract_tb(error.__traceback__)):
         words = (

@@ -163,8 +163,8 @@ def check_isolation(engine: VllmEngine) -> None:
 def check_slices(engine: Engine) -> None:
     """Compares a micro-batch computed at once to one computed layer by layer.
 
-    Slicing is disabled if any bit differs. If repeated runs differ too, the limit is the distance
-    between those.
+    Slicing is disabled if any bit differs. If repeated runs differ too, their distance is the
+    limit.
     """
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
@@ -266,8 +266,8 @@ def check_chains(engine: VllmEngine) -> None:
 def check_graphs(engine: VllmEngine) -> None:
     """Compares replayed chains to plain ones; any different point disables replay.
 
-    Tests two chains, and as many as fit, because their sums over ranks use other kernels.
-    RecordingError if the engine is broken.
+    Tests two chains, and as many chains as fit, because sums over ranks use other kernels for other
+    sizes. RecordingError if the engine is broken.
     """
     if why_no_chains(engine.info):
         return

@@ -1,1 +1,1 @@
-"""Chats that the network checks: known tokens, their logprobs, answers with token ids."""
+"""Chat that other nodes can validate: known tokens (another node's answer), logprobs, token ids."""

@@ -1,6 +1,6 @@
-"""Refusals of chat requests, as texts for the client.
+"""Errors that refuse chat requests. Their texts are for the client.
 
-The server's side imports this module too, so it imports no vLLM.
+The HTTP server imports this module too, so it imports no vLLM.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """A refusal with this status.
+    """The error of a refused request, with its HTTP status.
 
-    Releases of vLLM's server turn exceptions into different answers: 500, 400, an event of a
-    stream. So each refusal is recorded with its request, see `refusals`.
+    Releases of vLLM answer an exception with 500, 400 or a stream event. So each refusal is also
+    recorded for its request, see `refusals`.
     """
 
     status: int
@@ -31,9 +31,9 @@ class Refused(ProoflineError):
 
 
 class CannotForce(Refused):
-    """503: this node cannot score any known tokens.
+    """503: this node cannot score known tokens (another node's answer).
 
-    The network draws no conclusion about the executor.
+    The network draws no conclusion about the node that answered.
     """
 
     status = 503
@@ -56,9 +56,9 @@ class Failed(Refused):
 
 
 class BadRequest(Refused):
-    """400: no node could answer.
+    """400: the request is invalid on every node.
 
-    With `param` "enforced_tokens" the network blames the tokens' author.
+    If `param` is "enforced_tokens", the network blames the node that created the tokens.
     """
 
     status = 400
@@ -68,7 +68,7 @@ _NOTED: ContextVar[list[Refused] | None] = ContextVar("refusals", default=None)
 
 
 def refusals() -> list[Refused]:
-    """Returns the list to which refusals of this task's request are added from now on."""
+    """Starts recording refusals in this asyncio task; returns the list that will hold them."""
     found: list[Refused] = []
     _NOTED.set(found)
     return found

@@ -1,7 +1,7 @@
-"""Passes a request's options from the server to the engine's side: in the context of the answering
-task, then in `SamplingParams.extra_args` (release/extra_args.py).
+"""Passes a request's options from the HTTP server to the engine: in a context variable, then in
+`SamplingParams.extra_args` (release/extra_args.py).
 
-A client's entries with these names (`vllm_xargs`) are dropped on every path.
+Entries with the same names in a client's `vllm_xargs` are dropped on every path.
 """
 
 from __future__ import annotations

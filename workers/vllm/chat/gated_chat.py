@@ -1,6 +1,4 @@
-"""vLLM's OpenAI server around a worker's engine, behind the gate that informs proofs about chat in
-progress.
-"""
+"""Middleware of vLLM's OpenAI server: reports chat in progress to proofs through the chat gate."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware: accepts chat requests from the gateway only, and lets requests that use the
-    engine pass the gate.
+    """ASGI middleware: accepts requests from the gateway only, and passes those that use the engine
+    through the chat gate.
     """
 
     def __init__(
@@ -67,11 +65,11 @@ class GatedChat:
         paths: Sequence[str] = USUAL,
         ids_for_all: bool = False,
     ) -> None:
-        """`is_lost`: returns whether the engine is dead; its unanswered requests are marked, so
-        that another worker may answer. `secret`: the gateway's; None accepts any client. `paths`:
-        paths that are served (openai_paths.passed_on); vLLM's server has others, which change or
-        end the engine. `ids_for_all`: logprobs name tokens by their ids also for requests without
-        the network's fields.
+        """`is_lost`: returns whether the engine is dead. Unanswered requests of a dead engine are
+        marked, so that another worker may answer. `secret`: the gateway's; None accepts any client.
+        `paths`: the served paths (openai_paths.passed_on); vLLM's server has others, which change
+        or end the engine. `ids_for_all`: logprobs name tokens by id even for requests without the
+        network's fields.
         """
         self._app = app
         self._gate = gate
@@ -113,7 +111,7 @@ class GatedChat:
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, is_lost: Callable[[], bool]
     ) -> None:
-        """Sends vLLM's answer, or a refusal, or the error that the engine was lost."""
+        """Sends vLLM's answer, a refusal, or a 503 if the engine was lost."""
         before, refused = is_lost(), refusals()
 
         def instead() -> Awaitable[None] | None:
@@ -155,8 +153,8 @@ class GatedChat:
 
 
 class _Answer:
-    """An answer in progress, held back until its first byte; a stream, until the first event from
-    the engine. A round may end it; vLLM sees this as a disconnect of the client.
+    """An answer in progress. Its beginning is held back: until the first byte, or in a stream until
+    the engine's first event. If a round ends it, vLLM sees a disconnect of the client.
     """
 
     def __init__(
@@ -166,7 +164,7 @@ class _Answer:
         send: Send,
         instead: Callable[[], Awaitable[None] | None],
     ) -> None:
-        """`instead` is called when the answer begins: None, or sends another answer."""
+        """`instead`: called when the answer begins; returns None, or sends another answer."""
         self._path = path
         self._receive = receive
         self._send = send
@@ -184,7 +182,7 @@ class _Answer:
     async def run(self, app: App, scope: Scope) -> None:
         """Forwards the answer.
 
-        If it is ended early, sends the reason instead of it or after its last part.
+        If it is ended early, sends the reason in place of the answer, or as a stream's last event.
         """
         work = asyncio.ensure_future(app(scope, self._heard, self.send))
         ended = asyncio.create_task(self._ended.wait())
@@ -247,7 +245,7 @@ async def _refuse(send: Send) -> None:
 
 
 async def _lost(send: Send, before: bool) -> None:
-    """Sends 503 for a lost engine. `before`: whether the request came after the engine's end."""
+    """Sends 503 for a lost engine. `before`: the engine was lost before the request arrived."""
     await send_error(
         send,
         503,
@@ -266,7 +264,7 @@ async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
 
 
 def _as_refused(error: Exception) -> Refused:
-    """Returns a refusal with the status that vLLM's server uses outside of streams."""
+    """Converts an exception to a refusal with the status that vLLM sends outside of streams."""
     if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
         return BadRequest(str(error), getattr(error, "parameter", None))
     return Failed("The worker could not compute this request; its log has the reason.")

@@ -1,7 +1,6 @@
-"""Creates answers from known tokens, in place of vLLM's `generate`.
+"""Creates answers from known tokens (another node's answer), in place of vLLM's `generate`.
 
-vLLM's server has rendered the prompt and created the parameters, and formats the yielded outputs:
-chat, completions, streams, tools, reasoning.
+vLLM's server renders the prompt, creates the parameters and formats the yielded outputs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PROCESSORS = "vllm.logits_processors"
 class KnownTokens:
     """Answers requests with known tokens, on the engine's event loop.
 
-    Must be created while `generate` is still vLLM's.
+    Create it before vLLM's `generate` is replaced.
     """
 
     def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
@@ -58,7 +57,7 @@ class KnownTokens:
     def settle(self, way: Way, no_steps: str = "") -> None:
         """Sets how known tokens are scored from now on.
 
-        `no_steps`: an additional reason against steps.
+        `no_steps`: another reason why decode steps cannot score them.
         """
         self.validations.way = way
         self._no_steps = self._no_steps or no_steps
@@ -156,7 +155,7 @@ class KnownTokens:
     async def _checked(
         self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]
     ) -> Any:
-        """Returns vLLM's own request, after all of its checks and additions."""
+        """Returns vLLM's internal request, after vLLM's checks and additions."""
         llm = self._llm
         request = llm.input_processor.process_inputs(
             request_id,

@@ -29,9 +29,9 @@ CHARS_A_TOKEN = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """The defaults are the row sizes of vLLM's second model runner.
+    """Limits of request fields; the defaults are the row sizes of vLLM's V2 model runner.
 
-    The first runner has no limits, but all nodes of a network should answer alike.
+    The V1 runner has no limits, but all nodes of a network should refuse the same requests.
     """
 
     allowed_token_ids: int = 1024  # repeated ids count
@@ -45,8 +45,8 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks vLLM's model of a request, or its SamplingParams, and yields regularly for other
-        work.
+        """Checks a parsed request or SamplingParams, and yields regularly so that other work can
+        run.
 
         BadRequest if a value exceeds what the engine can hold.
         """
@@ -76,8 +76,8 @@ class Limits:
             pass
 
     def refuse_foreign(self, prompt: Any, params: Any) -> None:
-        """Raises BadRequest for a client's token ids outside the model's vocabulary; releases check
-        only some.
+        """Raises BadRequest for token ids outside the model's vocabulary; vLLM checks only some of
+        them.
         """
         if isinstance(prompt, dict) and prompt.get("type") == "token":
             ids = prompt["prompt_token_ids"]
@@ -86,10 +86,9 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Raises BadRequest if vLLM's SamplingParams are too long, after words were tokenized and
-        the model's stop ids added.
+        """Checks SamplingParams again after vLLM tokenized words and added the model's stop ids.
 
-        Tokenizers may have more ids than the model.
+        Raises BadRequest. A tokenizer may have more ids than the model.
         """
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")

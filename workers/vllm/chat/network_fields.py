@@ -1,4 +1,4 @@
-"""The network's fields of chats that nodes check: `enforced_tokens`, `enforced_str`,
+"""Reads the network's request fields for validating chat: `enforced_tokens`, `enforced_str`,
 `logprobs_mode`.
 """
 
@@ -39,7 +39,7 @@ class NetworkFields:
         self._tokenizer = tokenizer
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Reads a body that vLLM's server has parsed; None if it has none of the fields.
+        """Reads the fields of a JSON body; returns None if the body has none of them.
 
         Raises BadRequest or CannotForce.
         """

@@ -1,6 +1,4 @@
-"""Logprobs of known tokens from the logits of their positions, as vLLM's sampler would report
-them.
-"""
+"""Computes logprobs of known tokens from logits, as vLLM's sampler would report them."""
 
 from __future__ import annotations
 
@@ -46,11 +44,10 @@ class Collected:
         self._first = self._end = n  # rows between these are present
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
-        """Returns the first row of this chunk, and the hidden states of its rows; the chunk begins
-        at position `start`.
+        """Returns the index of this chunk's first row, and the hidden states of its rows. `start`:
+        position of the chunk's first state.
 
-        A chunk may begin at an earlier position than the last one: the request was preempted and
-        starts again.
+        After a preemption, chunks begin again at an earlier position.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)
@@ -74,7 +71,7 @@ class Collected:
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        """Computes the rows from `first` on from their logits, which are modified."""
+        """Computes rows from their logits, beginning with row `first`. Modifies the logits."""
         quick = self.scoring.only_scales and _is_fused(logits, self.scoring.n_best)
         size = len(logits) if quick else _FLOAT_ROWS
         for at, part in enumerate(logits.split(size)):
@@ -160,8 +157,8 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """Returns whether the kernel compiles here and gives the plain expression's numbers; an error
-    in the kernel would end the engine.
+    """Returns whether the fused kernel compiles on this device and gives the torch code's numbers.
+    An error in the kernel would end the engine.
     """
     from poc_core.fused import best
 
@@ -246,9 +243,7 @@ def _occurrences(scoring: Scoring, device: torch.device) -> Occurrences:
 
 
 def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Occurrences, first: int) -> None:
-    """Penalizes each row for the tokens before it; touches only the columns of tokens that
-    occur.
-    """
+    """Applies each row's penalties for preceding tokens, only to the columns of these tokens."""
     ids, places = seen
     in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)

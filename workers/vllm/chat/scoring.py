@@ -18,8 +18,8 @@ PROCESSED = "processed_logprobs"
 class Scoring:
     """Known tokens to score in one pass, and the sampling parameters for their positions.
 
-    The pass is a request with the prompt and all tokens but the last, so the first token's row is
-    that of the prompt's last position.
+    The pass is a request with the prompt and all tokens but the last. The first token's row is
+    computed at the prompt's last position.
     """
 
     n_prompt: int
@@ -87,7 +87,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """Options of a decoded request for the sampler beyond vLLM's parameters."""
+    """Sampler options of a decoded request that vLLM's parameters do not have."""
 
     known: list[int]  # replace the sampled tokens one by one
     mode: str | None  # RAW or PROCESSED, of its logprobs; None for the deployment's mode

@@ -109,7 +109,7 @@ async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
 
 
 async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> float:
-    """Returns the mean distance over all positions."""
+    """Returns the mean distance between decoded answers and their scores, over all positions."""
     scored = await asyncio.gather(
         *(
             known.rows(way, one.prompt, one.params, one.tokens, f"validation-trial-{way}-{n}")

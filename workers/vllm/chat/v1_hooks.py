@@ -1,5 +1,5 @@
-"""Hooks for known tokens and logprobs_mode in vLLM's first model runner, which runs on CPUs and
-where the second runner cannot.
+"""Hooks for known tokens and logprobs_mode in vLLM's V1 model runner, which runs on CPUs and
+wherever the V2 runner cannot.
 
 Methods of one runner and its sampler are replaced by methods that call the originals; vLLM's code
 is not changed.
@@ -83,7 +83,7 @@ class V1Hooks:
         return answer
 
     def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> torch.Tensor:
-        """Keeps the raw logprobs of the rows that report them."""
+        """Stores the raw logprobs of rows that report them, before the logits are processed."""
         rows = self._raw_rows() if self._asked and not self._verifying else []
         self._raw = (rows, logits[rows].log_softmax(-1, dtype=torch.float32)) if rows else None
         processed: torch.Tensor = self._apply_processors(logits, *told, **named)
@@ -105,7 +105,7 @@ class V1Hooks:
         return found
 
     def _sample_processed(self, logits: torch.Tensor, metadata: Any) -> Any:
-        """Samples as in the deployment mode `processed`, if any row asks for it."""
+        """Samples, with processed logprobs if rows of this step use different modes."""
         if self._default == PROCESSED or not self._mixed():
             return self._sample(logits, metadata)
         with _processed_logprobs(self._sampler):
@@ -139,8 +139,8 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a step of speculative decoding: in processed mode if rows differ; `gather` then
-        restores the raw ones.
+        """Runs a step of speculative decoding. If rows use different modes, all get processed
+        logprobs, and `gather` restores the raw ones.
         """
         if not self._asked:
             return self._forward(*told, **named)
@@ -164,8 +164,8 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """`logits`: of all positions, unprocessed; `target`, `bonus`: processed logits of the
-        drafts' positions, and of the positions after them.
+        """`logits`: unprocessed logits of all positions. `target`, `bonus`: processed logits of the
+        drafts' positions, and of the positions after the drafts.
         """
         rows = self._raw_rows() if self._asked else []
         if rows:
@@ -180,7 +180,7 @@ class V1Hooks:
 
 @contextmanager
 def _processed_logprobs(sampler: Any) -> Iterator[None]:
-    """Makes the sampler report processed logprobs, as if the engine had been started so."""
+    """Makes the sampler report processed logprobs inside the context."""
     last = sampler.topk_topp_sampler
     before = sampler.logprobs_mode, last.logprobs_mode, last.forward
     sampler.logprobs_mode = last.logprobs_mode = PROCESSED

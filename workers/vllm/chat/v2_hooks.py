@@ -1,8 +1,7 @@
-"""Hooks for known tokens and logprobs_mode in vLLM's second model runner, which runs on GPUs, first
-for dense models.
+"""Hooks for known tokens and logprobs_mode in vLLM's V2 model runner, which runs on GPUs.
 
-Methods of one runner's objects are replaced by methods that call the originals. The device knows
-which row belongs to which request, so the options are on the device too, by each request's slot.
+Methods of one runner's objects are replaced by methods that call the originals. Only the device
+knows which request a row belongs to, so the options are on the device too, by request slot.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class V2Hooks:
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, *told: Any, **named: Any
     ) -> torch.Tensor:
-        """Keeps both kinds of logits until a verified step gathers its logprobs."""
+        """Stores raw and processed logits until `gather` reads them in speculative decoding."""
         processed: torch.Tensor = self._apply(logits, slots, *told, **named)
         if self._asked:
             self._model, self._processed, self._slots = logits, processed, slots
@@ -157,7 +156,7 @@ class _Table:
         return torch.where(self._raw[slots.long(), None], model.float(), processed.float())
 
     def forced(self, slots: torch.Tensor, sampled: torch.Tensor, states: Any) -> torch.Tensor:
-        """Returns the tokens of a step, with known ones replaced."""
+        """Returns a step's sampled tokens, replaced by known tokens for requests that have some."""
         if not self._forces:
             return sampled
         slots = slots.long()
@@ -168,5 +167,5 @@ class _Table:
 
 
 def _place(method: Callable[..., Any], name: str) -> int:
-    """Returns the position of an argument of a bound method by name; it moved between releases."""
+    """Returns the index of a method's argument by name, because the index differs by release."""
     return list(inspect.signature(method).parameters).index(name)

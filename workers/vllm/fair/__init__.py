@@ -1,3 +1,1 @@
-"""Fair shares of what all chats of an engine's server use together: its event loop, its
-grammars.
-"""
+"""Shares an engine's event loop and grammar compiler fairly among its clients."""

@@ -93,8 +93,8 @@ class FairChat:
         """Returns the engine core's next report, received with vLLM's `own` method.
 
         vLLM processes all waiting reports without a pause, so a fast engine would block the event
-        loop. The loop is yielded between reports, except that late ones are processed first for
-        some steps: all answers wait for them, and formatting can wait.
+        loop. Therefore the loop is yielded between reports. Late reports are processed first for
+        some steps, because all answers wait for them, and formatting can wait.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)

@@ -86,7 +86,7 @@ def _try(compiler: Any, kind: str, text: str) -> str:
 
 
 def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yields the schema itself, or the schemas, expressions and grammars in a structural tag."""
+    """Yields (kind, text) of a JSON schema, or of each grammar in a structural tag."""
     level = [json.loads(text)] if kind == "structural_tag" else []
     if kind == "json":
         yield kind, text

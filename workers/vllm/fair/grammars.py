@@ -49,7 +49,7 @@ class _Trial:
 
 
 class Grammars:
-    """Tries grammars in one process, which starts with the first grammar. For one event loop."""
+    """Tries grammars in one process, started for the first grammar. For one event loop."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Grammars:
         is_final: bool = True,
     ) -> None:
         """`vocabulary()`: returns the tokenizer in the process's format; takes a second.
-        `is_final`: no other compiler follows where xgrammar reports an error.
+        `is_final`: False if vLLM tries another compiler after xgrammar reports an error.
         """
         self._vocabulary = vocabulary
         self._command = command
@@ -80,8 +80,8 @@ class Grammars:
     async def check(self, kind: str, text: str, client: str) -> None:
         """Waits until the grammar is compiled. A client that disconnects ends its trial.
 
-        BadRequest if it is invalid, or takes too long or too much memory. Unavailable if the
-        process is still starting.
+        BadRequest if the grammar is invalid, or takes too long or too much memory. Unavailable if
+        the process is still starting.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
@@ -203,7 +203,7 @@ class Grammars:
 
 
 class _Process:
-    """The process, which answers each grammar with one line."""
+    """The trial process, which answers each grammar with one line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None

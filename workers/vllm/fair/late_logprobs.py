@@ -36,9 +36,7 @@ class Late:
 
 
 def keep_late(processor: Any, request: Any) -> None:
-    """Makes the answer that the output processor has just begun keep raw numbers, also for its
-    prompt.
-    """
+    """Makes a newly begun answer store raw logprobs, also for its prompt, until delivery."""
     state = processor.request_states[request.request_id]
     found = state.logprobs_processor
     plain = of_prompt = None
@@ -90,7 +88,7 @@ def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """Returns vLLM's objects for consecutive positions; other objects are returned unchanged.
+    """Converts consecutive Late positions to vLLM's objects; returns other objects unchanged.
 
     The first position of a prompt has no logprobs.
     """

@@ -1,7 +1,6 @@
 """Limits concurrent answers with many logprobs for each token while other answers are requested.
 
-Each costs the engine's steps and the event loop several times as much as other answers, and all
-answers share these.
+Such an answer takes several times as much of the engine's steps and the event loop as others.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MOST, CALM_S = 8, 5.0
 
 
 class WideAnswers:
-    """Admits wide answers. There is no limit without other answers. For one event loop."""
+    """Admits answers with many logprobs; no limit without other answers. For one event loop."""
 
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
         """`others_go_on`: returns whether an ordinary answer is in progress."""

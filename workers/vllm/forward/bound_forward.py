@@ -1,4 +1,4 @@
-"""The model's forward pass over some of its layers, with a proof's parts bound during that call."""
+"""The model's forward pass over some layers, with a proof's caches and hooks during that call."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class BoundForward:
 def transformed(
     modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
 ) -> Iterator[None]:
-    """Applies the scheme after each layer inside the context, and shows the outputs to the watch.
+    """Transforms each layer's output inside the context, and passes outputs to `watch`.
 
-    `scheme`: None if there is no transformation.
+    `scheme`: None for no transformation.
     """
     handles = []
     try:

@@ -1,8 +1,8 @@
-"""Keeps all outputs of a layer if a micro-batch is cut after the layer.
+"""Keeps all outputs of a layer if a slice ends after the layer.
 
-Layers with hyper-connections pass on four tensors. The pipeline stages of vLLM's models pass on
-fewer: GLM-5.3-Flash's stages drop two, and DeepSeek-V4's stages close the connections. The next
-layer would close them in one kernel with its own first operations, which gives other bits.
+Layers with hyper-connections return four tensors. Pipeline stages of vLLM's models pass on fewer:
+GLM-5.3-Flash drops two, and DeepSeek-V4 merges the connections. Without a cut, the next layer
+merges them in one kernel with its first operations, which gives other bits.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def _in_place_of_arguments(given: Mapping[str, Tensor]) -> Any:
 
 
 def with_all(tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the input of a stage's next part: all kept outputs, else the model's output.
+    """Returns the input of a stage's next slice: all kept outputs, or the model's if none are kept.
 
-    The model's names stay because the model reads them, but their tensors are arbitrary: no layer
-    uses them.
+    The kept outputs include the model's tensor names, because the model reads them. Their tensors
+    are arbitrary: no layer uses them.
     """
     if not kept:
         return dict(tensors)

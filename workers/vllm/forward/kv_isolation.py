@@ -27,7 +27,7 @@ Zeros = Callable[[int, torch.dtype], Tensor]
 
 
 class NotIsolatableError(RuntimeError):
-    """The model keeps state that proofs would overwrite: proofs are refused, chat is intact."""
+    """The model keeps state that proofs would overwrite. Proofs are refused; chat is intact."""
 
 
 @dataclass(frozen=True)
@@ -265,8 +265,8 @@ class ScratchCaches:
         n_blocks: int,
         zeros: Zeros | None = None,
     ) -> Tensor:
-        """Returns a zeroed cache: slots past a sequence's end are masked, but a masked NaN would
-        spoil a sum.
+        """Returns a cache of zeros, because even a masked NaN after a sequence's end would spoil a
+        sum.
         """
         page = self._page(live, name, group)
         return zeros_like(live, group.block_dim, n_blocks, page, zeros)
@@ -281,12 +281,11 @@ class ScratchCaches:
 def zeros_like(
     live: Tensor, block_dim: int, n_blocks: int, page: int, zeros: Zeros | None = None
 ) -> Tensor:
-    """Returns a cache like `live` with `n_blocks` blocks: same dtype, other dimensions and memory
-    order.
+    """Returns a cache with `n_blocks` blocks, and dtype, other dimensions and memory order of
+    `live`.
 
-    If blocks come first in memory, the distance between two blocks is `page` elements, or less if
-    it is less in `live`: padding for kernels stays, pages of other layers in between do not.
-    `zeros`: see `new_caches`.
+    If blocks come first in memory, they are `page` elements apart, or as in `live` if that is less:
+    padding for kernels stays, other layers' pages in between do not. `zeros`: see `new_caches`.
     """
     make = zeros or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=live.device))
     sizes = list(live.shape)
@@ -307,7 +306,7 @@ def zeros_like(
 
 
 def _block_extent(cache: Tensor, block_dim: int) -> int:
-    """Returns the elements from a block's first to its last, including skipped ones."""
+    """Returns a block's extent in memory in elements, including skipped elements."""
     others = (dim for dim in range(cache.dim()) if dim != block_dim)
     return 1 + sum((cache.shape[dim] - 1) * cache.stride(dim) for dim in others)
 
@@ -318,9 +317,7 @@ def _shape_without(cache: Tensor, block_dim: int) -> tuple[Any, ...]:
 
 
 def _places(layer_names: Sequence[str]) -> dict[str, int]:
-    """Counts for each name the preceding names of the same decoder layer; these must not share
-    caches.
-    """
+    """Returns each name's index within its decoder layer; caches of one layer are not shared."""
     seen: Counter[str] = Counter()
     places = {}
     for name in layer_names:

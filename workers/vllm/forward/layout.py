@@ -61,9 +61,8 @@ class BlockTables:
         return part
 
     def slots(self, index: int, positions: torch.Tensor) -> torch.Tensor:
-        """Returns the slots of each sequence's `positions` (k,) in one group's cache:
-
-        int64 (n * k,).
+        """Returns the slots of `positions` (k,) of each sequence in a group's cache, int64 (n *
+        k,).
         """
         if self.groups[index].is_state:  # tokens of a state have no separate slots
             return torch.zeros(self.n * len(positions), dtype=torch.int64, device=self.device)
@@ -71,10 +70,10 @@ class BlockTables:
 
 
 class Layout:
-    """Some positions of each of a batch's sequences, whose earlier positions are in the cache.
+    """The positions of one forward pass in each sequence of a batch; earlier positions are cached.
 
-    Equal for every batch of the shape; created without waiting for the device. `most`: largest
-    number of positions to which a sequence may be moved.
+    All batches of a shape can use one layout. Created without waiting for the device. `most`:
+    largest sequence length after `move_to`.
     """
 
     def __init__(self, tables: BlockTables, positions: range, most: int | None = None) -> None:
@@ -128,8 +127,8 @@ class Layout:
     def metadata(self) -> dict[str, Any]:
         """Returns the attention metadata by layer.
 
-        Rebuilt only after a chat step, which overwrites the buffers of the same builders: for a
-        slice of GLM-5.3-Flash, building takes longer than its layer.
+        Rebuilt only after `move_to`, or after a chat step has overwritten the builders' buffers.
+        Building can take longer than computing a layer (GLM-5.3-Flash).
         """
         groups = [one.group for one in self._tables.groups]
         if self._builds != kv_caches.n_builds(groups):
@@ -174,8 +173,8 @@ class Whereabouts:
         self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Returns layout and caches of one pass; a batch with decode steps takes its place at the
-        first.
+        """Returns layout and caches of one forward pass. A batch with decode steps reserves its
+        caches in its first pass.
         """
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)

@@ -54,8 +54,8 @@ class MarkedScheme(PrefillScheme):
 
 @contextmanager
 def marked_norms(model: nn.Module) -> Iterator[None]:
-    """Runs each of the model's norms in a profiler range: on CPUs norms share operations with
-    others.
+    """Runs each of the model's norms in a profiler range, because on CPUs other layers use the same
+    operations.
     """
     ranges: list[record_function] = []
 

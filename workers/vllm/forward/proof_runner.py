@@ -89,8 +89,8 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def configure(self, codebook: str) -> dict[str, Any]:
-        """Sets this process's codebook, once, and describes this rank: sizes in elements, layers,
-        whether it can be sliced.
+        """Sets this process's codebook, which can be set only once. Returns this rank's properties:
+        sizes in elements, layers, whether it can be sliced.
 
         `codebook`: see EngineOptions.
         """
@@ -110,7 +110,7 @@ class ProofRunner:
         }
 
     def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
-        """Returns how many tokens each of `n_places` micro-batches could keep, see
+        """Returns how many tokens each of `n_places` micro-batches could cache, see
         StepCaches.room.
         """
         return self._kept.room(n_places, limit_bytes)
@@ -124,14 +124,14 @@ class ProofRunner:
         self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Turns recorded steps on or off; returns the number of recordings and a reason against
-        them.
+        """Turns recording of decode steps on or off. Returns the number of recordings, and why
+        there can be none.
         """
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        """Starts watching micro-batches of at most that size."""
+        """Starts comparing micro-batches of at most this size, for self-tests (see Watch)."""
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
@@ -333,8 +333,8 @@ class ProofRunner:
     def _token_ids(self, batch: Batch, step: int, vocab_size: int) -> torch.Tensor:
         """Returns the token ids of a pass: int32 (tokens,).
 
-        A later pipeline stage does not have the points, so a step's token ids are zeros there: no
-        gate reads them.
+        In later pipeline stages a decode step's ids are zeros: only the first stage has the points,
+        and no gate reads the ids.
         """
         if self._own.start > 0 and batch.order.is_step(step):
             n_tokens = batch.order.n_tokens(step)

@@ -88,7 +88,7 @@ class QuickApply:
         raise NotImplementedError
 
     def compute(self, call: Any, by_vllm: Compute) -> Any:
-        """Computes with the kernels if a trial found them right."""
+        """Computes with the kernels if a trial found them right, else with `by_vllm`."""
         raise NotImplementedError
 
 

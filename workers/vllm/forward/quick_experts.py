@@ -1,5 +1,5 @@
-"""Products of experts in 16 bits, with kernels that apply the activation as they write; bound only
-during a proof's slice, so chat keeps vLLM's kernels.
+"""Kernels for matrix products of experts in 16 bits, which apply the activation while writing.
+Bound only during a proof's slice, so chat keeps vLLM's kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TILE = {
 
 
 class Product(NamedTuple):
-    """A product that vLLM requests: its output, operands and tile."""
+    """A matrix product that vLLM requests: its output, operands and tile."""
 
     out: Tensor
     x: Tensor
@@ -154,7 +154,7 @@ class LayerCall:
         return self._waiting is None and self._opened is None
 
     def multiply(self, product: Product | None, own: Compute) -> None:
-        """Computes a product, or delays the first one.
+        """Computes the second product, or delays the first until its activation is requested.
 
         `product`: None if the kernels do not support it.
         """

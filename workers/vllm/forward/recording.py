@@ -39,7 +39,7 @@ RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
 def why_off(shares_sums: bool) -> str:
     """Returns why this engine records nothing; empty if it records.
 
-    `shares_sums`: with several ranks.
+    `shares_sums`: True with several ranks.
     """
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH}=off"
@@ -52,7 +52,7 @@ def why_off(shares_sums: bool) -> str:
 
 
 class NotReplayableError(RuntimeError):
-    """Recorded work cannot be replayed: not only the contents of its tensors have changed."""
+    """Recorded work cannot be replayed, because more than its tensors' contents has changed."""
 
 
 class Recorder(Protocol):
@@ -63,7 +63,7 @@ class Recorder(Protocol):
         """
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns the arguments for `new` of work recorded with `kept`. Raises
+        """Returns arguments with the values of `new` for work recorded with `kept`. Raises
         NotReplayableError.
         """
 
@@ -120,9 +120,7 @@ class RunAgain:
         return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns the new arguments: vLLM's metadata for CPUs points into itself, so copies would
-        be wrong.
-        """
+        """Returns the new arguments uncopied, because vLLM's metadata for CPUs points into itself."""
         return new
 
 
@@ -156,11 +154,11 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """Returns whether the object needs no copy: it was updated with `new`, or the recorded work
-    fills it.
+    """Returns whether `kept` needs no copy, because it is `new` itself or the recorded work fills
+    it.
 
-    The work fills FlashMLA's plan if it is empty. An empty dictionary of the layers' plans needs no
-    copy either.
+    The work fills FlashMLA's plan if the plan is empty. An empty dictionary of the layers' plans
+    needs no copy either.
     """
     if isinstance(kept, dict):
         return not kept and not new

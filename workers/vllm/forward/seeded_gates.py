@@ -58,7 +58,7 @@ class Gates:
 
     @property
     def numbers(self) -> range:
-        """Returns this stage's layers of experts, numbered through the model."""
+        """Returns the indices of this stage's expert layers among those of the model."""
         return range(self.first, self.first + len(self))
 
     def why_not(self) -> str | None:

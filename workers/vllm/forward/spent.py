@@ -37,7 +37,7 @@ class Spent:
         self._add(part, time.perf_counter() - began)
 
     def take(self) -> dict[str, float]:
-        """Returns all parts since the last call."""
+        """Returns all parts and resets them."""
         parts, self._parts, self._ended = self._parts, {}, None
         return parts
 

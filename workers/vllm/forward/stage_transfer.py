@@ -1,5 +1,5 @@
-"""Transfers between pipeline stages in a tick: activations to the next stage, points to the
-first.
+"""Transfers between pipeline stages: activations to the next stage, a decode step's points to the
+first stage.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _ALIGNMENT = 512
 
 
 class Place:
-    """The caches of one micro-batch at a time, one for each layer.
+    """A set of caches, one per layer, that one micro-batch uses at a time.
 
     On a GPU their memory is reserved permanently; on a CPU it grows with the micro-batch.
     """
@@ -53,7 +53,7 @@ class Place:
 
 
 class StepCaches:
-    """A place for each micro-batch that may be in progress at the same time."""
+    """A Place (set of caches) for each micro-batch that may be in progress at the same time."""
 
     def __init__(self, scratch: ScratchCaches, device: torch.device) -> None:
         self._scratch = scratch
@@ -87,8 +87,8 @@ class StepCaches:
         return None
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
-        """Returns the tokens that each of `n_places` places could hold; a sequence's states take
-        `state`.
+        """Returns how many tokens fit into each of `n_places` places. A sequence's states count as
+        `state` tokens.
 
         `limit_bytes`: for all places; None for a share of the free memory.
         """

@@ -58,9 +58,7 @@ class StepGraphs:
         vocab_size: int | None,
         recorder: Recorder,
     ) -> None:
-        """`layers`: this rank's, of the model's `n_layers`; `vocab_size`: set if the model needs
-        token ids.
-        """
+        """`layers`: this rank's layers. `vocab_size`: None if the model needs no token ids."""
         self.on = False
         self.recorded = 0  # graphs so far
         self._most = sys.maxsize  # largest number of nonces for whose graph there is memory
@@ -120,7 +118,7 @@ class StepGraphs:
         return recorded.replayed()
 
     def _do_without(self, error: Exception, key: _Key, n_nonces: int) -> None:
-        """Stops recording; if only memory is short, stops it for this number of nonces."""
+        """Stops recording. If only memory is short, stops it only for this many nonces or more."""
         self._forward.forget_unfinished()
         if is_of_memory(error) and self.recorded and not self._together:
             del self._steps[key]
@@ -183,8 +181,8 @@ class Part(NamedTuple):
 
 
 class RecordedStep:
-    """A recorded step for micro-batches of one shape and place; all inputs are in its own
-    tensors.
+    """A recorded decode step for micro-batches of one shape and Place; copies all inputs into its
+    own tensors.
     """
 
     hidden_size: int
@@ -207,9 +205,9 @@ class RecordedStep:
         self._replay: Replay | None = None
 
     def fill(self, batch: Batch, step: int, state: Mapping[str, Tensor] | None = None) -> None:
-        """Sets the inputs to a step of a micro-batch.
+        """Sets the inputs to those of a micro-batch's step.
 
-        NotReplayableError if it is another kind of step.
+        NotReplayableError if the step is of another kind than the recorded step.
 
         `state`: the output of the previous stage.
         """

@@ -1,5 +1,5 @@
-"""Measures how long slices use a device, and limits how many wait there: a GPU's launches return
-immediately.
+"""Measures how long slices use a device, and limits the number of slices waiting on the device,
+because a GPU's launches return immediately.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MOST_IN_FLIGHT = 2
 
 
 class Stopwatch:
-    """Measures runs of device work, one after the other; `tag` names a run in the answer.
+    """Measures successive runs of device work; each run has a `tag`.
 
-    By the clock: a CPU has done the work when the call returns.
+    Uses the host's clock, because a CPU has done the work when the call returns.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Stopwatch:
         self._done.append((tag, self._ended - self._began))
 
     def wait(self, first: int | None = None) -> None:
-        """Waits until no run is on the device; `first`: no run whose tag begins with this value."""
+        """Waits until no run is on the device, or with `first` no run whose tag begins so."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """Returns (tag, seconds) of the runs that ended since the last call, in order."""
@@ -46,7 +46,7 @@ class Stopwatch:
         return done
 
     def gaps_s(self) -> float:
-        """Returns the seconds without a run between runs that ended since the last call."""
+        """Returns and resets the seconds between runs."""
         gaps_s, self._gaps_s, self._ended = self._gaps_s, 0.0, None
         return gaps_s
 

@@ -1,4 +1,4 @@
-"""Kernels that replace vLLM's during a proof's slice, used only if a trial found them correct."""
+"""Trials of kernels that replace vLLM's during a proof's slice. Only correct kernels are used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Compute = Callable[[], Any]
 
 
 class Trial(Generic[V]):
-    """Cached results of trials, by the property that calls have in common (`key`)."""
+    """Cached results of trials. Calls with the same `key` share a result."""
 
     def __init__(self) -> None:
         self.found: dict[Any, V] = {}
@@ -29,7 +29,7 @@ class Trial(Generic[V]):
     def of(self, key: Any, find: Callable[[], V]) -> V | None:
         """Returns a key's result, running `find` the first time.
 
-        None during a recording, because a trial waits for its result.
+        Returns None for a new key during a recording, because a trial waits for its result.
         """
         if key not in self.found:
             if torch.cuda.is_current_stream_capturing():

@@ -1,4 +1,4 @@
-"""Parameters, outputs and grammars of vLLM's chats, by release; hooks replace other differences."""
+"""Parameters, outputs and grammars of chats in each release of vLLM."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tens
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
     """Returns the parameters of a one-pass request.
 
-    `skip_cache`: computes positions that the prefix cache has, too.
+    `skip_cache`: also computes positions that are in the prefix cache.
     """
     return SamplingParams(
         max_tokens=1,
@@ -340,7 +340,7 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """Yields vLLM's RequestOutputs for successive parts of the tokens; streams get one for each
+        """Yields vLLM's RequestOutputs for successive parts of the tokens; for streams, one per
         token.
         """
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
@@ -357,9 +357,9 @@ class Answer:
                 return
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Returns logprobs whose tokens vLLM names.
+        """Returns the logprobs if vLLM names their tokens.
 
-        If tokens are named by ids, adds all of them directly and returns None.
+        If tokens are named by ids, adds the logprobs directly and returns None.
         """
         if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)

@@ -29,7 +29,7 @@ def hold_tools_to_schemas(parser: Any) -> None:
     """Makes a required or named tool's arguments follow its schema by default, as up to release
     0.28.
 
-    0.32 leaves the arguments to the model if a tool is not `strict`: they were [] or "en".
+    By default 0.32 does not constrain a tool that is not `strict`: arguments were [] or "en".
     """
     if "tool-strict-level" in known_arguments(parser):
         parser.set_defaults(tool_strict_level="parameter")

@@ -20,8 +20,8 @@ _EAGER = ("vllm_c", "triton", "native")
 def fused_kernels() -> Iterator[None]:
     """Selects vLLM's kernels for norms, as in an eager deployment.
 
-    A compiled deployment leaves norms to the compiler, whose code a proof's forward pass bypasses,
-    and would run them operation by operation.
+    In a compiled deployment norms are compiled code, which a proof's forward pass skips: without
+    the kernels, proofs would run norms operation by operation.
     """
     if not torch.cuda.is_available():
         yield

@@ -82,9 +82,7 @@ def let_core_count() -> None:
 
 
 async def unfinished_in_core(llm: Any) -> int:
-    """Returns how many requests the engine cores have not finished; they answer between two
-    steps.
-    """
+    """Returns how many requests the engine cores have not finished. A core answers between steps."""
     core = llm.engine_core
     asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
     return sum(await asyncio.gather(*asked))
@@ -111,7 +109,7 @@ def step_logger(count: Callable[[], None]) -> Any:
 
 
 def leave_memory(engine_args: Any, gb: float) -> None:
-    """Leaves `gb` of a GPU's memory to others than vLLM."""
+    """Reserves `gb` of a GPU's memory for other uses than vLLM."""
     from vllm.platforms import current_platform
 
     share = gb * 2**30 / current_platform.get_device_total_memory()

@@ -97,8 +97,8 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Returns a sequence's blocks in a state's table: one, plus those for checkpoints and
-    speculation.
+    """Returns the number of blocks per sequence in a state's table: one, plus those for checkpoints
+    and speculation.
     """
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
@@ -137,8 +137,8 @@ def cache_source(layer: Any) -> str | None:
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Returns why proofs of this model, or chat alongside them, would be wrong without any test
-    failing; None if they would be correct.
+    """Returns why proofs of this model, or chat alongside proofs, would be wrong although all
+    self-tests pass; None if they would be correct.
     """
     if cache_dtype not in _CACHE_DTYPES:
         return (
@@ -220,7 +220,7 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
 def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
     """Converts a block table for a builder that joins parts of blocks itself.
 
-    Builders of 0.30 and 0.31 for GLM-5.3-Flash's indexer do, whose cache has larger blocks than
+    Only GLM-5.3-Flash's indexer in 0.30 and 0.31 needs this: its cache has larger blocks than
     attention's.
     """
     part: int | None = getattr(builder, "kernel_block_size", None)
@@ -266,8 +266,8 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns a fingerprint of vLLM's shared buffers, which move as they grow: addresses, or sizes
-    in bytes if it must be equal on all ranks.
+    """Returns a fingerprint of vLLM's shared buffers, which move when they grow: their addresses,
+    or with `alike_on_ranks` their sizes in bytes.
     """
     try:
         from vllm.v1.worker.workspace import (

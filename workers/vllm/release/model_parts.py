@@ -35,8 +35,8 @@ def forward_context(
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
     """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`.
 
-    None if it cannot run a part of them, or if chat in between would overwrite data that one layer
-    leaves for the next.
+    None if the module cannot run part of the layers, or if chat between slices would overwrite data
+    that one layer leaves for the next.
     """
     shared = (
         getattr(text_config, "index_topk_freq", 1) > 1
@@ -60,7 +60,7 @@ def stage_layers(layers: nn.ModuleList) -> range:
 
 
 class _StageView:
-    """The pipeline group as one slice of the model sees it; all else is the real group's."""
+    """The pipeline group as seen by one slice; all other attributes are the real group's."""
 
     def __init__(self, group: Any, is_first: bool, is_last: bool) -> None:
         self._group = group
@@ -160,8 +160,8 @@ def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
 def look_at_models_here() -> None:
     """Makes vLLM inspect model classes in this process.
 
-    By default vLLM starts another process for each new class, which imports all of vLLM, in order
-    not to initialise CUDA here.
+    By default vLLM inspects each new class in another process, which imports all of vLLM, so that
+    CUDA is not initialised here.
     """
     from vllm.model_executor.models import registry
 

@@ -53,9 +53,7 @@ def is_replicated(x: torch.Tensor) -> bool:
 
 
 def is_first_tensor_rank() -> bool:
-    """Returns whether this rank reports the results of its pipeline stage; all its ranks have
-    them.
-    """
+    """Returns whether this rank reports its pipeline stage's results, which all its ranks have."""
     return bool(get_tp_group().rank_in_group == 0)
 
 

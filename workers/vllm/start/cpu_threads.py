@@ -19,7 +19,7 @@ _NODES = Path("/sys/devices/system/node")
 def divide(n_ranks: int) -> None:
     """Divides this process's CPUs among `n_ranks` ranks.
 
-    Does nothing if the user has set VARIABLE, or there are NUMA nodes enough for vLLM's default.
+    Does nothing if the user has set VARIABLE, or if vLLM's default has enough NUMA nodes.
     """
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return

@@ -35,7 +35,7 @@ _CHUNK = 2**26  # numbers drawn at a time: 256 MB
 
 
 def ask_for(load_format: str) -> None:
-    """Makes vLLM's processes, started later from this one, draw such weights for `dummy`."""
+    """Makes vLLM processes started later draw random weights for --load-format dummy."""
     if load_format == "dummy":
         os.environ.setdefault(VARIABLE, _ON)
 

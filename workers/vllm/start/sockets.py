@@ -19,8 +19,8 @@ _NAME = len("/01234567-89ab-cdef-0123-456789abcdef") + 1
 class Sockets:
     """A folder for vLLM's sockets until `remove`. Creating it removes dead processes' folders.
 
-    A lock on the folder shows that its process lives; pids would not do, because containers may
-    share the temporary folder. An operator's VLLM_RPC_BASE_PATH is not changed.
+    A lock on the folder shows that its process lives. Process ids would be ambiguous, because
+    containers may share the temporary folder. An operator's VLLM_RPC_BASE_PATH is not changed.
     """
 
     def __init__(self) -> None:
