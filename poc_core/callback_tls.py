@@ -31,7 +31,7 @@ class PlainUrlError(ForbiddenReceiverError):
 
 
 class HandshakeError(ProoflineError):
-    """The receiver rejects this node's certificate, or this node the receiver's certificate."""
+    """The TLS handshake failed: the receiver or this node rejects the other's certificate."""
 
 
 class CertificateError(ProoflineError):

@@ -63,15 +63,16 @@ class Heartbeat:
         self.beat()
 
     def drain(self) -> None:
-        """Stops taking new work, starting with the next pulse. For signal handlers; does not
-        wait.
+        """Stops taking new work at the next pulse. Does not wait, so signal handlers may call
+        it.
         """
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """Reports how long the engine has made no progress while requests wait; 0 if it does.
+        """Reports how long the engine has made no progress while requests wait; 0 if it makes
+        progress.
 
-        Sent with the next beat: the metrics of the engine's server are as old as this.
+        Sent with the next beat. The engine's metrics are as old as the last progress.
         """
         if not seconds:
             self._still_since = None

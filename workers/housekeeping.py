@@ -113,8 +113,8 @@ class Housekeeper:
             jobs.recount()
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
-        """Runs a step for one job, so that an unreadable record does not stop the care for other
-        jobs.
+        """Runs a step for one job, so that an unreadable record does not stop other jobs'
+        recovery.
         """
         try:
             step(job_id)

@@ -71,12 +71,11 @@ class Pipeline:
             self._call(Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
-        """Runs one tick: launches each stage's next slice.
+        """Runs one tick: launches each stage's next slice. Returns the newly reported device
+        seconds.
 
-        Returns the device seconds newly reported.
-
-        `wait`: waits until everything launched is done. Engine errors are raised, after the failed
-        micro-batches got them.
+        `wait`: waits until everything launched is done. An engine's error ends the failed
+        micro-batches, then is raised.
         """
         begin: list[MicroBatch] = []
         slices: list[Slice] = []
@@ -160,7 +159,7 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: MicroBatch) -> int:
-        """Returns the nonces of one forward pass over all rows; all nonces if there are no decode
+        """Returns how many nonces a forward pass over all rows computes; all nonces without decode
         steps.
         """
         n, passes = len(micro_batch.nonces), micro_batch.passes

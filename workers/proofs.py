@@ -64,7 +64,7 @@ class Proofs:
     def depth(self) -> int:
         """Returns how many micro-batches keep every stage of the engine busy.
 
-        Without chat they run uncut, and a GPU has two at a time: a third must be ready when the
+        Without chat, micro-batches run uncut and a GPU holds two, so a third must be ready when the
         first ends. With chat there are fewer, because chat would wait for all three.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)

@@ -28,7 +28,7 @@ class Source(Protocol):
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
         """Returns leases of one spec, in addition to `held`.
 
-        Empty if there are none now, None at the end.
+        Returns an empty sequence if there are none now, and None at the end.
         """
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
@@ -154,9 +154,7 @@ class Runner:
     def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
         """Fails leases that no engine can compute, and gives back all others.
 
-        Returns whether to continue.
-
-        After an engine's failure the engine is tried again or replaced.
+        Returns whether to continue. After its failure an engine is tried again or replaced.
         """
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:

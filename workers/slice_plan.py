@@ -61,7 +61,7 @@ class _LayerTimes:
         self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
 
     def most_within(self, limit_s: float, most: int) -> int:
-        """Returns the largest size whose layers take at most `limit_s`, or may do so."""
+        """Returns the largest size not known to make a layer take longer than `limit_s`."""
         if self.layer_s > limit_s and self.measured >= _SURE:
             self.too_long[self.n] = True
         if self.per_nonce_s * most <= limit_s:

@@ -1,4 +1,4 @@
-"""Limits of a chat request, so that no request keeps an engine from all others.
+"""Limits of a chat request, so that no request can occupy an engine alone.
 
 Two tables hold the limits: of paths and of fields. A path in neither table is not forwarded
 (poc_core/serving/openai_paths.py).
@@ -191,9 +191,9 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
     """Returns the limit that a request exceeds, or the field whose type is wrong; None if there is
     none.
 
-    A returned number is the max_tokens to set: the request names no limit of its own. The limits
-    are those of the smallest of these engines. vLLM refuses all other wrong values. A `path`
-    outside the table has the limits of a chat.
+    A returned number is the max_tokens to set for a request that has no limit. The limits are those
+    of the smallest engine in `infos`. vLLM refuses all other wrong values. A `path` outside the
+    table has the limits of a chat.
     """
     kind, prompts = PATHS.get(path, PATHS["/v1/chat/completions"])
     engines = list(infos)

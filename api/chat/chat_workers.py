@@ -67,8 +67,8 @@ class ChatWorkers:
             return self._left()
 
     async def is_ready(self, worker_id: str) -> bool:
-        """Returns whether the worker was ready at most `cache_s` ago, or last before Redis became
-        unavailable.
+        """Returns whether the worker was ready at most `cache_s` ago, or in the last reading while
+        Redis is unavailable.
         """
         try:
             await self.remembered()
@@ -88,11 +88,10 @@ class ChatWorkers:
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Records that an engine died during a request (its fingerprint).
+        """Records that an engine died during a request (a fingerprint).
 
-        Returns how many engines have.
-
-        Returns 0 if Redis is unavailable; this death is then not recorded.
+        Returns how many engines died during it. Returns 0 if Redis is unavailable; this death is
+        then not recorded.
         """
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)

@@ -1,4 +1,4 @@
-"""Forwards OpenAI requests to the workers' OpenAI servers, and answers back, byte for byte."""
+"""Forwards OpenAI requests to the workers' OpenAI servers; returns answers byte for byte."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Gateway:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Sorts workers by load, but first the worker that caches the beginning of the prompt."""
+        """Sorts workers by load, after the worker that caches the beginning of the prompt."""
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
@@ -275,8 +275,8 @@ class Gateway:
                 await self.workers.outlived(await _fingerprint(request))
 
     async def _died_with(self, worker: WorkerRecord, request: ProxyRequest) -> int:
-        """Returns how many engines are known to have died because of the request, this one
-        included.
+        """Records that the worker's engine died; returns how many engines died during such
+        requests.
         """
         what = f"A request of {request.client} to {_path_of(request)[:80]}"
         return await self.workers.died_with(worker.id, await _fingerprint(request), what)

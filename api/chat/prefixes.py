@@ -140,7 +140,7 @@ class PrefixMemory:
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """Returns how many requests a worker may have, counting one more than are in progress.
+    """Returns the largest number of requests for one worker, including the new request.
 
     `active`: returns the requests in progress of a worker id.
     """
@@ -149,7 +149,7 @@ def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
 
 
 def _weight(opening: bytes, worker_id: str) -> bytes:
-    """Rendezvous hashing: if a worker comes or goes, the conversations of all others stay in
-    place.
+    """Returns a weight for rendezvous hashing: if a worker comes or goes, all other workers keep
+    their conversations.
     """
     return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

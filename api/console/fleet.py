@@ -1,4 +1,4 @@
-"""The workers as the console lists them: a row for each seat, which stays over restarts."""
+"""The console's list of workers: a row for each seat, a worker's place that outlives restarts."""
 
 import re
 from collections import Counter
@@ -38,9 +38,9 @@ def _row(seat: Seat) -> dict[str, Any]:
 
 
 def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Sums nonces a second by the worker's name, over all starts.
+    """Sums nonces a second by worker name, over all starts of a worker.
 
-    Both mappings are keyed by the start's id.
+    Both mappings are keyed by the worker's id, which is new for each start.
     """
     found: Counter[str] = Counter()
     for worker_id, rate in per_second.items():

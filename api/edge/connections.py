@@ -326,7 +326,7 @@ class _Limited(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Delays a request until its body has arrived, or the beginning of a larger body.
 
-        A request whose body never comes would cost ten times its headers.
+        A started request without a body takes ten times the memory of its headers.
         """
         if self._headers_done and cycle is self.cycle:
             self._starts = partial(super()._start_asgi_task, cycle, app)

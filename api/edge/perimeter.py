@@ -1,4 +1,4 @@
-"""Blocks requests by foreign web pages: the operator's browser reaches loopback and private
+"""Blocks requests of foreign web pages, because the operator's browser reaches loopback and private
 networks.
 
 Without permission a page can send any POST with a simple content type, with the page's Origin
@@ -29,10 +29,8 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 
 
 class Perimeter:
-    """Middleware:
-
-    421 for a foreign Host, 403 for a foreign Origin, 415 for a body that is not JSON (400 on the
-    paths of a model's clients).
+    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body that is not JSON
+    (400 on the paths of a model's clients).
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:

@@ -66,13 +66,13 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """Returns the oldest thing of the client with most; of several clients, the first to hold
-        so many.
+        """Returns the oldest entry of the client with the most entries; of several such clients,
+        the first that had so many.
         """
         return next(iter(self._largest()))
 
     def youngest(self) -> T:
-        """Returns the youngest thing of the same client as `oldest`."""
+        """Returns the youngest entry of the client that `oldest` selects."""
         return next(reversed(self._largest()))
 
     def _largest(self) -> OrderedDict[T, None]:

@@ -1,6 +1,6 @@
 """Detects within seconds that Redis is unavailable, also without requests, and logs it.
 
-Also reloads scripts that Redis has forgotten, for processes that are not allowed to, and kills a
+Also reloads scripts that Redis has lost, because other processes are not allowed to, and kills a
 script that blocks Redis for long.
 """
 

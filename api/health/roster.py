@@ -110,7 +110,7 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _distinct(seats: list[Seat]) -> Iterator[Seat]:
-    """Yields the seats without dead starts of running workers, and with unique names."""
+    """Yields the seats with unique names, without dead earlier starts of running workers."""
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [
         seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive

@@ -108,9 +108,9 @@ class Deploying:
     async def until_gone(
         self, generation: int, clock: Callable[[], float] = time.monotonic
     ) -> Done:
-        """Waits until all hosts run at most kept engines.
+        """Waits until all hosts have ended their engines, except kept ones.
 
-        HTTPException 500 lists the hosts that still do.
+        HTTPException 500 lists the hosts that have not.
         """
         deadline = clock() + _GONE_S
         while True:

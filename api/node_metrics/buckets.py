@@ -15,9 +15,7 @@ _HISTOGRAMS = [family.name for family in ENGINE if family.kind == "histogram"]
 
 
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
-    """Returns each shape's series, with evenly chosen bounds of each histogram;
-
-    +Inf is always kept.
+    """Returns each shape's series, with evenly chosen bounds of each histogram, including +Inf.
 
     Keeps as many bounds as fit into `most_series`. Many engines have the same shape.
     """

@@ -175,7 +175,7 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """Returns the only served model, for clients of the earlier generation, which name none."""
+    """Returns the only served model, for older clients, which name no model."""
     live = sorted({worker.model for worker in workers.live()})
     models = live or sorted(workers.known_models())
     if not models or (len(models) > 1 and not live):

@@ -74,9 +74,7 @@ class Live:
                 self._deserted.set()
 
     async def _run(self, read: Read) -> None:
-        """Reads until there are no followers, including those that come while it is about to
-        end.
-        """
+        """Reads until there are no followers, including followers that come while it is ending."""
         try:
             while not self._deserted.is_set():
                 self._update(await to_thread.run_sync(_read, read))

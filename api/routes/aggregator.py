@@ -42,7 +42,7 @@ async def init_generate(request: Request, round_control: TheControl) -> dict[str
 def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth) -> dict[str, Any]:
     """GENERATING or IDLE if all workers are, MIXED if they differ, NO_BACKENDS without workers.
 
-    GENERATING too, with a `reason`, while a round's only worker is being replaced: for 10 minutes.
+    Also GENERATING, with a `reason`, for 10 minutes while a round's only worker is being replaced.
     """
     seen = overviews.read()
     current = seen.round.record if seen.round is not None else None

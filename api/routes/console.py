@@ -136,9 +136,7 @@ def _answer(request: Request, folder: Path, name: str, headers: dict[str, str]) 
 
 
 class _Events(StreamingResponse):
-    """The response body; it stops following when its page disconnects, not at a garbage
-    collection.
-    """
+    """An event stream that stops following when its page disconnects, not at garbage collection."""
 
     def __init__(self, live: Live, begin: Callable[[], View]) -> None:
         self._stream = live.follow(lambda: begin().read)

@@ -21,7 +21,7 @@ class Gpus(BaseModel):
 
 @router.get("/devices", summary="List the node's GPUs", responses=examples.REDIS_AWAY)
 def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
-    """GPUs of the API's machine, then of every further host, by its workers' heartbeats; each once.
+    """Each GPU once: those of the API's machine, then those in the heartbeats of other hosts.
 
     `index` counts all of them. Empty without a GPU.
     """
@@ -35,7 +35,7 @@ def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
 
 @router.get("/driver", summary="Show the versions of the GPU driver", responses=examples.REDIS_AWAY)
 def driver(gpus: TheGpus, workers: TheWorkers) -> GpuDriver:
-    """The API's machine's driver, else that of the first host that has one; null without a GPU."""
+    """The driver of the API's machine, or of the first host that has one; null without a GPU."""
     return next(
         (machine.driver for machine in _machines(gpus, workers) if machine.driver is not None),
         GpuDriver(),

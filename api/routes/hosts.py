@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"])
 def join(
     request: Request, rates: TheRates, invitations: TheInvitations, events: TheEvents
 ) -> SealedOffer:
-    """Returns once what a worker host needs, sealed by the operator. Authorization: Bearer ID."""
+    """Returns, only once, the sealed settings for a worker host. Authorization: Bearer ID."""
     peer = _peer(request, rates)
     try:
         invitation, offer = invitations.take(_token_id(request), peer)

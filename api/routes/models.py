@@ -85,8 +85,9 @@ class DiskSpace(BaseModel):
 
 @router.post("/status", summary="Check whether a model is on disk", responses=examples.REDIS_AWAY)
 def status(model: HubModel, downloads: TheDownloads, cache: TheCache) -> OneStatus:
-    """Looks in the Hugging Face cache of the API's machine. Without hf_commit the revision `main`,
-    or any revision, counts."""
+    """Looks in the Hugging Face cache of the API's machine. Without hf_commit, checks the revision
+    `main`, or any revision if there is no `main`.
+    """
     found = downloads.store.read(model.hf_repo, model.hf_commit)
     if found is not None and found.state == "running":
         elapsed_s = max(0.0, time.time() - found.started_at)
@@ -104,7 +105,7 @@ def status(model: HubModel, downloads: TheDownloads, cache: TheCache) -> OneStat
 def download(model: HubModel, downloads: TheDownloads, cache: TheCache) -> Task:
     """Starts a process that survives the API; a repeated download continues the earlier one.
 
-    409 during a download of this model or with HF_HUB_OFFLINE; 429 during three others.
+    409 during a download of this model or with HF_HUB_OFFLINE; 429 during three other downloads.
     """
     if cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)

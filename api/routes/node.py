@@ -39,7 +39,7 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 def state(
     deployments: TheDeployments, rounds: TheRounds, workers: TheWorkers, settings: TheSettings
 ) -> answers.NodeState:
-    """INFERENCE while a model is served, also in a round; STOPPED without one or during a load."""
+    """INFERENCE while a model is served, also during a round; else STOPPED, also during a load."""
     status, current = deployments.status(), rounds.current()
     ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:
@@ -72,7 +72,7 @@ async def stop(deploying: TheDeploying) -> answers.Done:
     "/inference/down", summary="End the round and all engines", responses=examples.STOP_ERRORS
 )
 async def down(deploying: TheDeploying) -> answers.Done:
-    """Like /api/v1/stop, but engines that are loading end too."""
+    """Like /api/v1/stop, but also ends engines that are loading."""
     generation = await to_thread.run_sync(deploying.withdraw, False)
     return await deploying.until_gone(generation)
 

@@ -182,7 +182,7 @@ async def models(request: Request, chat: OfChat) -> Response:
     responses=_ANSWER,
 )
 async def model(request: Request, chat: OfChat, model: str) -> Response:
-    """A model's entry of /v1/models. Its name may hold slashes, escaped or not."""
+    """A model's entry of /v1/models. The name may contain slashes, escaped or not."""
     entries, refusal = await _entries(request, chat)
     if model in entries:
         return JSONResponse(entries[model])
@@ -212,7 +212,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
 
 
 async def other(request: Request, chat: OfChat) -> Response:
-    """Other bounded paths of a worker's vLLM, such as /v1/messages or /score."""
+    """Other paths of a worker's vLLM that the node forwards, such as /v1/messages or /score."""
     path = request.scope["path"]
     if not is_among(PASSED_ON, request.method, path):
         message = f"The node passes on no such path. It passes on {', '.join(PASSED_ON)}."

@@ -202,10 +202,10 @@ def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) 
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
 def stop(round_control: TheControl) -> answers.Stopped:
-    """Stops the round within one micro-batch; what it computed is still delivered.
+    """Stops the round within one micro-batch; values that it computed are still delivered.
 
-    Jobs in the queue are cancelled; jobs under way, or whose client waits (wait=true), are
-    computed. DELETE /generate/{request_id} ends one of them. Callbacks of jobs that their receivers
-    did not take in five tries in a row are given up.
+    Queued jobs are cancelled. Running jobs, and jobs whose client waits (wait=true), are computed;
+    DELETE /generate/{request_id} ends one of them. Callbacks that a receiver did not accept in five
+    tries in a row are given up.
     """
     return answers.Stopped(cancelled_jobs=round_control.stop())

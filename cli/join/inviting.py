@@ -119,7 +119,7 @@ class Inviting:
     def revoke(self, name: str) -> int:
         """Ends a host's access. Returns the number of its workers. HostsError if there is no host.
 
-        Afterwards no chat is sent to the host, not even to records that it left under other names.
+        Afterwards no chat is sent to the host, even if it registered workers under other names.
         UsersError if Redis cannot write its aclfile; the host has lost its access in this case too.
         """
         hosts = self._invitations.hosts()

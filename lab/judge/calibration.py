@@ -109,7 +109,7 @@ def r_target_for(distances: np.ndarray, rate: float) -> float:
 
 
 def expected_spread(n: int) -> float:
-    """Returns the expected highest minus lowest of n >= 2 independent standard normal numbers."""
+    """Returns the expected range (highest minus lowest) of n >= 2 standard normal numbers."""
     x = np.linspace(-8, 8, 3201)
     below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
     return float(np.trapezoid(1 - below**n - (1 - below) ** n, x))

@@ -167,9 +167,7 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
 
 
 def invented(one: Machine, other: Machine) -> Sample:
-    """Returns each vector's distance to that of another nonce: as good as any vector a cheat can
-    invent.
-    """
+    """Returns each vector's distance to another nonce's vector, as good as any invented vector."""
     moved = [
         FiledProof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
         for proof in other.proofs

@@ -237,7 +237,7 @@ def _share(n_found: int, n_total: int) -> float:
 
 
 def _rounded_up(number: float, digits: int) -> float:
-    """Rounds a number up to so many significant digits."""
+    """Rounds a number up to `digits` significant digits."""
     if number <= 0:
         return 0.0
     places = digits - 1 - math.floor(math.log10(number))

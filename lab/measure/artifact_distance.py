@@ -31,8 +31,8 @@ class Distance:
 
 
 def artifacts(engine: Engine, spec: ProofSpec, nonces: int, batch: int) -> list[JsonValue]:
-    """Computes artifacts of nonces from 0 on, in micro-batches of `batch`; None if one is not
-    computable.
+    """Computes artifacts of nonces from 0 on, in micro-batches of `batch`. None for a nonce that
+    cannot be computed.
     """
     return [
         value

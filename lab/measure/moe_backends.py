@@ -1,8 +1,8 @@
 """Tries other backends for the products of experts: the engine's speed with each, and the distance
 of its artifacts from those of the default backend.
 
-Another backend gives other bits. So does another size of micro-batches, which every node chooses
-for itself: a backend may be proposed if it changes artifacts no more than that.
+Another backend gives other bits. So does another size of micro-batches, which each node chooses for
+itself. A backend may be proposed if it changes artifacts no more than another size does.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def speed(
 def _run(
     engine: Engine, spec: ProofSpec, plan: SlicePlan, n: int | None, goes_on: Callable[[int], bool]
 ) -> Sequence[int]:
-    """Keeps all stages busy while `goes_on(number started)`; returns the nonces of each ended
-    micro-batch.
+    """Keeps all stages busy while `goes_on(number started)` is true; returns the nonces of each
+    ended micro-batch.
     """
     pipeline = Pipeline(engine, plan)
     most = engine.info.max_batch(spec.seq_len)

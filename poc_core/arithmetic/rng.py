@@ -55,7 +55,7 @@ def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """Returns the seeds as int32 (n,); of a tensor's numbers the low 32 bits."""
+    """Returns the seeds as int32 (n,); keeps the low 32 bits of a tensor's numbers."""
     return (
         seeds.to(device, torch.int32) if isinstance(seeds, Tensor) else seed_tensor(seeds, device)
     )

@@ -51,15 +51,15 @@ class Waiting:
         self._tags.spend(client, cost)
 
     def turn(self, client: str, cost: int) -> asyncio.Future[None]:
-        """Returns a future that ends when the client may take this cost. `let_in` skips cancelled
-        futures.
+        """Returns a future that completes when the client may take this cost. `let_in` skips
+        cancelled futures.
         """
         turn = asyncio.get_running_loop().create_future()
         self._turns.setdefault(client, deque()).append((turn, cost))
         return turn
 
     def let_in(self, has_room: Callable[[int], bool], take: Callable[[int], None]) -> None:
-        """Ends waiting turns in order, as long as `has_room` for the next turn's cost."""
+        """Completes waiting futures in order, as long as `has_room` for the next one's cost."""
         while self._turns:
             client = min(self._turns, key=self._tags.of)
             turns = self._turns[client]

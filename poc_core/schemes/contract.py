@@ -86,8 +86,8 @@ class Contract(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Returns True if a body belongs to this scheme. `marks`: the body's fields that are marks
-        of any scheme, unchecked.
+        """Returns True if a body belongs to this scheme. `marks`: the body's unchecked fields that
+        are marks of any scheme.
         """
         return any(name in marks for name in self.marks)
 

@@ -23,7 +23,7 @@ class Deployment(ModelOptions):
 
     @property
     def label(self) -> str:
-        """The model as requested; only the name of a directory, whose path only hosts know."""
+        """The requested model; for a directory only its name, because only hosts know its path."""
         return self.name if self.is_directory else self.model
 
 

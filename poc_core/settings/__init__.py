@@ -1,4 +1,6 @@
-"""Proofline's settings, read from environment variables that start with POC_; a module a theme."""
+"""Proofline's settings, read from environment variables that start with POC_; one module per
+theme.
+"""
 
 from pydantic import ValidationError
 

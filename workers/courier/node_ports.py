@@ -12,7 +12,7 @@ from poc_core.state import WorkerRegistry
 
 
 class NodePorts:
-    """The ports in the settings, of Redis, of the APIs, and of the live workers' chat."""
+    """Collects the ports of the settings, Redis, the APIs, and the live workers' chat servers."""
 
     def __init__(
         self, known: frozenset[int], workers: WorkerRegistry, redis: RedisUrl | None = None

@@ -1,4 +1,4 @@
-"""Limits how many outboxes are delivered at a time, so that none can block the others."""
+"""Limits how many outboxes are delivered at a time, so that no outbox blocks the others."""
 
 from __future__ import annotations
 

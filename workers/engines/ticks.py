@@ -96,8 +96,8 @@ class MicroBatch:
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Divides the micro-batch into parts of at most `most` nonces. The last part completes its
-        future.
+        """Divides the micro-batch into parts of at most `most` nonces. The last part completes the
+        micro-batch's future.
         """
         firsts = range(0, len(self.nonces), most)
         self.parts = [

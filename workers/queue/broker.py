@@ -1,6 +1,4 @@
-"""Celery's connection to Redis, changed to survive a restart of Redis: it must not end an
-engine.
-"""
+"""Celery's connection to Redis, changed so that a restart of Redis ends no worker."""
 
 import logging
 import time

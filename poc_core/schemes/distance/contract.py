@@ -38,7 +38,7 @@ class DistanceContract(Contract):
     column = "distance"
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Returns True if a nonce is valid, so its distance is below the target."""
+        """Returns True if a nonce is valid: its distance is below r_target."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
     def status(

@@ -120,7 +120,9 @@ class RunAgain:
         return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns the new arguments uncopied, because vLLM's metadata for CPUs points into itself."""
+        """Returns the new arguments uncopied: vLLM's metadata for CPUs contains pointers into
+        itself.
+        """
         return new
 
 

@@ -38,7 +38,7 @@ class Stopwatch:
         self._done.append((tag, self._ended - self._began))
 
     def wait(self, first: int | None = None) -> None:
-        """Waits until no run is on the device, or with `first` no run whose tag begins so."""
+        """Waits for all runs on the device; `first`: only for tags that begin with this value."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """Returns (tag, seconds) of the runs that ended since the last call, in order."""

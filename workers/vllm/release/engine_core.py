@@ -82,7 +82,7 @@ def let_core_count() -> None:
 
 
 async def unfinished_in_core(llm: Any) -> int:
-    """Returns how many requests the engine cores have not finished. A core answers between steps."""
+    """Returns how many requests the engine cores have not finished. Cores answer between steps."""
     core = llm.engine_core
     asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
     return sum(await asyncio.gather(*asked))
