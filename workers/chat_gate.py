@@ -56,11 +56,11 @@ class _Pace:
 class ChatGate:
     """Gate between proofs and chat, asked before each slice by the thread that computes proofs.
 
-    Policy `yield`: a slice runs only while the engine has no unfinished chat request. Under
-    constant chat, proofs get the starvation's share until chat is idle. Policy `share`: slices also
-    run during chat, but only for the fraction F of the time. Policy `exclusive`: proofs never wait;
-    while a round runs, new chat is refused and chat in progress is ended. Without a round it works
-    like `yield`. Under each policy, urgent slices (validations) get at least half of the time.
+    Policy `yield`: a slice runs only while the engine has no unfinished chat request; for constant
+    chat see Starvation. Policy `share`: slices also run during chat, but only for the fraction F of
+    the time. Policy `exclusive`: proofs never wait; while a round runs, new chat is refused and
+    chat in progress is ended. Without a round it works like `yield`. Under each policy, urgent
+    slices (validations) get at least half of the time.
     """
 
     def __init__(

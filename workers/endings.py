@@ -1,4 +1,4 @@
-"""Ends processes that loaded vLLM quickly: the interpreter would first run a long garbage
+"""Quickly ends processes that have loaded vLLM, without the interpreter's long garbage
 collection.
 """
 

@@ -124,7 +124,7 @@ class Pipeline:
         return self._waiting.popleft()
 
     def _next_slice(self, micro_batch: MicroBatch, busy: set[int]) -> list[Slice]:
-        """Returns the micro-batch's next slice, unless another one uses its stage in this tick."""
+        """Returns the micro-batch's next slice; empty if its stage is busy in this tick."""
         if micro_batch.stage in busy:
             return []
         if not micro_batch.slices:

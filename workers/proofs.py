@@ -127,7 +127,7 @@ class Proofs:
     def note(self, error: ProoflineError) -> None:
         """Counts an error that ended work.
 
-        Must be called before the work is given back, so that a lost engine does not take it again.
+        Call it before the work is given back, so that a lost engine does not take the work again.
         """
         with self._changed:
             is_new = error is not self._last_error  # one failure may end several micro-batches

@@ -35,10 +35,10 @@ class Source(Protocol):
         """Returns whether the leases are still to be computed."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
-        """Stores one value per nonce, at the latest with the next call."""
+        """Stores one value per nonce, now or with the next call."""
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
-        """Gives a lease back uncomputed; `lost_engine`: because the engine failed."""
+        """Gives a lease back uncomputed; `lost_engine`: True if the engine failed."""
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
         """Ends the jobs and rounds of leases that no engine can compute."""

@@ -38,8 +38,7 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 class Work:
     """Computes its model's work on this process's engine, turn by turn.
 
-    `urgent`: computes only validations, without waiting for chat; not for the thread that takes
-    turns.
+    `urgent`: computes only validations, without waiting for chat, on a thread without turns.
     """
 
     def __init__(

@@ -320,7 +320,7 @@ def _long(sizes: Mapping[str, _Size], total: int, tokens: int) -> Excess:
 
 
 def _is_long(said: Any, context: int, each: int) -> bool:
-    """Returns whether the known tokens are longer than an answer."""
+    """Returns whether there are more known tokens than an answer may have."""
     tokens = said.get("tokens") if isinstance(said, dict) else said
     if isinstance(tokens, str):
         return _length(tokens) > each * context

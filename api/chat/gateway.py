@@ -378,7 +378,7 @@ async def _cancel(response: httpx.Response) -> None:
 async def _client_gone(receive: Receive) -> None:
     """Returns once the client has disconnected.
 
-    Its body was read before, so no other message can come.
+    The request's body was read before, so no other message can come.
     """
     while (await receive())["type"] != "http.disconnect":
         pass

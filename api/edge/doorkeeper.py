@@ -1,6 +1,6 @@
 """Admits requests by the role of their key, or by the peer's network, up to a rate for each client.
 
-The matched route determines the role, so that no prefix of a path matters.
+The matched route determines the required role; prefixes of paths do not matter.
 """
 
 import time

@@ -18,7 +18,7 @@ SCHEMA_VERSION = "1"
 def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
     """Returns the samples; `engines`: the ready engines.
 
-    Each model has a line, so an upgrade shows two.
+    Each model has a line, so there are two lines during an upgrade.
     """
     lines: Lines = {
         SCHEMA.name: [line(SCHEMA.name, labels(version=SCHEMA_VERSION), "1")],

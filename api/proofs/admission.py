@@ -51,7 +51,7 @@ class Admission:
     def queue(self, job: NewJob) -> str:
         """Stores a job and wakes the workers; returns the job's id.
 
-        Counts a job whose client waits in `InlineJobs`. HTTPException 429 if too many clients wait.
+        Counts the job in `InlineJobs` if its client waits. HTTPException 429 if too many wait.
         """
         if job.inline:
             self._inline.enter()

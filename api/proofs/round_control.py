@@ -67,10 +67,9 @@ class RoundControl:
             self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
-        """Stops the current round and cancels the jobs in the queue; returns the number of
-        cancelled jobs.
+        """Stops the current round and cancels queued jobs; returns the number of cancelled jobs.
 
-        Drops callbacks of jobs that keep failing.
+        Drops jobs' callbacks whose delivery keeps failing.
         """
         current = self._rounds.current()
         if current is not None:

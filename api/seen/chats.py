@@ -63,9 +63,7 @@ class Chats:
             self._counts[field] += 1
 
     def report(self, history: History, second: float) -> None:
-        """Adds the new counts to the history. After a RedisError they are kept for the next
-        report.
-        """
+        """Adds the new counts to the history. After a RedisError the next report adds them."""
         self._change(0)
         with self._lock:
             whole_ms = int(self._busy_ms)

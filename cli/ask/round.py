@@ -249,7 +249,7 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
     """Stop the round within one micro-batch, and cancel the jobs that wait in the queue.
 
     Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC. Callbacks
-    of jobs that their receivers did not take in five tries in a row are given up.
+    of jobs that a receiver did not accept in five tries in a row are given up.
     """
     with connect(url) as client:
         before = client.status()
@@ -268,8 +268,8 @@ def watch(
 ) -> None:
     """Watch the round until it stops: rates, totals, every worker, the outbox.
 
-    On a terminal the picture is redrawn; in a log each look is one line. Ctrl-C ends the watching
-    only.
+    On a terminal the view is redrawn; in a log each update is one line. Ctrl-C ends only the
+    watching.
     """
     console = Console()
     with connect(url) as client:

@@ -45,7 +45,7 @@ def invite(
     ] = 24,
     redis_url: options.RedisUrl = None,
 ) -> None:
-    """Make a host's user of Redis and its token, and show the token, this once.
+    """Create a host's Redis user and its token, and print the token, which is shown only once.
 
     On the host: `proofline workers --join URL --token-file FILE`. A token is valid for one host and
     one use. The host gets this shell's settings that all processes share, such as POC_WORKER_TTL_S.
@@ -99,9 +99,9 @@ def revoke(name: HostName, redis_url: options.RedisUrl = None) -> None:
 
 @app.command()
 def restore(redis_url: options.RedisUrl = None) -> None:
-    """Make all hosts' users again: after a restart of a Redis without aclfile, or an upgrade.
+    """Create all hosts' users again: after a restart of a Redis without aclfile, or an upgrade.
 
-    Users get the rights that workers have in this version. Users of no host are removed.
+    Users get the rights that workers have in this version. Users without a host are removed.
     """
     with _as_operator() as inviting:
         n_hosts, forgets = inviting.restore()

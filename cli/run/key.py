@@ -32,7 +32,7 @@ def new(
         ),
     ],
 ) -> None:
-    """Make a key and show it, this once. Clients send it as `Authorization: Bearer KEY`.
+    """Create a key and print it, only once. Clients send it as `Authorization: Bearer KEY`.
 
     Our commands take the key from POC_API_KEY.
 

@@ -53,8 +53,8 @@ class Courier:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Delivers while the context is open. On exit, waits for payloads in progress for the
-        duration of one try. Undelivered payloads stay in Redis.
+        """Delivers while the context is open. On exit, waits for payloads in progress, at most as
+        long as one try may take. Undelivered payloads stay in Redis.
         """
         loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)

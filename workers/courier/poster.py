@@ -74,7 +74,7 @@ def _look_up(name: str, port: int) -> Sequence[tuple[Any, ...]]:
 
 
 class End(Enum):
-    """The result of a try."""
+    """The result of one try to deliver."""
 
     TAKEN = "taken"
     REFUSED = "refused"  # the receiver answered with another status than 2xx

@@ -1,4 +1,4 @@
-"""Statistics for operators: how an engine scores known tokens, and how many requests it scored."""
+"""Statistics of chat validations: how an engine scores other nodes' answers, and how many."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class Validations:
         self.seconds[way] += seconds
 
     def figures(self) -> dict[str, int | float]:
-        """Returns the figures for the heartbeat, by way."""
+        """Returns counts and seconds for the heartbeat, by way of scoring."""
         counts = {f"validations_{way}": n for way, n in self.count.items()}
         return counts | {f"validation_{way}_s": round(s, 3) for way, s in self.seconds.items()}
