@@ -5,6 +5,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
+from api.errors import unavailable
 from api.health.reading import health_answer
 from api.routes.provided import (
     TheDeploying,
@@ -39,7 +40,7 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 def state(
     deployments: TheDeployments, rounds: TheRounds, workers: TheWorkers, settings: TheSettings
 ) -> answers.NodeState:
-    """INFERENCE while a model is served, also during a round; else STOPPED, also during a load."""
+    """INFERENCE while a model is served, also in a round; STOPPED without one or during a load."""
     status, current = deployments.status(), rounds.current()
     ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:
@@ -72,7 +73,7 @@ async def stop(deploying: TheDeploying) -> answers.Done:
     "/inference/down", summary="End the round and all engines", responses=examples.STOP_ERRORS
 )
 async def down(deploying: TheDeploying) -> answers.Done:
-    """Like /api/v1/stop, but also ends engines that are loading."""
+    """Like /api/v1/stop, but engines that are loading end too."""
     generation = await to_thread.run_sync(deploying.withdraw, False)
     return await deploying.until_gone(generation)
 
@@ -154,6 +155,12 @@ def versions(deployments: TheDeployments, settings: TheSettings) -> answers.Vers
         vllm_version=deployments.status().vllm_versions or None,
         poc_validation_inference=_chats_beside_proofs(settings),
     )
+
+
+@router.get("/encrypted/identity", include_in_schema=False)
+def encrypted_identity() -> None:
+    """Answers 503, by which the network node knows that this node takes no encrypted requests."""
+    raise unavailable("This node takes no encrypted requests.")
 
 
 def _host(report: HostReport) -> dict[str, Any]:

@@ -228,6 +228,7 @@ def test_a_day(
     # A node without a model.
     assert node.asks("state")["state"] == "STOPPED"
     assert node.asks("gpus")["count"] == 0
+    assert node.send("encrypted identity").status_code == 503  # as MLNode without encryption
     assert node.asks("driver").keys() == {"driver_version", "cuda_driver_version", "nvml_version"}
     assert "gonka_metrics_schema_info" in node.send("metrics").text
     assert node.send("clock").status_code == 204
