@@ -93,7 +93,7 @@ def chat_check(
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Validate an executor's chat as the network does, and print the reason.
+    """Validate an executor's chat answer as the network does, and print the reason.
 
     The executor's tokens are sent to a node, or to an engine in this process, which computes their
     probabilities; its logprobs are compared with the executor's. Prints the verdict, the

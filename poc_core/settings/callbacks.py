@@ -50,8 +50,8 @@ class CallbackSettings(Theme):
         ge=1024,
         description=(
             "Bytes of Redis memory for a round's undelivered artifacts (some 80 for each of k_dim"
-            " 12); at the limit the round pauses. The callbacks of all jobs may use as much. One"
-            " job for each 512 KiB of it (at least 64) may have a url; more get 429."
+            " 12); at the limit the round pauses. The callbacks of all jobs may use as much. Per"
+            " 512 KiB one job may have a url (at least 64 jobs); more get 429."
         ),
     )
     callback_allow: str = Field(

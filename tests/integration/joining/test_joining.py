@@ -206,7 +206,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, list[tuple[str
 )
 @pytest.mark.promise(
     "a revoked host",
-    "is locked out at once, also after a restart of Redis; other hosts do its work",
+    "is locked out at once, also after a restart of Redis; other hosts take over its work",
 )
 def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     token_file = node.invite("gpu2")
@@ -377,7 +377,7 @@ def test_a_host_writes_no_other_hosts_records(node: Node) -> None:
 
 @pytest.mark.promise(
     "a host that joined",
-    "is its own Redis user with the rights of `worker`; the API makes no users",
+    "has its own Redis user with the rights of `worker`; the API makes no users",
 )
 def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
     """And its invitation is nothing to it, as the hosts' users are nothing to the API."""
@@ -406,7 +406,7 @@ def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
 
 @pytest.mark.promise(
     "a revoked host",
-    "is locked out at once, also after a restart of Redis; other hosts do its work",
+    "is locked out at once, also after a restart of Redis; other hosts take over its work",
 )
 def test_redis_keeps_hosts_over_its_restart_and_forgets_those_revoked(node: Node) -> None:
     redis_url = node.take(Token.read(node.invite("gpu5").read_text()))

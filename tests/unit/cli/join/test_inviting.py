@@ -48,7 +48,7 @@ def test_others_are_told_with_their_database() -> None:
 
 @pytest.mark.promise(
     "a host that joined",
-    "is its own Redis user with the rights of `worker`; the API makes no users",
+    "has its own Redis user with the rights of `worker`; the API makes no users",
 )
 def test_the_rights_are_those_of_worker() -> None:
     rights = worker_rights()
