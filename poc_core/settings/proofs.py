@@ -24,7 +24,7 @@ class ProofSettings(Theme):
         ge=1,
         le=10_000_000,
         description=(
-            "Largest number of nonces in unfinished jobs; a fifth of it is the largest number of"
+            "Largest number of nonces in unfinished jobs; a fifth of this is the largest number of"
             " unfinished jobs. Further jobs get 429."
         ),
     )
