@@ -64,7 +64,9 @@ def _directory(model: str) -> Path | None:
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """Returns the options with both names of the model; keeps names that are already set."""
+    """Returns the options with the engine's and clients' names of the model, from
+    `choose_model`.
+    """
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})
 

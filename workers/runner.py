@@ -67,10 +67,9 @@ class Runner:
         return [lease for unit in self._units for lease in unit.leases]
 
     def run(self, is_over: Callable[[], bool]) -> bool:
-        """Computes until `is_over` (returns True, leases stay held) or until no work is left
-        (False).
+        """Computes until `is_over` and returns True, or until no work is left and returns False.
 
-        Gives back held leases at the end, unless `is_over`.
+        Held leases are kept if `is_over`, else given back.
         """
         goes_on = False
         try:

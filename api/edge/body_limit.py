@@ -97,7 +97,7 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """Returns the body to drop for another body; None if the other body must wait."""
+        """Returns the body to drop in favour of `asking`; None if `asking` must wait."""
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]

@@ -1,6 +1,6 @@
-"""Gives errors on the paths of a model's clients the form that these clients read.
+"""Rewrites errors on the paths of a model's clients to the form that these clients expect.
 
-For any other form, the `openai` and `anthropic` packages show only the status.
+In any other form, the `openai` and `anthropic` packages show only the status.
 """
 
 import json

@@ -25,7 +25,7 @@ _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
-    """Middleware: removes a path's first segment if a path of the node follows. Keeps escapes."""
+    """Middleware: removes a path's first segment if a path of the node follows. Keeps %-escapes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

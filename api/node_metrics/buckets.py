@@ -46,6 +46,6 @@ def _bounds(shapes: Iterable[Shape], family: str) -> list[str]:
 
 
 def _evenly(bounds: list[str], n: int) -> set[str]:
-    """Returns the last of `bounds` and n - 1 others."""
+    """Returns the last of `bounds` and n - 1 others, evenly spaced."""
     step = -(-len(bounds) // n)
     return set(bounds[::-1][::step]) if bounds else set()

@@ -78,7 +78,7 @@ class RoundControl:
         return self._jobs.cancel_queued()
 
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-        """Returns the round's part of /status. Before the first round, shows an idle one.
+        """Returns the round's part of /status; an idle round before the first round.
 
         `first` and `most`: the range of reported nonces to list (RoundStore.reported).
         """

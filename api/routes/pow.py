@@ -168,7 +168,7 @@ async def status(
     valid_from: ValidFrom = None,
     valid_limit: ValidLimit = MOST_LISTED,
 ) -> Response:
-    """Only rounds change the state, jobs do not."""
+    """The node's state, workers, queue and round. Only rounds change the state, jobs do not."""
 
     def read() -> bytes:  # once for all concurrent requests
         seen = overviews.read()

@@ -51,8 +51,8 @@ class BesidePublished:
 
 
 def beside_published(speeds: Speeds, layers: int) -> BesidePublished | None:
-    """Returns the comparison; None if the model is not the network's or another seq_len was
-    measured.
+    """Compares the speeds with the published rates. None if the network does not run the model, or
+    another seq_len was measured.
 
     `layers`: number of layers in the engine.
     """

@@ -140,7 +140,7 @@ class RoundBody(BaseModel, ABC):
 
 
 class PlacedRoundBody(RoundBody):
-    """A round of one of several nodes, and one of several groups, which share the nonces."""
+    """A round whose nonces are divided among several nodes, and groups of nodes."""
 
     node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")

@@ -246,6 +246,6 @@ def queue_of_one(name: str) -> Queue:
 
 
 class SteadyAMQP(AMQP):
-    """Celery's AMQP with these connections, for `Celery(amqp=...)`."""
+    """Celery's AMQP with the connections of this module, for `Celery(amqp=...)`."""
 
     Connection = SteadyConnection

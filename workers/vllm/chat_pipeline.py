@@ -32,7 +32,7 @@ class ChatPipeline:
         self._begin = llm.output_processor.add_request
 
     def install(self) -> None:
-        """Makes every request to the engine take these steps from now on."""
+        """Sends every request to the engine through this pipeline from now on."""
         core = self._llm.engine_core
         self._llm.generate = self.generate
         self._llm.output_processor.add_request = self.begin_answer

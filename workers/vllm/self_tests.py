@@ -185,7 +185,7 @@ def _layer_by_layer(
 ) -> list[JsonValue] | None:
     """Computes values layer by layer.
 
-    None if the model does not stop after a layer and fails on the intermediate result.
+    Returns None if the model fails because it does not stop after a layer.
     """
     try:
         return compute_all(engine, spec, nonces, SlicePlan(0.0, 1))
@@ -234,7 +234,8 @@ def report_speed(engine: VllmEngine) -> None:
 
 
 def check_chains(engine: VllmEngine) -> None:
-    """Reserves memory for decode steps, and compares a short chain to one forward pass along it.
+    """Reserves memory for decode steps, and compares a short chain to one forward pass over its
+    inputs.
 
     If either fails, decode proofs are refused with the reason.
     """

@@ -154,7 +154,7 @@ class GatedChat:
 
 class _Answer:
     """An answer in progress. Its beginning is held back: until the first byte, or in a stream until
-    the engine's first event. If a round ends it, vLLM sees a disconnect of the client.
+    the engine's first event. If a round ends the answer, vLLM sees a client disconnect.
     """
 
     def __init__(

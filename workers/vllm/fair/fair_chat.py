@@ -139,9 +139,8 @@ class FairChat:
                 yield output
 
     async def _with_grammar(self, outputs: Any, asked: tuple[str, str]) -> AsyncIterator[Any]:
-        """Yields the outputs, and raises BadRequest if vLLM refuses the grammar or the grammar
-        allows no next token. Both are the client's fault, though releases answer 500, or 200 and an
-        error event.
+        """Yields the outputs. BadRequest if vLLM refuses the grammar, or the grammar allows no next
+        token: the client is at fault, though releases answer 500, or 200 and an error event.
         """
         try:
             async with aclosing(outputs):

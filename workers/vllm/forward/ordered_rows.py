@@ -25,7 +25,7 @@ _ROWS, _EXPERTS, _N_USED, _BLOCK = (
 
 
 class OrderedRows:
-    """Wraps Marlin's products and sorts their rows.
+    """Wraps Marlin's matrix products and sorts their rows.
 
     Two products of a layer use the same rows, which are sorted once.
 

@@ -357,7 +357,7 @@ OPERATIONS: dict[str, Any] = {
 
 
 class StandIn:
-    """Replaces an operation of vLLM."""
+    """Replaces an operation of vLLM by a kernel for the shapes whose trial succeeded."""
 
     def __init__(self, name: str, own: Any) -> None:
         self._name, self._own = name, own

@@ -119,8 +119,8 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Returns the parameters for decoding known tokens: the client's, without those that end or
-    shape the answer.
+    """Returns the parameters for decoding known tokens: the client's parameters without those that
+    end or shape the answer.
 
     Tokens that could have ended the answer stay masked before min_tokens.
     """

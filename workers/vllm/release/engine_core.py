@@ -120,9 +120,9 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
     """Makes an engine core with only one rank compute in the core's process, as on a GPU.
 
-    On CPUs vLLM starts another process for that rank, because OpenMP reads the places of its
-    threads at process start. Here the core starts with those places. This saves a third of the CPU
-    time and memory of a start.
+    On CPUs vLLM starts another process for that rank, because OpenMP reads the CPUs of its threads
+    at process start. Here the core starts with the rank's CPUs. This saves a third of the CPU time
+    and memory of a start.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1

@@ -58,13 +58,13 @@ _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMe
 
 
 def attention_groups(runner: Any) -> Iterator[Any]:
-    """Yields every attention group of the model runner, old or new, over all KV cache groups."""
+    """Yields every attention group of any release's model runner, over all KV cache groups."""
     for groups in runner.attn_groups:
         yield from groups
 
 
 def cache_kind(group: Any) -> str | None:
-    """Returns the kind of the group's caches; None if proofs cannot have separate ones of this
+    """Returns the kind of the group's caches; None if proofs cannot have separate caches of this
     kind.
 
     "tokens": blocks with a sequence's tokens only. "state": one block for each sequence of any

@@ -19,9 +19,9 @@ def tensor_ranks() -> tuple[int, int]:
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of all tensor-parallel ranks in order; each has equally many.
+    """Returns the rows of all tensor-parallel ranks in order.
 
-    All ranks must call.
+    All ranks must call, with equally many rows.
     """
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])

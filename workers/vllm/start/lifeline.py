@@ -28,7 +28,7 @@ _CHECKS = 60
 
 
 def offer() -> None:
-    """Sets this process as the worker. Must be called before vLLM starts processes."""
+    """Marks this process as the worker. Must be called before vLLM starts processes."""
     os.environ[VARIABLE] = str(os.getpid())
 
 
