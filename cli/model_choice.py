@@ -64,9 +64,7 @@ def _directory(model: str) -> Path | None:
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """Returns the options with the engine's and clients' names of the model, from
-    `choose_model`.
-    """
+    """Returns the options with the model's names from `choose_model`, for engine and clients."""
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})
 

@@ -103,8 +103,6 @@ def _add_engine(lines: Lines, shown: Sequence[Series], engine: EngineSamples, re
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """Returns the Unix time of an engine's data: an engine that stands still repeats old
-    figures.
-    """
+    """Returns the Unix time of an engine's data: an engine without progress repeats old figures."""
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at

@@ -27,8 +27,8 @@ class _Turn:
 
 
 class Together:
-    """Shared reads without stale answers: a request that comes during a reading gets the next
-    reading.
+    """Shared reads without stale answers: a request that comes during a reading gets the result of
+    the next reading.
     """
 
     def __init__(self) -> None:

@@ -235,9 +235,7 @@ def report_speed(engine: VllmEngine) -> None:
 
 def check_chains(engine: VllmEngine) -> None:
     """Reserves memory for decode steps, and compares a short chain to one forward pass over its
-    inputs.
-
-    If either fails, decode proofs are refused with the reason.
+    inputs. If either fails, decode proofs are refused with the reason.
     """
     if why_no_chains(engine.info):
         return

@@ -36,7 +36,7 @@ _LATE_S, _AT_ONCE, _STEP = 0.02, 400, 10
 
 
 class FairChat:
-    """The shares of one engine. Runs on the engine's event loop."""
+    """Shares one engine among its clients. Runs on the engine's event loop."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm

@@ -47,7 +47,7 @@ class Call(Protocol):
         """Calls vLLM's operation, which writes to its arguments or returns its results."""
 
     def by_kernel(self) -> Any:
-        """Computes the same with the kernel."""
+        """Calls the kernel, which gives the same results as vLLM's operation."""
 
     def bits(self, returned: Any) -> tuple[Tensor, ...]:
         """Returns the results as comparable bits; `returned`: the operation's return value."""

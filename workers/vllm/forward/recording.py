@@ -131,7 +131,7 @@ def recorder_for(device: torch.device, sums: RecordedSums) -> Recorder:
 
 
 def refill(kept: Any, new: Any) -> None:
-    """Copies the tensors of `new`, a dataclass of plain fields, into those of `kept`.
+    """Copies the tensors of `new`, a dataclass of plain fields, into the tensors of `kept`.
 
     NotReplayableError if anything else differs, or a field may hide tensors.
     """

@@ -172,7 +172,7 @@ def _on_all_ranks(work: Callable[[], T]) -> T:
 
 
 class Part(NamedTuple):
-    """A rank's part of a step."""
+    """A rank's layers and vocabulary in a recorded step."""
 
     layers: range
     n_layers: int  # of the model

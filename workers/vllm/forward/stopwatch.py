@@ -38,7 +38,7 @@ class Stopwatch:
         self._done.append((tag, self._ended - self._began))
 
     def wait(self, first: int | None = None) -> None:
-        """Waits for all runs on the device; `first`: only for tags that begin with this value."""
+        """Waits for the runs on the device. `first`: only runs whose tag begins with it."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """Returns (tag, seconds) of the runs that ended since the last call, in order."""

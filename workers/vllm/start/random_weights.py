@@ -1,4 +1,4 @@
-"""Random weights as large as a trained model's, in place of vLLM's dummy weights.
+"""Random weights of a trained model's magnitude, in place of vLLM's dummy weights.
 
 vLLM's dummy weights are within 0.001 of zero. In 8 bits nearly all of them are zero, and packed
 4-bit weights stay uninitialised. Products of zeros need less power, so a GPU computes them faster.
