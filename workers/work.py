@@ -1,6 +1,4 @@
-"""A worker's part in its model's work: leases nonces, of a round before those of jobs, and stores
-values.
-"""
+"""Leases a model's nonces for a worker, a round's before those of jobs, and stores the values."""
 
 from __future__ import annotations
 

@@ -87,7 +87,9 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Counts the driver's errors (XID) for `seconds`. Returns False at once without events."""
+        """Counts the driver's errors (XID) for `seconds`. Returns False at once if NVML has no
+        events.
+        """
         if self._events is None:
             return False
         nv = self._library

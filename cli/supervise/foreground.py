@@ -24,7 +24,7 @@ COLORS = (36, 33, 32, 35, 34)  # ANSI colours of the processes, in turn; red is 
 
 @contextmanager
 def stopped_by_signals(command: str) -> Iterator[None]:
-    """Makes the first SIGINT, SIGTERM or SIGHUP end the block in order and successfully."""
+    """Makes the first SIGINT, SIGTERM or SIGHUP end the block in order and without an error."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

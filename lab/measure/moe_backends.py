@@ -163,7 +163,7 @@ def cause(error: ProoflineError) -> str:
 
 
 def judged(default: Default, found: Sequence[Tried], dummy_weights: bool) -> list[Tried]:
-    """Returns the backends, each except the proposed one with the reason against it."""
+    """Returns the backends, with the reason against each backend that is not proposed."""
     first = [replace(one, why_not=_why_not(default, one, dummy_weights)) for one in found]
     good = [one for one in first if not one.why_not]
     best = max(good, key=lambda one: one.nonces_per_s or 0.0, default=None)

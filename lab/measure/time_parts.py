@@ -75,8 +75,8 @@ class TimeParts:
 
     @property
     def matrices_share_of_peak(self) -> float | None:
-        """Returns the share of the matrix peak while matrix products run; None if there are
-        none.
+        """Returns the share of the matrix peak while matrix products run; None without such
+        products.
         """
         seconds = self.seconds[MATRICES] * self.n_devices / self.n_stages
         return self.flops / (self.peak_flops * seconds) if self.flops and seconds else None

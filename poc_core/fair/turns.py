@@ -31,7 +31,7 @@ class Turns:
         self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
-        """Waits until work of this cost may start. The client that has had least comes first."""
+        """Waits until work of this cost may start. The client that has used least comes first."""
         if not self._waiting and self._has_room(cost):
             self._waiting.spend(client, cost)
             self._take(cost)

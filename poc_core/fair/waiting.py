@@ -1,4 +1,4 @@
-"""Orders waiting clients: the client that has had least is next.
+"""Orders waiting clients: the client that has used least is next.
 
 Uses start-time fair queueing. An item's start tag is the end tag of the client's previous item, or
 the virtual time if that is later; the item with the lowest start tag is next. A client with little

@@ -163,7 +163,7 @@ def _run(
     out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
     a_token: int, tile: Tile, gates: Gates,
 ) -> None:  # fmt: skip
-    """Runs the kernel. A quantised `out` makes it the first product, with the activation."""
+    """Runs the kernel; with a quantised `out`, for the first product and the activation."""
     if isinstance(out, Quantised):
         opens, numbers, scales, scale_strides = True, *out, out.scales.stride()
         n_rows, read = len(x.numbers) * a_token, x.numbers

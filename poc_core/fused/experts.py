@@ -140,7 +140,7 @@ def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
 
 
 def rows_by_expert(rows: Rows, tile: Tile) -> int:
-    """Returns the number of rows of a product that is written `by_expert`, in complete blocks."""
+    """Returns the rows of a product that is written `by_expert`, rounded up to complete blocks."""
     return int(triton.cdiv(rows.ids.numel(), tile.rows)) * tile.rows
 
 

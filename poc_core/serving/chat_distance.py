@@ -66,7 +66,7 @@ TOO_FAR = "similarity at or below the threshold"
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for comparing two contents."""
+    """The rules for comparing the logprobs of two answers."""
 
     threshold: float
     processed: bool = True  # logprobs are those after the sampler's arithmetic
@@ -102,8 +102,9 @@ class Verdict:
 
 
 def compare(executor: Content, validator: Content, rules: Rules) -> Verdict:
-    """Compares an executor's content with a validator's content of the same tokens (protocol.md,
-    section 9.2)."""
+    """Compares an executor's logprobs with a validator's logprobs of the same tokens (protocol.md,
+    section 9.2).
+    """
     n = len(executor)
     distances = [
         position_distance(entries(one), entries(other))
@@ -207,7 +208,7 @@ def threshold_of(model: str) -> float:
 
 
 def is_narrow(request: Mapping[str, Any]) -> bool:
-    """Returns True if a request's sampler is narrower than those used to find the constants."""
+    """Returns True if a request's sampler is narrower than the samplers behind the constants."""
     top_k, top_p, min_p = (
         one if isinstance(one := request.get(name), int | float) else usual
         for name, usual in (("top_k", 0), ("top_p", 1), ("min_p", 0))
