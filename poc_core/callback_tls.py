@@ -101,7 +101,7 @@ class CallbackTls:
         return self._context
 
     def problem(self) -> CertificateError | None:
-        """Returns why the current files are unusable, and logs it once; None if they are usable."""
+        """Returns and logs (once) why the current files are unusable; None if they are usable."""
         files = [*self._names.client, *([self._names.trusted] if self._names.trusted else [])]
         with self._lock:
             state = [_state(file) for file in files]

@@ -70,8 +70,8 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`: returns the chat requests in the engine, not those whose answer is still
-        being sent.
+        """`unfinished`: returns the number of chat requests in the engine, without requests whose
+        answer is only being sent.
         """
         self._policy = policy
         self._unfinished = unfinished

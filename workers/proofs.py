@@ -114,8 +114,8 @@ class Proofs:
 
     @property
     def is_lost(self) -> bool:
-        """Returns whether this process is ending because its engine is lost; it then takes no more
-        work.
+        """Returns whether this process is ending because its engine is lost; the process then takes
+        no more work.
         """
         if not self._is_lost:
             try:
@@ -209,7 +209,7 @@ class Proofs:
 
     def _step(self) -> None:
         """Runs a slice of every stage, or fetches launched values if chat or a lack of slices
-        prevents it.
+        prevents a run.
         """
         if self._pipeline.is_empty:
             return

@@ -116,8 +116,8 @@ class SlicePlan:
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """Cuts one decode step on one stage; if it needs no cut, also returns how many steps fit a
-        slice.
+        """Cuts one decode step on one stage. Also returns how many steps fit in a slice; 1 if steps
+        are cut.
 
         Does not cut a step until one was measured.
         """

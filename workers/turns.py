@@ -1,4 +1,4 @@
-"""A worker's turns: each message makes it compute for some seconds."""
+"""A worker's turns: each message makes the worker compute for some seconds."""
 
 from __future__ import annotations
 

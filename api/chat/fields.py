@@ -56,9 +56,7 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """Returns a `cache_salt` for this client only; a salt sent by the client becomes a part
-    of it.
-    """
+    """Returns a `cache_salt` for this client only, derived from the client's name and salt."""
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
 

@@ -71,7 +71,7 @@ _OURS = {
 
 @dataclass(frozen=True)
 class ProxyRequest:
-    """A complete client request, so that a second worker can get it if the first one dies."""
+    """A complete client request, which can be sent to a second worker if the first worker dies."""
 
     method: str
     path: bytes  # raw, with the query

@@ -85,8 +85,8 @@ def _values(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
 
 
 def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
-    """Returns the GPUs that the worker may use: all GPUs of its machine unless it is pinned to
-    some.
+    """Returns the GPUs that the worker may use: those that it is pinned to, or all GPUs of its
+    machine.
     """
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):

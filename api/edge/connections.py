@@ -71,7 +71,7 @@ class Limits:
 
     @property
     def answers(self) -> int:
-        """Returns how many answers may be in progress, not counting those of probes."""
+        """Returns how many answers may be in progress, not counting answers to probes."""
         return self.connections - max(2, int(self.connections * _NEWCOMERS))
 
 
@@ -139,8 +139,8 @@ def limited(limits: Limits) -> type[asyncio.Protocol]:
 
 
 class _InPieces(asyncio.BufferedProtocol):
-    """Reads a request in small pieces until it begins, because an event loop reads up to 256 KiB at
-    once.
+    """Reads a request in small pieces until its handler starts, because an event loop reads up to
+    256 KiB at once.
 
     Otherwise 1,000 waiting requests held 130 MB of bodies.
     """

@@ -70,7 +70,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Health:
-    """The node's condition and the reasons for it. `since`: when it began, or None if unknown."""
+    """The node's condition and the reasons for it. `since`: its beginning, or None if unknown."""
 
     level: Level
     reasons: Sequence[Reason]  # the worst first; empty if all is well
@@ -113,11 +113,10 @@ def judge(snapshot: Snapshot) -> Health:
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """Explains why a generating round continues without a ready worker; returns None if it does
-    not.
+    """Explains why a generating round continues without a ready worker.
 
     The round is stored in Redis and continues when a worker restarts, so the node has not failed.
-    None if no round is generating, if a worker is ready, or if no worker restarts within
+    Returns None if no round is generating, if a worker is ready, or if no worker restarts within
     REPLACED_S.
     """
     record = seen.round.record if seen.round is not None else None

@@ -36,9 +36,7 @@ class EngineReadings:
         self._late: set[str] = set()
 
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
-        """Returns readings by worker id: new ones, or the last reading of a late engine if there is
-        one.
-        """
+        """Returns readings by worker id: new readings, and the last readings of late engines."""
         ids = {worker.id for worker in workers}
         self._forget(
             [worker_id for worker_id in (*self._last, *self._under_way) if worker_id not in ids]

@@ -69,7 +69,7 @@ class Admission:
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
     """Returns the job of a request.
 
-    HTTPException 409 or 503, or ClaimsError, if it cannot be computed.
+    HTTPException 409 or 503, or ClaimsError, if the job cannot be computed.
     """
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()

@@ -93,8 +93,8 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """Returns the round's figures, per worker and in total; before the first round, those of
-        all jobs.
+        """Returns the round's figures, per worker and in total; before the first round, the figures
+        of all jobs.
         """
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []

@@ -24,7 +24,7 @@ _JSON = "application/json"
 
 
 def result_response(jobs: JobStore, job_id: str) -> Response | None:
-    """Returns a completed job's answer, streamed if large; None if it has expired.
+    """Returns a completed job's answer, streamed if large; None if the answer has expired.
 
     Reads Redis, so call it in a thread.
     """

@@ -74,7 +74,7 @@ class Live:
                 self._deserted.set()
 
     async def _run(self, read: Read) -> None:
-        """Reads until there are no followers, including followers that come while it is ending."""
+        """Reads until there are no followers, including followers that come at the last moment."""
         try:
             while not self._deserted.is_set():
                 self._update(await to_thread.run_sync(_read, read))

@@ -138,7 +138,7 @@ def delete(
 ) -> Deleted:
     """Without hf_commit all revisions are deleted.
 
-    409 if a worker serves the model or a file cannot be deleted; 404 if it is not on disk.
+    409 if a worker serves the model or a file cannot be deleted; 404 if the model is not on disk.
     """
     if downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)

@@ -63,7 +63,7 @@ def state(
 async def stop(deploying: TheDeploying) -> answers.Done:
     """Answers when the engines have ended. Jobs are cancelled; the round's results are delivered.
 
-    Engines that are loading are kept for 120 s; an identical /inference/up takes them over.
+    Engines that are loading are kept for 120 s; an identical /inference/up uses these engines.
     """
     generation = await to_thread.run_sync(deploying.withdraw, True)
     return await deploying.until_gone(generation)

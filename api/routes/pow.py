@@ -202,7 +202,7 @@ def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) 
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
 def stop(round_control: TheControl) -> answers.Stopped:
-    """Stops the round within one micro-batch; values that it computed are still delivered.
+    """Stops the round within one micro-batch; computed values are still delivered.
 
     Queued jobs are cancelled. Running jobs, and jobs whose client waits (wait=true), are computed;
     DELETE /generate/{request_id} ends one of them. Callbacks that a receiver did not accept in five

@@ -23,7 +23,7 @@ _PHASED_BODY = json_body(phased_round_bodies())
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, round_control: TheControl) -> answers.RoundChanged:
-    """All workers of the model compute until /stop; with `r_target` it is a distance round."""
+    """All workers of the model compute until /stop; `r_target` makes the round a distance round."""
     body = parse_round(await whole_body(request), round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)

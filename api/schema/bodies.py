@@ -71,7 +71,7 @@ class DeployBody(BaseModel):
 async def whole_body(request: Request) -> bytes:
     """Reads the request's body.
 
-    request.body() would keep it as long as the request, which may wait.
+    request.body() would keep the body as long as the request, which may wait.
     """
     body = BytesIO()
     while await _read_more(request, body):

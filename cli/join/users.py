@@ -1,6 +1,7 @@
 """The Redis users of joined hosts, one per host, with the rights of `worker`.
 
-Only the operator creates and removes them. An API with this right could give itself all rights.
+Only the operator creates and removes users. An API with the right to create users could give itself
+all rights.
 """
 
 from collections.abc import Iterator

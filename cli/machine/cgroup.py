@@ -23,7 +23,7 @@ class Memory(NamedTuple):
 def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
     """Returns the memory of this process's cgroup, or of the machine without a cgroup.
 
-    OSError or ValueError if it is unknown.
+    OSError or ValueError if the memory is unknown.
     """
     for folder, (usage, limit, droppable) in _folders(root, own):
         if not (folder / usage).exists():
@@ -40,7 +40,7 @@ def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) ->
     """Returns (used, limit) in bytes, as the kernel counts before it kills a process.
 
     `used` excludes droppable memory. Without a limit, `limit` is the machine's memory. OSError or
-    ValueError if it is unknown.
+    ValueError if the memory is unknown.
     """
     found, total = container_memory(root, own), int(psutil.virtual_memory().total)
     return max(0, found.used - found.droppable), min(found.limit or total, total)
@@ -49,7 +49,7 @@ def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) ->
 def memory_left() -> tuple[int, int]:
     """Returns (left, limit) in bytes: the memory still available in the container and the machine.
 
-    OSError or ValueError if it is unknown.
+    OSError or ValueError if the memory is unknown.
     """
     used, limit = working_memory()
     return max(0, min(limit - used, int(psutil.virtual_memory().available))), limit

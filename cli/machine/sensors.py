@@ -63,7 +63,7 @@ class _Device(NamedTuple):
 class Sensors:
     """A context manager that keeps NVML open, for one thread. Without a driver there are no GPUs.
 
-    NVML stays open because it reports events only to processes that registered before.
+    NVML stays open because NVML reports events only to processes that have registered.
     """
 
     def __init__(self, host: str, clock: Callable[[], float] = time.time) -> None:

@@ -175,7 +175,7 @@ class Child:
             self._ended.set()
 
     def _last_words(self, code: int) -> str:
-        """Returns the last error text of a run that ended before it was ready, after a colon."""
+        """Returns the last error text of a run that never was ready, preceded by a colon."""
         if self._ready_at is not None:
             return ""
         telling = self.spec.telling

@@ -87,8 +87,8 @@ def calibrate(
 
 
 def check_count(n: int, rate: float) -> None:
-    """Raises CalibrationError if a rate between 0 and 1 means less than one of n nonces, or all of
-    them.
+    """Raises CalibrationError if a rate between 0 and 1 means less than one of n nonces, or all
+    n.
     """
     if not _count_shows(n, rate):
         least = math.ceil(1 / min(rate, 1 - rate))
@@ -98,7 +98,7 @@ def check_count(n: int, rate: float) -> None:
 
 
 def r_target_for(distances: np.ndarray, rate: float) -> float:
-    """Returns the r_target with the share `rate` of the sorted `distances` below it, in whole
+    """Returns the r_target below which the share `rate` of the sorted `distances` lies, in whole
     nonces.
 
     The r_target is half-way between two neighbours, where rounding of a distance matters least.

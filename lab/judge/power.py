@@ -39,7 +39,7 @@ class Sample:
         return len(self.offsets) - int(np.searchsorted(self.offsets, threshold, side="right"))
 
     def threshold_for(self, share: float) -> float:
-        """Returns the smallest offset with at most this share of the nonces beyond it."""
+        """Returns the smallest offset that at most this share of the nonces exceeds."""
         return float(self.offsets[len(self.offsets) - 1 - math.floor(share * len(self.offsets))])
 
 

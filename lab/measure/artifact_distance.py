@@ -26,7 +26,7 @@ class Distance:
     largest: float
 
     def is_within(self, other: Distance) -> bool:
-        """Returns whether both numbers are at most those of the other distance."""
+        """Returns whether both numbers are at most the other distance's numbers."""
         return self.mean <= other.mean and self.largest <= other.largest
 
 

@@ -125,7 +125,7 @@ def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
 def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """Returns the configuration's changes for a model cut after some layers.
 
-    UsageError if it has fewer.
+    UsageError if the model has fewer layers.
     """
     if "text_config" in config:
         return {"text_config": config["text_config"] | first_layers(config["text_config"], layers)}

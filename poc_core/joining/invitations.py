@@ -1,4 +1,5 @@
-"""Invitations of hosts in Redis. The operator writes them; the API hands out each one once.
+"""Invitations of hosts in Redis. The operator writes invitations; the API hands out each invitation
+once.
 
 The hash of a token's id identifies the token. The API can access only `poc:invite:*`, which cannot
 create users of Redis. The hosts with users are in `proofline:hosts`, which only the operator's user
@@ -162,5 +163,5 @@ def _key(token_sha256: str) -> str:
 
 
 def _offer(key: str) -> str:
-    """Returns the key of the sealed offer (JSON), which exists until it is taken or expires."""
+    """Returns the key of the sealed offer (JSON), which exists until its use or expiry."""
     return f"{key}:offer"

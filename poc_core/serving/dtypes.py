@@ -9,5 +9,5 @@ ALSO = {"half": "float16", "float": "float32"}
 
 
 def dtype_of(word: str) -> str:
-    """Returns the name in `Dtype` of one of vLLM's names."""
+    """Converts vLLM's name of a number format to the name in `Dtype`."""
     return ALSO.get(word, word)

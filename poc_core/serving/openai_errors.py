@@ -51,7 +51,7 @@ def shaped(path: str, status: int, body: Any) -> Any:
 
 
 def said_by(raw: bytes) -> Any:
-    """Parses an answer's bytes as JSON, or returns them as text if they are not JSON."""
+    """Parses an answer's bytes as JSON, or as text if the bytes are not JSON."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -59,7 +59,7 @@ def said_by(raw: bytes) -> Any:
 
 
 def _sentence(detail: Any) -> tuple[str, str | None]:
-    """Returns a detail as one text, and the first field that it names or None."""
+    """Returns a detail as one text, and the first field that the detail names, or None."""
     problems = detail if isinstance(detail, list) else [detail]
     told, fields = [], []
     for one in problems:

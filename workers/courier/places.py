@@ -45,7 +45,7 @@ class Places:
             self._start()
 
     async def close(self, timeout_s: float) -> None:
-        """Starts no more deliveries, and cancels those that still run after `timeout_s`."""
+        """Starts no more deliveries, and cancels deliveries that still run after `timeout_s`."""
         self._is_open = False
         tasks = list(self._tasks)
         if tasks:

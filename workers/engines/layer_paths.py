@@ -1,4 +1,4 @@
-"""Paths of the decoder layers in vLLM's models. Commands use them too, so this imports no torch."""
+"""Paths of the decoder layers in vLLM's models. No torch is imported, for commands."""
 
 # The paths at which the network's nodes look for decoder layers. Without any of these paths they do
 # not reflect.

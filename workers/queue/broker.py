@@ -79,8 +79,8 @@ class _Channel(kombu_redis.Channel):
     """A channel that survives a broken connection, which Celery 5.7 gives up while tasks use it.
 
     To acknowledge a message or to requeue it, kombu's channel tries to reconnect, finds no address,
-    and its AttributeError ends the worker. Such a message can stay in Redis: it returns after the
-    visibility timeout, and its task finds the work done.
+    and its AttributeError ends the worker. Such a message can stay in Redis: the message returns
+    after the visibility timeout, and its task finds the work done.
 
     For every message kombu creates a new client, for which redis-py copies some 250 callbacks: a
     fifth of a worker's CPU time for a batch. This channel reuses one client, which only borrows
@@ -195,7 +195,7 @@ class _Transport(kombu_redis.Transport):
             self._forget(message)
 
     def _forget(self, message: Any) -> None:
-        """Acknowledges a message that failed after it was counted as unacknowledged."""
+        """Acknowledges a message that failed after kombu counted the message as unacknowledged."""
         try:
             tag = message["properties"]["delivery_tag"]
             for channel in self.channels:

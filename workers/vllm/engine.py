@@ -63,8 +63,8 @@ class VllmEngine(Engine):
     def __init__(self, options: EngineOptions) -> None:
         """Loads the model; `self_tests.py` tests the engine before it takes work.
 
-        ProoflineError if vLLM is not installed, the model cannot be loaded, or it cannot serve
-        proofs alongside chat.
+        ProoflineError if vLLM is not installed, the model cannot be loaded, or the model cannot be
+        used for proofs alongside chat.
         """
         self._validation = options.validation
         self._ids_for_all = options.logprob_tokens == "ids"

@@ -196,7 +196,7 @@ def _layer_by_layer(
 
 
 def check_memory(engine: Engine, whole: bool) -> None:
-    """Runs the largest allowed number of tokens, and halves it until the memory suffices.
+    """Runs the largest allowed number of tokens, and halves the number until the memory suffices.
 
     `whole`: runs all layers, else only the first one, which needs as much memory. EngineMemoryError
     if not even one nonce fits.

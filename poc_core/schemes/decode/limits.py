@@ -69,7 +69,7 @@ class ChainLimits(BaseModel, frozen=True):
         return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
     def step_positions(self, spec: ProofSpec) -> int:
-        """Returns the positions of `kept_tokens` that a nonce takes; 0 if it has no steps."""
+        """Returns the positions of `kept_tokens` that a nonce takes; 0 without steps."""
         passes = passes_of(spec)
         if not passes.steps:
             return 0

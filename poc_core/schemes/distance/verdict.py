@@ -1,4 +1,4 @@
-"""Compares another node's distances with this node's: invalid ones and verdict (protocol.md, 3)."""
+"""Compares another node's distances with this node's: counts and verdict (protocol.md, 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -119,7 +119,7 @@ class KnownTokens:
             )
 
     def _way(self, params: Any) -> Way:
-        """Returns how to score a request: by steps if one pass cannot compute it."""
+        """Returns how to score a request: by steps if one pass is not enough."""
         stepwise = (
             params.structured_outputs is not None
             or params.thinking_token_budget is not None

@@ -71,7 +71,7 @@ class NetworkFields:
             )
 
     def _refuse_long(self, length: int) -> None:
-        """Refuses a text before it is tokenized, which takes a second per megabyte."""
+        """Refuses a too long text before tokenization, which takes a second per megabyte."""
         if length > CHARS_A_TOKEN * self._context:
             raise BadRequest(
                 f"A text of {length} characters is longer than the known tokens may be: this node"

@@ -65,7 +65,7 @@ class Collected:
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> RowResults:
-        """Returns the rows; those at the beginning are missing if a prefix cache skipped their
+        """Returns the rows; the first rows are missing if a prefix cache skipped their
         positions.
         """
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]

@@ -160,7 +160,7 @@ class FairChat:
         return not all(_is_wide(_width(one), _width_of_prompt(one)) for one in asked)
 
     async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
-        """Returns an answer's new logprobs, created part by part when it is the client's turn."""
+        """Returns an answer's new logprobs, created part by part in the client's turns."""
         n, at_once = len(logprobs or ()), max(1, BUDGET // width)
         found: list[Any] = []
         for at in range(0, n, at_once):

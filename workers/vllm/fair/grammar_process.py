@@ -1,8 +1,8 @@
 """The process that tries grammars, see grammars.py.
 
 Its first input line is the vocabulary. Each further line is a grammar, compiled by a forked child
-that has the vocabulary and the imports; or `null`, which ends the child. It answers each grammar
-with one line: the error, or "". The process ends with its input.
+that has the vocabulary and the imports; or `null`, which ends the child. The process answers each
+grammar with one line: the error, or "". The process ends with its input.
 """
 
 from __future__ import annotations

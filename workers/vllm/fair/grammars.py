@@ -1,7 +1,8 @@
 """Tries each grammar in a separate process before vLLM gets it.
 
-vLLM parses a grammar on its server's event loop and compiles it in its core, where nothing can end
-it: sixty bytes ({"maxLength": 1000}) took half a minute, while all other grammars waited.
+vLLM parses a grammar on its server's event loop and compiles it in its core, where nothing can stop
+the compilation: sixty bytes ({"maxLength": 1000}) took half a minute, while all other grammars
+waited.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def handed_on(
     """Passes all outputs of the preceding layer to the first layer.
 
     `own`: the layers of this rank; `state`: the tensors passed to the call. Yields a dictionary
-    that the call fills with the last layer's outputs. It stays empty at the end of a stage, or if
-    vLLM passes on all outputs.
+    that the call fills with the last layer's outputs. The dictionary stays empty at the end of a
+    stage, or if vLLM passes on all outputs.
     """
     kept: dict[str, Tensor] = {}
     handles = []
@@ -68,8 +68,8 @@ def _in_place_of_arguments(given: Mapping[str, Tensor]) -> Any:
 def with_all(tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the input of a stage's next slice: all kept outputs, or the model's if none are kept.
 
-    The kept outputs include the model's tensor names, because the model reads them. Their tensors
-    are arbitrary: no layer uses them.
+    The model reads its own tensor names, so the result also has these names. Their tensors are
+    arbitrary, because no layer uses them.
     """
     if not kept:
         return dict(tensors)

@@ -126,8 +126,8 @@ def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str
 
 
 def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Evaluates a CPU's events for `profiled`: an operation's time excludes the operations it
-    called.
+    """Evaluates a CPU's events for `profiled`: an operation's time excludes the operations that the
+    operation called.
     """
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:

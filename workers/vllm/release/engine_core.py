@@ -91,8 +91,7 @@ async def unfinished_in_core(llm: Any) -> int:
 def step_logger(count: Callable[[], None]) -> Any:
     """Returns a stat logger for AsyncLLM that calls `count` for every report of the engine core.
 
-    Such a logger turns stats on, so that every step reports, even one that gives no request a
-    token.
+    The logger turns stats on, so that every step reports, even one that gives no request a token.
     """
 
     class StepLogger(StatLoggerBase):

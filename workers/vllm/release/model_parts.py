@@ -111,8 +111,8 @@ def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
 def forget_unfinished_forward(model: nn.Module) -> None:
     """Resets shared experts after a forward pass that an exception ended.
 
-    They keep their result until a mixture of experts reads it, and otherwise refuse to compute
-    again, even for chat.
+    Shared experts keep their result until a mixture of experts reads it, and otherwise refuse to
+    compute again, even for chat.
     """
     for module in model.modules():
         if type(module).__name__ == "SharedExperts":
@@ -120,7 +120,7 @@ def forget_unfinished_forward(model: nn.Module) -> None:
 
 
 def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
-    """Returns the final norm if the model's forward ends before it, like Kimi-Linear's since
+    """Returns the final norm if the model's forward ends before the norm, like Kimi-Linear's since
     0.28.
     """
     for module in model.modules():

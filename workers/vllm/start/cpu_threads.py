@@ -1,7 +1,7 @@
 """Assigns CPUs to vLLM's processes on machines without GPUs.
 
 By default vLLM assigns a NUMA node to each rank, and refuses to start more ranks than there are
-nodes. Two workers on one machine would use the same CPUs.
+nodes. So two workers on one machine would use the same CPUs.
 """
 
 from __future__ import annotations

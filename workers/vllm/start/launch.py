@@ -37,8 +37,8 @@ EXTENSION = "workers.vllm.extension.ProofExtension"
 
 @contextmanager
 def garbage_may_wait() -> Iterator[None]:
-    """Disables garbage collection while the context is open. During vLLM's imports it would take a
-    fifth of the time, and imports make no garbage.
+    """Disables garbage collection while the context is open. During vLLM's imports, collection
+    would take a fifth of the time, and imports make no garbage.
     """
     was = gc.isenabled()
     gc.disable()
@@ -219,8 +219,8 @@ async def serve(
     ids_for_all: bool,
     pipeline: Any,
 ) -> list[str]:
-    """Starts vLLM's OpenAI server on the running loop. Once it listens, returns the paths that the
-    API forwards. `ids_for_all`: see GatedChat. `pipeline`: the engine's ChatPipeline.
+    """Starts vLLM's OpenAI server on the running loop. Once the server listens, returns the paths
+    that the API forwards. `ids_for_all`: see GatedChat. `pipeline`: the engine's ChatPipeline.
     """
     import uvicorn
 

@@ -1,4 +1,4 @@
-"""The main module of the processes that vLLM spawns. It runs there before vLLM is imported."""
+"""The main module of the processes that vLLM spawns. Runs before vLLM is imported."""
 
 import gc
 import importlib.metadata
