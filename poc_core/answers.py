@@ -57,7 +57,7 @@ class SilentReceiver(BaseModel):
 
 
 class Stats(BaseModel):
-    """Figures of the latest round. Before the first round, the first two cover all jobs."""
+    """Figures of the latest round. Before the first round, the first two figures cover all jobs."""
 
     total_processed: int = Field(description="Nonces computed by all workers.")
     nonces_per_second: float = Field(

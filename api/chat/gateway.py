@@ -204,7 +204,7 @@ class Gateway:
     ) -> tuple[httpx.Response, bytes, AsyncIterator[bytes]]:
         """Returns a worker's answer, its first bytes and the rest of its body.
 
-        Pushes what must be closed on the stack. LostError if the worker died before the client saw
+        Pushes resources to close on the stack. LostError if the worker died before the client saw
         anything.
         """
         client = stack.enter_context(self._clients.lend())

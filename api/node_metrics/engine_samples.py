@@ -76,7 +76,7 @@ def samples_of(text: str) -> EngineSamples:
 
 @lru_cache(maxsize=256)
 def _shape(heads: tuple[str, ...]) -> Shape:
-    """`heads`: lines without their values."""
+    """Returns an engine's shape. `heads`: its lines without their values."""
     found: dict[tuple[str, str], Series] = {}
     for series in _series(heads):
         found.setdefault((series.name, series.labels), series)

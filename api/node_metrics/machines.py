@@ -10,7 +10,7 @@ from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 
 
 class CpuShares:
-    """Computes each host's CPU use between two scrapes; the first scrape has none."""
+    """Computes each host's CPU use between two scrapes; the first scrape has no CPU use."""
 
     def __init__(self) -> None:
         self._times: dict[str, CpuTimes] = {}  # by host, at the last scrape

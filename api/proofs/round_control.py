@@ -1,4 +1,4 @@
-"""Starts, switches, stops and describes rounds, for both families of paths."""
+"""Starts, switches, stops and describes rounds, for the paths of nodes and of aggregators."""
 
 from typing import Any
 

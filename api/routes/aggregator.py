@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, round_control: TheControl) -> dict[str, Any]:
-    """Like /api/v1/pow/init/generate. The workers share the nonces."""
+    """Works like /api/v1/pow/init/generate. The workers share the nonces."""
     body = parse_round(await whole_body(request), round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return {
@@ -40,9 +40,10 @@ async def init_generate(request: Request, round_control: TheControl) -> dict[str
     responses=examples.REDIS_AWAY,
 )
 def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth) -> dict[str, Any]:
-    """GENERATING or IDLE if all workers are, MIXED if they differ, NO_BACKENDS without workers.
+    """Returns GENERATING or IDLE if all workers are, MIXED if not, NO_BACKENDS without workers.
 
-    Also GENERATING, with a `reason`, for 10 minutes while a round's only worker is being replaced.
+    Returns GENERATING too, with a `reason`, for 10 minutes while a round's only worker is being
+    replaced.
     """
     seen = overviews.read()
     current = seen.round.record if seen.round is not None else None
@@ -65,7 +66,7 @@ def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth
     responses=examples.REDIS_AWAY,
 )
 def stop(round_control: TheControl, workers: TheWorkers) -> dict[str, Any]:
-    """Like /api/v1/pow/stop, with one entry for each ready worker."""
+    """Works like /api/v1/pow/stop; answers with one entry for each ready worker."""
     round_control.stop()
     results = [{"port": backend_number(worker), "status": "stopped"} for worker in workers.ready()]
     return {"status": "OK", "results": results, "errors": None}

@@ -72,7 +72,7 @@ async def reference_file(name: str, request: Request) -> Response:
 
 @router.get("/api/v1/console/events")
 async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("view")]) -> Response:
-    """Server-sent events: a JSON object with all sections first, then with each changed section."""
+    """Streams server-sent events (JSON): all sections first, then each changed section."""
     if live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
     return _Events(live, begin)

@@ -21,7 +21,7 @@ class Gpus(BaseModel):
 
 @router.get("/devices", summary="List the node's GPUs", responses=examples.REDIS_AWAY)
 def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
-    """Each GPU once: those of the API's machine, then those in the heartbeats of other hosts.
+    """Lists each GPU once: those of the API's machine, then those in the heartbeats of other hosts.
 
     `index` counts all of them. Empty without a GPU.
     """

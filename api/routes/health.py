@@ -24,7 +24,7 @@ TheMetrics = Annotated[Collector, provided("metrics")]
 
 @router.get("/livez", summary="Check that the API runs")
 async def livez() -> answers.Health:
-    """Always 200, also without Redis and workers, because restarting the API repairs neither."""
+    """Always answers 200, also without Redis and workers: restarting the API repairs neither."""
     return answers.Health()
 
 
@@ -35,10 +35,10 @@ async def livez() -> answers.Health:
     responses=examples.REDIS_AWAY,
 )
 def health(overviews: TheOverviews, reader: TheHealth) -> answers.EngineHealth:
-    """200 while a ready worker's engine makes progress, or while the node waits for its first
-    deployment; else 503. Supervisors use /livez.
+    """Answers 200 while a ready worker's engine makes progress, or while the node waits for its
+    first deployment; else 503. Supervisors use /livez.
 
-    Also 200, with a `reason`, for 10 minutes while a round's only worker is being replaced.
+    Also answers 200, with a `reason`, for 10 minutes while a round's only worker is being replaced.
     """
     seen = overviews.read()
     stopped = {host.id for host in seen.deployment.hosts if host.state is HostState.KEEPING}
@@ -67,9 +67,9 @@ def health(overviews: TheOverviews, reader: TheHealth) -> answers.EngineHealth:
     responses=examples.NOT_READY,
 )
 def ready(reader: TheHealth) -> answers.Ready | JSONResponse:
-    """200 if Redis answers and a worker is ready, else 503 with the reason and Retry-After.
+    """Answers 200 if Redis answers and a worker is ready, else 503 with Retry-After and why.
 
-    Also 200 while a round's only worker is being replaced, like /health.
+    Also answers 200 while a round's only worker is being replaced, like /health.
     """
     health, seen = reader.read()
     now = reader.now()
@@ -116,6 +116,6 @@ async def clock() -> Response:
     },
 )
 def metrics(request: Request, node: TheMetrics) -> Response:
-    """Round, outbox, jobs, workers and chat of the complete node, from any API process."""
+    """Returns figures of round, outbox, jobs, workers and chat, from any API process."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(node), headers={"content-type": content_type})

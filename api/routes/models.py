@@ -136,7 +136,7 @@ def delete(
     deployments: TheDeployments,
     workers: TheWorkers,
 ) -> Deleted:
-    """Without hf_commit all revisions are deleted.
+    """Deletes the model; without hf_commit, all of its revisions.
 
     409 if a worker serves the model or a file cannot be deleted; 404 if the model is not on disk.
     """

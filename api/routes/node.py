@@ -40,7 +40,7 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 def state(
     deployments: TheDeployments, rounds: TheRounds, workers: TheWorkers, settings: TheSettings
 ) -> answers.NodeState:
-    """INFERENCE while a model is served, also in a round; STOPPED without one or during a load."""
+    """Returns INFERENCE while a model is served, also in a round; else (also in a load) STOPPED."""
     status, current = deployments.status(), rounds.current()
     ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:
@@ -73,7 +73,7 @@ async def stop(deploying: TheDeploying) -> answers.Done:
     "/inference/down", summary="End the round and all engines", responses=examples.STOP_ERRORS
 )
 async def down(deploying: TheDeploying) -> answers.Done:
-    """Like /api/v1/stop, but engines that are loading end too."""
+    """Works like /api/v1/stop, but also ends engines that are loading."""
     generation = await to_thread.run_sync(deploying.withdraw, False)
     return await deploying.until_gone(generation)
 
@@ -112,7 +112,7 @@ def up_async(body: DeployBody, deploying: TheDeploying) -> answers.Done:
 def up_status(
     overviews: TheOverviews, deployments: TheDeployments, health: TheHealth
 ) -> answers.UpStatus:
-    """`status` is idle, starting, running or failed; `hosts` has the same for each host."""
+    """Returns the `status`: idle, starting, running or failed. `hosts` has each host's status."""
     seen = overviews.read()
     status, workers = seen.deployment, seen.workers
     running = [worker for worker in workers if worker.is_ready]
@@ -149,7 +149,7 @@ def up_status(
     "/versions", summary="Show the versions of Proofline and vLLM", responses=examples.REDIS_AWAY
 )
 def versions(deployments: TheDeployments, settings: TheSettings) -> answers.Versions:
-    """`version` is Proofline's, as `proofline --version` prints it."""
+    """Returns versions. `version` is Proofline's, as `proofline --version` prints it."""
     return answers.Versions(
         version=VERSION,
         vllm_version=deployments.status().vllm_versions or None,

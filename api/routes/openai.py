@@ -168,7 +168,7 @@ for _path in (
     "/v1/models", summary="List the models of all workers", response_model=None, responses=_ANSWER
 )
 async def models(request: Request, chat: OfChat) -> Response:
-    """One entry per served model, as its worker's vLLM describes it."""
+    """Lists the served models, each with the entry that its worker's vLLM returns."""
     entries, refusal = await _entries(request, chat)
     if refusal is not None and not entries:
         return Response(refusal.content, refusal.status_code, media_type="application/json")
@@ -182,7 +182,7 @@ async def models(request: Request, chat: OfChat) -> Response:
     responses=_ANSWER,
 )
 async def model(request: Request, chat: OfChat, model: str) -> Response:
-    """A model's entry of /v1/models. The name may contain slashes, escaped or not."""
+    """Returns a model's entry of /v1/models. The name may contain slashes, escaped or not."""
     entries, refusal = await _entries(request, chat)
     if model in entries:
         return JSONResponse(entries[model])
@@ -212,7 +212,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
 
 
 async def other(request: Request, chat: OfChat) -> Response:
-    """Other paths of a worker's vLLM that the node forwards, such as /v1/messages or /score."""
+    """Forwards other paths to a worker's vLLM, such as /v1/messages or /score."""
     path = request.scope["path"]
     if not is_among(PASSED_ON, request.method, path):
         message = f"The node passes on no such path. It passes on {', '.join(PASSED_ON)}."

@@ -100,7 +100,7 @@ async def generate(
 async def read_job(
     request_id: str, jobs: TheJobs, together: TheTogether, settings: TheSettings
 ) -> Response:
-    """A result is kept for POC_GENERATE_RESULT_TTL_SEC; later its request_id is unknown (404)."""
+    """Returns a job's progress or result. 404 after POC_GENERATE_RESULT_TTL_SEC."""
     record = await together.get(("job", request_id), lambda: _find(request_id, jobs))
     if record is not None and record.status is JobStatus.COMPLETED:
         response = await to_thread.run_sync(result_response, jobs, request_id)
@@ -135,7 +135,7 @@ def _progress(record: JobRecord) -> answers.Progress:
     responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY},
 )
 def cancel_job(request_id: str, jobs: TheJobs, settings: TheSettings) -> answers.Cancelled:
-    """Also ends a running job and drops its results. A finished job does not change."""
+    """Cancels a queued or running job and drops its results. A finished job does not change."""
     if _find(request_id, jobs) is None:
         raise _unknown(settings)
     return answers.Cancelled(cancelled=jobs.cancel(request_id))
@@ -168,7 +168,7 @@ async def status(
     valid_from: ValidFrom = None,
     valid_limit: ValidLimit = MOST_LISTED,
 ) -> Response:
-    """The node's state, workers, queue and round. Only rounds change the state, jobs do not."""
+    """Returns the node's state, which only rounds change, and its workers and queue."""
 
     def read() -> bytes:  # once for all concurrent requests
         seen = overviews.read()

@@ -23,7 +23,7 @@ _PHASED_BODY = json_body(phased_round_bodies())
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, round_control: TheControl) -> answers.RoundChanged:
-    """All workers of the model compute until /stop; `r_target` makes the round a distance round."""
+    """Starts a round, a distance round with `r_target`. The model's workers compute until /stop."""
     body = parse_round(await whole_body(request), round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
@@ -49,7 +49,7 @@ async def init(request: Request, round_control: TheControl) -> answers.RoundChan
     responses=examples.ROUND_ERRORS,
 )
 async def init_validate(request: Request, round_control: TheControl) -> answers.RoundChanged:
-    """/validate checks batches with this round's r_target and seq_len."""
+    """Stores a round for /validate, which checks batches with its r_target and seq_len."""
     body = parse_round(await whole_body(request), phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)

@@ -42,7 +42,7 @@ def artifacts(engine: Engine, spec: ProofSpec, nonces: int, batch: int) -> list[
 
 
 def distance(spec: ProofSpec, ours: Sequence[JsonValue], theirs: Sequence[JsonValue]) -> Distance:
-    """Returns the distance between two lists of artifacts of the same nonces, at least one."""
+    """Returns the distance between two non-empty lists of artifacts of the same nonces."""
     k_dim = ArtifactOptions.of(spec).k_dim
     apart = [_apart(*pair, k_dim) for pair in zip(ours, theirs, strict=True)]
     return Distance(float(np.mean(apart)), max(apart))

@@ -86,7 +86,7 @@ def argument(backend: str) -> str:
 
 
 def with_backend(options: EngineOptions, backend: str) -> EngineOptions:
-    """Returns the options with this backend; the last of two arguments counts."""
+    """Returns the options with this backend; vLLM uses the last of two arguments."""
     return options.model_copy(update={"vllm_args": (*options.vllm_args, argument(backend))})
 
 

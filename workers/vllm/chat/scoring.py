@@ -42,7 +42,7 @@ class Scoring:
 
     @classmethod
     def of(cls, params: Any, prompt: Sequence[int], tokens: list[int], mode: str) -> Self:
-        """`params`: vLLM's SamplingParams after its input processor. `prompt`: token ids."""
+        """Reads a request: SamplingParams after vLLM's input processor, and prompt token ids."""
         return cls(
             n_prompt=len(prompt),
             tokens=tokens,

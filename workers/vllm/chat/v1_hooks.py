@@ -164,8 +164,8 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """`logits`: unprocessed logits of all positions. `target`, `bonus`: processed logits of the
-        drafts' positions, and of the positions after the drafts.
+        """Returns a step's logprobs. `logits`: unprocessed logits of all positions. `target`,
+        `bonus`: processed logits of the drafts' positions, and of the positions after the drafts.
         """
         rows = self._raw_rows() if self._asked else []
         if rows:
