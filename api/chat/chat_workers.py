@@ -90,8 +90,8 @@ class ChatWorkers:
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
         """Records that an engine died during a request (a fingerprint).
 
-        Returns how many engines died during it. Returns 0 if Redis is unavailable; this death is
-        then not recorded.
+        Returns how many engines died during this request. Returns 0 if Redis is unavailable; this
+        death is then not recorded.
         """
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)

@@ -36,7 +36,8 @@ async def validate(
     admission: TheAdmission,
     inline: TheInline,
 ) -> Response | dict[str, Any]:
-    """Uses the validating round's r_target, fraud_threshold, seq_len and randomization.
+    """Checks the batch with the validating round's r_target, fraud_threshold, seq_len and
+    randomization.
 
     The verdict also goes to the round's callback_url.
     """

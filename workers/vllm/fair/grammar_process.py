@@ -120,7 +120,7 @@ def _is_dead_end(kind: str, text: str) -> bool:
 
 
 def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
-    """Compiles a grammar like vLLM."""
+    """Compiles a grammar as vLLM does."""
     if kind == "json":
         return compiler.compile_json_schema(text)
     if kind == "regex":

@@ -431,7 +431,9 @@ class SharedRouter:
         return getattr(self._own, name)
 
     def __call__(self, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """`rest`: in later releases, whether Blackwell's kernel may be used."""
+        """Returns the router's output for x. `rest`: in later releases, whether Blackwell's kernel
+        may be used.
+        """
         rank, n_ranks = parallel.tensor_ranks()
 
         def by_shares() -> Tensor:

@@ -68,9 +68,9 @@ def argument_names(operation: Any) -> list[str]:
 
 @contextmanager
 def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replaces these operations for calls by vLLM's Python code.
+    """Replaces these operations of vLLM for calls from Python.
 
-    Recorded and compiled code still calls vLLM's operations.
+    Recorded and compiled code still calls the original operations.
     """
     own = {name: operation(name) for name in others}
     _put(others)
