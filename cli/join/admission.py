@@ -56,7 +56,7 @@ class Admission:
 
     def look(self) -> None:
         """Checks with a new connection to Redis, because open connections stay valid. If Redis
-        refuses, gets the reason from the API.
+        refuses the host, gets the reason from the API.
         """
         before, self._refusal = self._refusal, self._refused()
         if before != self._refusal:

@@ -38,8 +38,8 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
 
 
 def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
-    """Returns the token from the options or None, and removes it from `env`, so that child
-    processes do not see it. UsageError or TokenError for a bad file or token.
+    """Returns the token from the options or None. Removes the token from `env`, so that child
+    processes do not see the token. UsageError or TokenError for a bad file or token.
     """
     env.pop(TOKEN_VARIABLE, None)
     if options.token_file is None:

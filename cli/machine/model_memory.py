@@ -46,7 +46,7 @@ def check_fits(
 def short_of_memory(
     model: str, dtype: str, n_workers: int, n_ranks: int, kv_gib: str | None
 ) -> str | None:
-    """Returns a warning if workers need more memory than this machine has left; otherwise None.
+    """Returns a warning if workers need more memory than this machine has left; None if not.
 
     `n_ranks`: processes of each worker. `kv_gib`: GiB per process for chat's KV cache on a CPU;
     None on GPUs, which hold weights and cache.

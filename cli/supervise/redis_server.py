@@ -122,9 +122,9 @@ def make_private(data_dir: Path) -> None:
 class LocalRedis:
     """A Redis on loopback with a generated password and an append-only file in `data_dir`.
 
-    The password excludes other users of the machine. It is in the configuration file, which only
-    its owner can read, and never on a command line. RedisServerError if another process uses
-    `data_dir`.
+    The password excludes other users of the machine. The password is in the configuration file,
+    which only its owner can read, and never on a command line. RedisServerError if another process
+    uses `data_dir`.
     """
 
     data_dir: Path

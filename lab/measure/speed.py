@@ -37,7 +37,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Trade:
-    """The cost of one limit on chat's wait."""
+    """The proof speed that one limit on chat's wait costs."""
 
     max_step_ms: float
     sliced: Speed

@@ -124,8 +124,9 @@ def can_norm_heads(x: Tensor) -> bool:
 
 def norm_heads_(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """Writes x / sqrt(mean(x^2) + eps) * weight of each head of x (tokens, heads, n), 16-bit, to
-    out, bit-identical to vLLM 0.25.1. There each thread adds the squares of eight columns without
-    rounding the squares; then neighbouring sums are added, then pairs, and so on."""
+    out, bit-identical to vLLM 0.25.1. In vLLM a thread adds the squares of eight columns without
+    rounding the squares; then neighbouring sums are added, then pairs, and so on.
+    """
     tokens, heads, columns = x.shape
     n_rows = tokens * heads
     _head_kernel[(triton.cdiv(n_rows, _HEADS),)](

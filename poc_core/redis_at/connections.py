@@ -102,8 +102,8 @@ class Sentinels(Sentinel):
         self._first = 0  # index of the Sentinel to ask first, which answered last time
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Returns the primary's address. MasterNotFoundError if the primary is down or no Sentinel
-        answers; WrongRedisError if the Sentinels do not know the name.
+        """Returns the primary's address. MasterNotFoundError if the primary is down, or if no
+        Sentinel answers; WrongRedisError if the Sentinels do not know the name.
         """
         silent, known, is_known = [], set[str](), False
         for turn in range(len(self.sentinels)):

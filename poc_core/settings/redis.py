@@ -14,7 +14,7 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class RedisSettings(Theme):
-    """Where Redis is."""
+    """The address of Redis."""
 
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",

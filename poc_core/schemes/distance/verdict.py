@@ -12,7 +12,7 @@ P_INVALID = 5e-4
 
 @dataclass(frozen=True)
 class DistanceVerdict:
-    """A verdict on submitted pairs, of which `n_invalid` of `n_total` are invalid."""
+    """A verdict on submitted pairs: `n_invalid` of `n_total` pairs are invalid."""
 
     n_total: int
     n_invalid: int
