@@ -1,5 +1,5 @@
-"""The vLLM engine: an AsyncLLM on a separate thread; proof batches are sent by `collective_rpc`
-with the method's name.
+"""The vLLM engine: an AsyncLLM on a separate thread. Proofs call methods of all ranks by name
+(`collective_rpc`).
 """
 
 from __future__ import annotations

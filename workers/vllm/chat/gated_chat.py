@@ -175,7 +175,7 @@ class _Answer:
         self.has_begun = self.is_stream = False
 
     def end(self) -> None:
-        """Ends the answer soon, unless its last part is being sent."""
+        """Requests the early end of the answer, unless its last part is being sent."""
         if not self._is_over and (self.is_stream or not self.has_begun):
             self._ended.set()
 
@@ -255,7 +255,7 @@ async def _lost(send: Send, before: bool) -> None:
 
 
 async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
-    """Ends a stream with an error: a status if nothing was sent yet, else an event."""
+    """Ends a stream with an error: an HTTP status if nothing was sent yet, else an event."""
     if not answer.has_begun:
         await send_refusal(send, error)
         return

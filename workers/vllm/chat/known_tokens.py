@@ -92,7 +92,7 @@ class KnownTokens:
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
     ) -> Rows:
-        """Computes known tokens for the trial, without the prefix cache, so that all rows are
+        """Scores known tokens for the trial, without the prefix cache, so that all rows are
         computed.
         """
         request = await self._checked(prompt, params, request_id, {})

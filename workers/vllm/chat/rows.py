@@ -217,7 +217,7 @@ def processed(
 
 
 def _sent(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Copies values to the device from pinned memory, without waiting for its earlier work."""
+    """Copies values to the device from pinned memory, without waiting for the device's work."""
     here = torch.tensor(values, pin_memory=device.type == "cuda")
     return here.to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Limits connections to a worker's chat port that have not yet sent the gateway's secret."""
+"""Limits how many connections to a worker's chat port may be open without the gateway's secret."""
 
 from __future__ import annotations
 

@@ -124,12 +124,14 @@ class V1Hooks:
             sampled[rows] = sampled.new_tensor(tokens)
 
     def _mixed(self) -> bool:
-        """Returns whether a row of this step reports other logprobs than the deployment's mode."""
+        """Returns whether a row of this step has another logprobs mode than the deployment."""
         asked = (self._asked.get(request) for request in self._runner.input_batch.req_ids)
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 
     def _raw_rows(self) -> list[int]:
-        """Returns the rows with raw logprobs in a step whose other rows report processed ones."""
+        """Returns the rows that report raw logprobs; empty if all rows have the deployment's
+        mode.
+        """
         if not self._mixed():
             return []
         modes = (

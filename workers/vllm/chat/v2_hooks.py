@@ -18,7 +18,9 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """Hooks of one model runner on the last pipeline stage, because the others have no sampler."""
+    """Hooks of one model runner on the last pipeline stage, because other stages have no
+    sampler.
+    """
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the release's runner lacks a method to replace."""
@@ -122,7 +124,7 @@ class V2Hooks:
         return self._gather(*told[:at], mixed, *told[at + 1 :], **named)
 
     def _is_mixed(self, slots: Any) -> bool:
-        """Returns whether a row of this step reports other logprobs than the deployment's mode."""
+        """Returns whether a row of this step has another logprobs mode than the deployment."""
         others = {
             slot for slot, one in self._asked.values() if one.mode not in (None, self._default)
         }

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _begin(compiler: Any, kind: str, text: str) -> tuple[int, int]:
-    """Forks a child; returns its process id, and the pipe to which it writes its answer."""
+    """Forks a child; returns its process id, and the pipe to which the child writes its answer."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:

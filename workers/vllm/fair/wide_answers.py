@@ -36,7 +36,7 @@ class WideAnswers:
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
-        """Waits for the client's turn; inside the context its request for n answers is in
+        """Waits for the client's turn; inside the context the request for n answers is in
         progress.
         """
         if self._waiting or not self._has_place(n):

@@ -133,7 +133,7 @@ class ScratchCaches:
         """Creates new caches by layer; a layer that reads another layer's cache gets that cache.
 
         The caches hold `n_tokens` tokens, in complete blocks for all sequences together, and the
-        states of `n_sequences`. `zeros`: allocates their memory; None for torch.
+        states of `n_sequences`. `zeros`: allocates zeroed memory; None for torch.zeros.
         """
         found: dict[str, list[Tensor]] = {}
         for group in self.groups:

@@ -112,7 +112,7 @@ class Layout:
             self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
 
     def move_to(self, position: int) -> None:
-        """Moves to another single position of each sequence, in the same tensors."""
+        """Moves a layout of one position per sequence to another position, in the same tensors."""
         assert len(self.positions) == self._tables.n, (
             "a layout of several positions stays where it is"
         )

@@ -1,5 +1,5 @@
-"""A layer's experts in block FP8, with kernels that write in the order of the experts; bound only
-during a proof's slice, so chat keeps vLLM's kernels.
+"""Kernels for experts in block FP8, which write rows in the order of the experts. Bound only during
+a proof's slice, so chat keeps vLLM's kernels.
 
 The first large call of each shape tries several tiles and uses the fastest that gives vLLM's bits.
 """
@@ -57,7 +57,7 @@ class Call(NamedTuple):
 
 
 class QuickApply:
-    """Kernels that replace `apply` of a vLLM class, which computes a layer's experts."""
+    """Kernels that replace `apply` of a vLLM class for a layer's experts."""
 
     def __init__(self, experts: Any | None) -> None:
         self._experts = experts

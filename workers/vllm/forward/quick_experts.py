@@ -257,7 +257,7 @@ class LayerCall:
 
 
 def _read(own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Product | None:
-    """Returns the product of a call; None if the kernels do not support the call."""
+    """Reads the matrix product of a call; None if the kernels do not support the call."""
     if len(args) != 12 or any(named.get(name) for name in _QUANTISED):
         return None
     x, weights, out, *scales, share, ids, experts, n, shares, a_token, config = args

@@ -114,7 +114,7 @@ class GraphRecorder:
 
 
 class RunAgain:
-    """A CPU's recorder, which only runs the work again: the same logic without a GPU."""
+    """A recorder for CPUs, which runs the work again: the same logic without a GPU."""
 
     def record(self, work: Callable[[], Any]) -> Replay:
         return work

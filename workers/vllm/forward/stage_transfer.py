@@ -13,7 +13,7 @@ from workers.vllm.release import model_parts, parallel
 
 
 class StageTransfer:
-    """One rank's sends and receives; keeps the sent tensors until they have been sent."""
+    """One rank's sends and receives; keeps tensors until they have been sent."""
 
     def __init__(
         self, worker: Any, model: nn.Module, dtype: torch.dtype, device: torch.device

@@ -100,7 +100,7 @@ class StepCaches:
         return max(0, per_place // self.block * self.block)
 
     def reserve(self, n_places: int, n_tokens: int) -> None:
-        """Creates the places; on a GPU with all of their memory, permanently."""
+        """Creates the places; on a GPU, reserves all of their memory permanently."""
         self.places.clear()
         for _ in range(n_places):
             memory = None

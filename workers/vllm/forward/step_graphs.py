@@ -232,7 +232,7 @@ class RecordedStep:
         )
 
     def record(self, forward: BoundForward, caches: Caches) -> None:
-        """Records the step, after `fill`; `caches()` binds the caches of its place.
+        """Records the step, after `fill`; `caches()` binds the caches of the step's Place.
 
         An error on one rank raises on all.
         """

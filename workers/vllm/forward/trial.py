@@ -97,7 +97,7 @@ def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
 
 
 def milliseconds(compute: Compute) -> float:
-    """Returns the device's time: the shortest of a few runs."""
+    """Returns the device's time for `compute`: the shortest of a few runs."""
     times = []
     for _ in range(_TIMES):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -191,7 +191,7 @@ def hands_over_each_step(state: Any) -> bool:
 
 
 def limits() -> dict[str, int]:
-    """Returns limits of this release's second model runner by their names in `Limits`."""
+    """Returns limits of this release's V2 model runner by their names in `Limits`."""
     said = {}
     for field, module, name in _LIMITS:
         with suppress(ImportError, AttributeError):

@@ -21,7 +21,7 @@ def serve_parser(parser: Any) -> Any:
 
 
 def known_arguments(parser: Any) -> set[str]:
-    """Returns the names of all options of such a parser, without leading dashes."""
+    """Returns the names of all options of the parser, without leading dashes."""
     return {name.lstrip("-") for name in parser._option_string_actions}
 
 

@@ -39,8 +39,8 @@ def let_readers_sleep() -> None:
 def compile_grammars_after_steps() -> None:
     """Gives an engine core's steps priority over the threads that compile grammars.
 
-    Also limits xgrammar, which uses eight threads for one grammar: these would compete with a step
-    even at low priority.
+    Also limits xgrammar, which uses eight threads for one grammar: the threads would compete with a
+    step even at low priority.
     """
     from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 

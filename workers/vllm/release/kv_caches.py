@@ -164,7 +164,7 @@ def kernel_block_size(group: Any) -> int:
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Returns the dimension of a layer's cache that counts blocks.
+    """Returns the dimension of a layer's cache that indexes blocks.
 
     Up to 0.2x the backend defines the shape; newer releases bind to every layer a view whose first
     dimension is the block.

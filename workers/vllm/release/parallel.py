@@ -83,7 +83,7 @@ def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
     ranks.
 
     Yields None with a single rank, for which any stream works. All ranks must enter and leave the
-    context. If one rank fails inside, all fail: RuntimeError if another rank did.
+    context. If one rank fails inside, the other ranks raise RuntimeError.
     """
     group = get_tp_group()
     if group.world_size == 1:

@@ -1,4 +1,4 @@
-"""The follower: a host's process for its part of an engine whose worker is on the head host.
+"""A follower: the process of a host that runs a part of an engine; the worker is on the head host.
 
 A follower takes no work, and has no queue and no worker record. It waits for the head, computes for
 the head's engine, and ends with the head. Its supervisor then restarts it.

@@ -265,7 +265,7 @@ def plan_of(options: EngineOptions) -> Message:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Describes in which options two hosts of one engine differ; None if they agree."""
+    """Describes the options in which two hosts of an engine differ; None if they agree."""
     found = [
         f"{name} is {ours.get(name)!r} on the head and {theirs.get(name)!r} here"
         for name in sorted(ours.keys() | theirs.keys())
