@@ -129,9 +129,7 @@ class V1Hooks:
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 
     def _raw_rows(self) -> list[int]:
-        """Returns the rows that report raw logprobs; empty if all rows have the deployment's
-        mode.
-        """
+        """Returns the rows with raw logprobs; empty if all rows have the deployment's mode."""
         if not self._mixed():
             return []
         modes = (

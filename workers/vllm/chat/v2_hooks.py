@@ -18,9 +18,7 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """Hooks of one model runner on the last pipeline stage, because other stages have no
-    sampler.
-    """
+    """Hooks of a model runner on the last pipeline stage; other stages have no sampler."""
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the release's runner lacks a method to replace."""

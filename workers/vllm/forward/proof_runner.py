@@ -41,9 +41,7 @@ class ProofRunner:
     """Runs proof micro-batches on the model that a vLLM worker has loaded."""
 
     def __init__(self, worker: Any) -> None:
-        """`worker`: vLLM's worker, with its KV cache set up. Raises NotIsolatableError or
-        LookupError.
-        """
+        """`worker`: vLLM's worker with its KV cache. Raises NotIsolatableError or LookupError."""
         runner = worker.model_runner
         self._config = worker.vllm_config
         self._model = runner.get_model()

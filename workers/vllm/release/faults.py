@@ -28,8 +28,7 @@ _KNOWN_SINCE = {"glm5_next": "0.30", "Glm5NextForConditionalGeneration": "0.30"}
 
 
 def avoid(engine_args: Any) -> None:
-    """Changes arguments with which vLLM would compute wrongly or fail. An operator's choice is
-    kept.
+    """Changes arguments with which vLLM would compute wrongly or fail; keeps operators' choices.
 
     On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly (artifacts
     differ by L2 0.6). On CPUs with AMX, 0.32 chooses an MLA backend that supports only bfloat16;

@@ -192,9 +192,7 @@ def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
-    """Returns the arguments of `vllm serve` that precede `options.vllm_args`; later arguments
-    win.
-    """
+    """Returns arguments of `vllm serve` to precede `options.vllm_args`; later arguments win."""
     # Proofs run as many tokens at a time as vLLM's memory profile and its kernels' buffers allow.
     tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS)
     said = {
