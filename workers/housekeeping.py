@@ -31,7 +31,7 @@ _ANSWER_S = 2.0
 
 
 class Housekeeper:
-    """A thread that runs in parallel to the heartbeat and keeps this worker's model progressing."""
+    """A thread, separate from the heartbeat, that keeps the work on this worker's model going."""
 
     def __init__(
         self,

@@ -79,8 +79,8 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 class Row:
     """The limits of some fields' values.
 
-    `kind`: None if vLLM checks the type. `texts`: characters of all texts together; None if the
-    texts are a part of the prompt, which may have 8 characters for each token of the context.
+    `kind`: None if vLLM checks the type. `texts`: limit of all texts' characters together; None if
+    the texts are a part of the prompt, which may have 8 characters for each token of the context.
     """
 
     fields: str

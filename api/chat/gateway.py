@@ -154,7 +154,7 @@ class Gateway:
 
         `workers`: one or more workers of one model. Leaving the context cancels the request.
         NoWorkerError if no worker is left, or two engines died during this request.
-        DeadlyRequestError if two engines died recently during the same request.
+        DeadlyRequestError if two engines died recently during an equal request.
         """
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
             raise DeadlyRequestError

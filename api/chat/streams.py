@@ -1,4 +1,4 @@
-"""Server-sent events between a worker and its client: errors at their beginning, and
+"""Server-sent events between a worker and its client: errors at a stream's beginning, and
 keep-alives.
 """
 

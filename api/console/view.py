@@ -154,7 +154,7 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 
 def _health(health: Health) -> dict[str, Any]:
-    """Returns the health without sentences that change each second: the page counts the seconds."""
+    """Returns the health without texts that change each second; the page counts the seconds."""
     whole = health_answer(health, 0.0)
     for reason in whole["reasons"]:
         del reason["text"]

@@ -63,7 +63,7 @@ class Work:
         return [lines[job_id] for job_id in listed if job_id in lines]
 
     def job_line(self, record: JobRecord) -> dict[str, Any]:
-        """Returns the fields of a job that lists show."""
+        """Returns a job's fields for lists."""
         return {
             "id": record.job_id,
             "kind": record.kind.value,

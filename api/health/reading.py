@@ -12,7 +12,7 @@ from poc_core.state.overview import Overview, Overviews
 
 
 class HealthReader:
-    """Derives the health from the current state of Redis, or from its silence."""
+    """Derives the health from the current state of Redis, or from the silence of Redis."""
 
     def __init__(
         self,

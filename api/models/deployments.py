@@ -1,4 +1,4 @@
-"""Deploys a model on all hosts of the node, withdraws it, and waits for either to complete."""
+"""Deploys a model on all hosts of the node, withdraws it, and waits for completion."""
 
 import logging
 import time

@@ -29,7 +29,7 @@ class Downloads:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
 
     def looks(self) -> Periodic:
-        """Returns the thread that checks the processes; each run of an API has its own."""
+        """Returns the thread that checks the processes; each run of an API has a new thread."""
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:

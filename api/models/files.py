@@ -61,7 +61,7 @@ def small(names: Collection[str]) -> set[str]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Returns the missing files, or "weights", "a tokenizer". Raises BrokenModelError."""
+    """Lists what is missing: file names, "weights", "a tokenizer". Raises BrokenModelError."""
     try:
         names = os.listdir(folder)
     except OSError as error:

@@ -93,7 +93,7 @@ def _waits_for_its_first_deployment(seen: Overview) -> bool:
 
 @router.get("/api/v1/clock", summary="Read this machine's clock", status_code=204)
 async def clock() -> Response:
-    """X-Server-Recv-Ns is the time of the request, X-Server-Send-Ns that of the answer.
+    """Returns the times of request (X-Server-Recv-Ns) and answer (X-Server-Send-Ns).
 
     Unix time in nanoseconds. Needs no key.
     """

@@ -178,7 +178,7 @@ class Poster:
             return False
 
     async def _status(self, delivery: Delivery, sending: _Sending) -> tuple[int, float | None]:
-        """Returns the answer's status, and the seconds of its Retry-After or None."""
+        """Returns the answer's status, and the seconds of its Retry-After header, or None."""
         url = httpx.URL(delivery.url)
         port = url.port or {"https": 443}.get(url.scheme, 80)
         host, receiver = canonical_host(url.host), receiver_of(delivery.url)

@@ -41,7 +41,7 @@ class HostSpan(BaseModel):
 
 
 class EngineOptions(ModelOptions):
-    """Options of a model and of the machine that serves it. Each engine uses its own subset.
+    """Options of a model and of the machine that serves it. Each engine uses some of the options.
 
     OptionsError if options contradict each other.
     """
