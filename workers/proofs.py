@@ -194,7 +194,7 @@ class Proofs:
     def _take_orders(self) -> bool:
         """Waits for work and takes over added and cancelled micro-batches.
 
-        False if the thread must end.
+        Returns False if the thread must end.
         """
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):

@@ -86,7 +86,7 @@ class SlicePlan:
     ) -> None:
         """`max_step_ms`: longest wait of chat for launched slices; None without chat.
 
-        The others: see Engine.
+        Other arguments: see Engine.
         """
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s

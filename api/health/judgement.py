@@ -1,6 +1,4 @@
-"""Derives the node's health from the records in Redis, as a pure function, so all processes
-agree.
-"""
+"""Derives the node's health from the records in Redis, as a pure function: all processes agree."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -80,9 +80,7 @@ def backend_number(worker: WorkerRecord) -> int:
 def _backend(
     worker: WorkerRecord, current: RoundRecord | None, stats: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns a worker's entry for aggregators; `stats`: the worker's figures of the current
-    round.
-    """
+    """Returns a worker's entry for aggregators; `stats`: its figures of the current round."""
     serves = current is not None and current.config.model == worker.model
     generates = serves and current is not None and current.state is RoundState.GENERATING
     return {

@@ -148,7 +148,7 @@ class _Channel(kombu_redis.Channel):
 
 
 class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
-    """The same channel for a primary that is found through Sentinels."""
+    """A `_Channel` for a primary that is found through Sentinels."""
 
     from_transport_options: Any = (
         *kombu_redis.SentinelChannel.from_transport_options,
