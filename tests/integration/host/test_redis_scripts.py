@@ -203,7 +203,7 @@ def test_no_argument_makes_a_script_run_without_end(as_user: As) -> None:
     line, room, jobs = "poc:jobs:line:m", "1e15", "1e15"
     worker.zadd(line, {"j": 1})
     lease = scripts.load(worker, "lease")
-    asked: list[str | int] = ["w|1|n1", 1, 60, "-inf", "+inf", "s", room, jobs]
+    asked: list[str | int] = ["w|1|n1", 1, "-inf", "+inf", "s", room, jobs, 60, "", huge, huge, 60]
     assert lease([line, keys.generating("m")], asked) == []
     names = [f"poc:job:{n}" for n in range(9)]
     scripts.load(worker, "read_overview")(names, [1000, huge, 10])
