@@ -109,7 +109,7 @@ def from_command_line(
         ),
     ] = None,
 ) -> EngineOptions:
-    """Returns the engine's options; with `model` None they name no model.
+    """Returns the engine's options, without a model if `model` is None.
 
     OptionsError, SettingsError or UsageError for an unknown model, or options that exclude each
     other.

@@ -89,7 +89,7 @@ class NoWorkerError(Exception):
 
 
 class DeadlyRequestError(Exception):
-    """Two engines died recently during this request."""
+    """Two engines died recently during equal requests."""
 
 
 class _Way:
@@ -275,7 +275,7 @@ class Gateway:
                 await self.workers.outlived(await _fingerprint(request))
 
     async def _died_with(self, worker: WorkerRecord, request: ProxyRequest) -> int:
-        """Records that the worker's engine died; returns how many engines died during such
+        """Records that the worker's engine died; returns how many engines died during equal
         requests.
         """
         what = f"A request of {request.client} to {_path_of(request)[:80]}"

@@ -1,8 +1,8 @@
 """Peers in private networks (POC_TRUSTED_NETWORKS=private), such as MLNode's Compose network.
 
 A gateway's address identifies no client, because Docker's port forwarding replaces clients'
-addresses with the gateway's. A proxied request is trusted only if all its forwarded addresses are
-trusted, so a forged address can only reduce trust.
+addresses with the gateway's. A proxied request is trusted only if its peer and all forwarded
+addresses are trusted, so a forged address can only reduce trust.
 """
 
 import math

@@ -159,7 +159,7 @@ def versions(deployments: TheDeployments, settings: TheSettings) -> answers.Vers
 
 @router.get("/encrypted/identity", include_in_schema=False)
 def encrypted_identity() -> None:
-    """Answers 503, by which the network node knows that this node takes no encrypted requests."""
+    """Answers 503, so that the network node sends no encrypted requests."""
     raise unavailable("This node takes no encrypted requests.")
 
 

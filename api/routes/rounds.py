@@ -49,7 +49,7 @@ async def init(request: Request, round_control: TheControl) -> answers.RoundChan
     responses=examples.ROUND_ERRORS,
 )
 async def init_validate(request: Request, round_control: TheControl) -> answers.RoundChanged:
-    """Stores a round for /validate, which checks batches with its r_target and seq_len."""
+    """Stores a round for /validate, which checks batches by its r_target and seq_len."""
     body = parse_round(await whole_body(request), phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)

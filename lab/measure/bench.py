@@ -97,8 +97,8 @@ def bench(
     Loads the model in this process, which must have the GPUs for itself, and computes artifacts
     without a queue. Reports nonces/s by the size of a micro-batch, whole and in the slices that let
     chat in; where the time of a micro-batch goes; the share of the device's measured matrix peak;
-    and what to set, and why. For models of the network, nonces a minute of eight such GPUs beside
-    what operators publish. The engine's log goes to a file, which is printed.
+    and what to set, and why. For models of the network, compares nonces a minute of eight such GPUs
+    with published rates. The engine's log goes to a file, which is printed.
 
     **Example:** proofline bench --dimensions qwen3-8b --seq-len 1024 --picture time.png
 

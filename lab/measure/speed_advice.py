@@ -139,8 +139,8 @@ def fewest(measured: Sequence[Speed]) -> int:
 
 
 def step_ms(seq_lens: Sequence[SeqLenSpeeds]) -> tuple[float, str]:
-    """Returns the shortest limit whose slices cost little at every seq_len, else the cheapest, and
-    the reason.
+    """Returns the shortest limit whose slices cost little at every seq_len, else the cheapest
+    limit, and the reason.
     """
     lost: dict[float, float] = {}
     waits: dict[float, float] = {}

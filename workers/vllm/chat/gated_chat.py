@@ -213,7 +213,7 @@ class _Answer:
             ended.cancel()
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Takes a message of vLLM's server."""
+        """Forwards or holds back a message of vLLM's server."""
         if self._ended.is_set():
             return
         self._waiting.append(message)
