@@ -1,9 +1,8 @@
 """State in Redis: jobs, rounds, callbacks, workers, and the deployment.
 
-One module per structure; each multi-step change is one Lua script. Every key starts with `poc:` and
-has a TTL, but for the deployment (deployments.py). The scripts derive key names from the job's key,
-so a Redis Cluster, which wants all keys named in advance and on one server, is refused
-(poc_core/redis_at).
+Each structure has one module; each multi-step change is one Lua script. Every key starts with
+`poc:`. All keys except the deployment have a TTL (deployments.py). Redis Cluster is refused
+(poc_core/redis_at): it needs all key names in advance, but the scripts derive some.
 """
 
 from poc_core.state.client import connect

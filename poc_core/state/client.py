@@ -22,32 +22,32 @@ from poc_core.redis_at.connections import WrongRedisError
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
-# Tries after a failed command: enough for a broken connection; a Redis that is away must show
-# within seconds. Every script may run twice without harm.
+# Retries after a failed command: enough for a broken connection. An unavailable Redis must be
+# reported within seconds. Every script is safe to repeat.
 _RETRIES = 3
-# Seconds for a look at a start whether the Redis will do.
+# Timeout in seconds of the startup check whether this Redis is usable.
 _LOOK_S = 2.0
 
-# Redis away, restarting or failing over, busy with a script that does not end, its memory or disk
-# full, too few replicas: errors by type, and by a script error's text.
+# Temporary errors, by type and by the text of a script's error: Redis is unavailable, restarting,
+# failing over, busy with an endless script, out of memory or disk, or lacks replicas.
 TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
 _TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREPLICAS ")
 
 
 def is_transient(error: Exception) -> bool:
-    """True if Redis itself is in trouble for some time, not this one command."""
+    """True if Redis itself is temporarily failing, not only this command."""
     if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
         return True
     return isinstance(error, TRANSIENT)
 
 
 def is_busy(error: Exception) -> bool:
-    """True if Redis refuses because a script has run for long (5 s, by default)."""
+    """True if Redis refuses commands because a script ran too long (5 s)."""
     return isinstance(error, ResponseError) and "BUSY " in str(error)
 
 
 class Store:
-    """What operations on Redis are made of."""
+    """Base class of the stores in Redis."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
@@ -58,14 +58,14 @@ class Store:
 
 
 def server_clock(redis: Any) -> Callable[[], float]:
-    """Redis' own time, in seconds since the epoch: hosts' clocks may differ."""
+    """Returns a clock of Redis' time in epoch seconds; hosts' may differ."""
     return lambda: float("{}.{:06}".format(*redis.time()))
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
-    """A client that threads may share. Connects on first use; answers are bytes.
+    """Returns a client that threads may share; connects on first use; returns bytes.
 
-    `patient`: asks a silent Redis again; else silence is an error after `timeout_s`.
+    `patient`: retries timeouts; else a timeout of `timeout_s` is an error.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return connections.client(
@@ -78,7 +78,7 @@ def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_T
 
 
 def refuse_wrong(settings: Settings) -> None:
-    """ProoflineError: what is at POC_REDIS_URL will not do. One that is away may come yet."""
+    """Raises ProoflineError if the server at POC_REDIS_URL is unusable, not if it is down."""
     at = RedisUrl.of(settings.redis_url)
     with connections.client(at, socket_connect_timeout=_LOOK_S, socket_timeout=_LOOK_S) as redis:
         try:
@@ -86,4 +86,4 @@ def refuse_wrong(settings: Settings) -> None:
         except WrongRedisError as error:
             raise ProoflineError(f"POC_REDIS_URL: {error}.") from error
         except RedisError:
-            pass  # whoever goes on says so
+            pass  # Redis is down: the next command reports the error

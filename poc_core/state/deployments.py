@@ -1,7 +1,7 @@
 """The deployment in Redis, and the hosts that follow it.
 
-The record is one key without a TTL: a node that was off for a month comes back with its model.
-Hosts live while their reports do: worker_ttl_s after the last one they are gone.
+The record is one key without a TTL: a node that was off for a month restarts with its model. A
+host's record expires worker_ttl_s after its last report.
 """
 
 import json
@@ -33,8 +33,8 @@ from poc_core.state.unreadable import answers, readable
 
 T = TypeVar("T", bound=BaseModel)
 
-MOST_REASON_CHARS = 300  # of the reason why a record cannot be read
-# Seconds for which a machine's figures are told; a hung driver's get old and then go.
+MOST_REASON_CHARS = 300  # of the error text for an unreadable record
+# Seconds for which a machine's figures are reported: those of a hung driver must expire.
 FIGURES_S = 60
 
 
@@ -44,7 +44,7 @@ class DeploymentStore:
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
-        """`clock`: None: Redis' own."""
+        """`clock`: Redis' if None."""
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock or server_clock(redis)
@@ -59,7 +59,7 @@ class DeploymentStore:
     def deploy(self, wanted: Deployment) -> int:
         """Stores a deployment for every host, also after a failed one; returns its generation.
 
-        DeployedError: a model runs or starts. NoHostError: nobody is here who would run it.
+        DeployedError: a model runs or starts. NoHostError: no host could run the model.
         """
         outcome, generation = self._set(wanted, "request")
         if outcome == "deployed":
@@ -72,9 +72,9 @@ class DeploymentStore:
         return generation
 
     def withdraw(self, keeps: bool = False) -> int:
-        """Says that nothing shall run; returns the generation.
+        """Stores that nothing shall run; returns the generation.
 
-        `keeps`: hosts keep engines that still load for KEPT_S, should the very same be deployed.
+        `keeps`: hosts keep loading engines for KEPT_S, in case the same model is deployed.
         """
         return int(self._withdraw([keys.DEPLOYMENT, keys.MODELS], [self._clock(), int(keeps)]))
 
@@ -85,7 +85,7 @@ class DeploymentStore:
         return deployment_record(self._redis.hgetall(keys.DEPLOYMENT))
 
     def hosts(self) -> list[HostReport]:
-        """The reports of the hosts that live, by the host's name."""
+        """Returns the live hosts' reports, by host name."""
         ids = self._host_ids()
         with self._redis.pipeline(transaction=False) as pipe:
             for host_id in ids:
@@ -94,20 +94,20 @@ class DeploymentStore:
         return sorted(found, key=lambda report: (report.host, report.id))
 
     def keeping(self) -> set[str]:
-        """The ids of hosts whose engines go on loading though their model was withdrawn."""
+        """Returns ids of hosts that keep loading engines of a withdrawn model."""
         record = self.read()
         if record is None or not record.cancelled:
             return set()
         return {host.id for host in self.hosts() if host.state is HostState.KEEPING}
 
     def logs(self) -> list[HostLogs]:
-        """The last lines of the workers of the hosts that live, by the host's name."""
+        """Returns the last log lines of live hosts' workers, by host name."""
         ids = self._host_ids()
         found = self._redis.mget(map(keys.host_logs, ids)) if ids else []
         return sorted(_readable(HostLogs, "logs of host", ids, found), key=lambda one: one.host)
 
     def machines(self) -> list[MachineFigures]:
-        """The figures of the living hosts' machines, by host name; of equal names the latest."""
+        """Returns the live hosts' machine figures by host name; the latest per name."""
         ids = self._host_ids()
         found = self._redis.mget(map(keys.host_machine, ids)) if ids else []
         told = _readable(MachineFigures, "machine of host", ids, found)
@@ -118,23 +118,23 @@ class DeploymentStore:
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
     def elapsed_s(self, record: DeploymentRecord) -> float:
-        """Seconds since the deployment was asked for, until it served or failed."""
+        """Returns seconds from the request to serving or failure, or to now."""
         return (record.settled_at or self._clock()) - record.asked_at
 
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
-        """Deploys the --model with which a host begins. False: another deployment counts more.
+        """Deploys the --model with which a host starts. False if another deployment has priority.
 
-        A requested one does, until it is withdrawn or failed with no other host alive, and so does
-        one that another living host began with.
+        A requested one has, unless withdrawn, or failed with no other host alive. So has the
+        --model of another live host.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
     def restore(self, known: DeploymentRecord, host: str) -> bool:
-        """Brings back the record that Redis has lost, as the host of that name knew it.
+        """Restores the record that Redis lost, as the host of that name knew it.
 
-        False: a request has changed it since, or another host knew a newer one.
+        False if a request has changed it since, or another host knew a newer one.
         """
         wanted, name, engines = "", "", None
         if known.wanted is not None:
@@ -148,7 +148,7 @@ class DeploymentStore:
         return bool(self._restore([keys.DEPLOYMENT], args))
 
     def report(self, report: HostReport) -> None:
-        """Stores how far a host is. When all that live failed, so did the deployment: its error."""
+        """Stores a host's progress. If all live hosts failed, so does the deployment: its error."""
         args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
         args += [
             report.model_dump_json(),
@@ -161,26 +161,26 @@ class DeploymentStore:
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
     def store_logs(self, host_id: str, logs: HostLogs) -> None:
-        """Stores the last lines of a host's workers; they go with the host's reports."""
+        """Stores a host's last worker log lines; they expire with its reports."""
         self._redis.set(
             keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s
         )
 
     def store_machine(self, host_id: str, figures: MachineFigures) -> None:
-        """Stores what a machine's sensors say, apart from the heartbeats, which everybody reads."""
+        """Stores a machine's sensor figures, apart from the widely read heartbeats."""
         self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
 
     def leave(self, host_id: str) -> None:
-        """Forgets a host that ends, so that nobody waits for it."""
+        """Deletes a host that stops: nobody waits for it."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.host(host_id), keys.host_logs(host_id), keys.host_machine(host_id))
             pipe.zrem(keys.HOSTS, host_id)
             pipe.execute()
-        if not self.hosts():  # nobody is here who would be missed, nor since when another is gone
+        if not self.hosts():  # without live hosts, none is reported as missing
             self._redis.delete(keys.HOSTS)
 
     def drop_silent(self) -> None:
-        """Has each host live for worker_ttl_s from now, unless it reports again."""
+        """Limits hosts' lives to worker_ttl_s from now, unless they report."""
         for host_id in self._host_ids():
             self._redis.expire(keys.host(host_id), self._settings.worker_ttl_s)
 
@@ -201,7 +201,7 @@ class DeploymentStore:
 
 
 def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
-    """The record in the hash of a deployment; None: nothing was ever deployed."""
+    """Parses a deployment's hash; None if nothing was ever deployed."""
     raw = {
         name.decode(errors="replace"): value.decode(errors="replace")
         for name, value in found.items()
@@ -217,7 +217,7 @@ def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
 def _readable(
     record: type[T], name: str, ids: Sequence[str], found: Sequence[bytes | None]
 ) -> list[T]:
-    """The hosts' records of one kind, without those that nobody can read or that are gone."""
+    """Parses hosts' records of one kind; skips missing and unreadable records."""
     told = zip(ids, found, strict=True)
     read = (
         readable(f"{name} {host_id!r}", partial(record.model_validate_json, raw))
@@ -228,7 +228,7 @@ def _readable(
 
 
 def _record(raw: Mapping[str, str]) -> DeploymentRecord:
-    """The record of a hash. Raises anything where somebody else has written it."""
+    """Parses a hash. Foreign content may raise any error."""
     wanted = json.loads(raw["wanted"]) if raw["wanted"] else None
     if wanted is not None:  # earlier versions wrote unset options as null
         said = {name: value for name, value in wanted.items() if value is not None}
@@ -247,7 +247,7 @@ def _record(raw: Mapping[str, str]) -> DeploymentRecord:
 
 
 def _unreadable(raw: Mapping[str, str], error: Exception) -> DeploymentRecord:
-    """Says that nothing shall run, and why; hosts and API go on until it is written anew."""
+    """Returns a record that says why nothing runs, until the hash is written again."""
     generation = raw.get("generation", "")
     why = " ".join(str(error).split())[:MOST_REASON_CHARS]
     return DeploymentRecord(

@@ -1,4 +1,4 @@
-"""Downloads of models, each by a process of its own; they outlive the API's process."""
+"""Model downloads, each by a separate process that outlives the API."""
 
 import json
 import time
@@ -12,13 +12,13 @@ from redis import Redis
 from poc_core.state import keys, scripts
 from poc_core.state.unreadable import readable
 
-# Most downloads at a time over the whole node, as the network's client expects (mlnode).
+# Most simultaneous downloads of this node, as the network node expects (mlnode).
 MOST_AT_A_TIME = 3
-# Seconds without a sign of life after which a process is dead; it gives three in that time.
+# Seconds without a sign of life after which a process counts as dead; it sends three in this time.
 ALIVE_S = 15
 # Seconds for a process's first sign of life: its imports take long on a busy machine.
 STARTS_S = 60
-# Seconds that a download is remembered, counted anew with each change.
+# Seconds that a download is remembered after its last change.
 _KEPT_S = 7 * 24 * 3600
 
 
@@ -29,7 +29,7 @@ class Download:
     task_id: str
     hf_repo: str
     hf_commit: str | None
-    machine: str  # whose cache it goes to
+    machine: str  # whose cache receives the files
     started_at: float
     state: Literal["running", "done", "failed"] = "running"
     error: str | None = None
@@ -40,7 +40,7 @@ class Download:
 
 
 class DownloadStore:
-    """The downloads that are wanted, and how each model's last one ended."""
+    """The active downloads, and the result of each model's last one."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
@@ -51,9 +51,9 @@ class DownloadStore:
     def start(
         self, hf_repo: str, hf_commit: str | None, machine: str
     ) -> Download | Literal["running", "full"]:
-        """Stores a download that this caller is to start a process for, or says why not.
+        """Stores a download for which the caller must start a process, or returns why not.
 
-        Of the MOST_AT_A_TIME slots a cancelled download keeps its own until its process ends.
+        A cancelled download occupies one of MOST_AT_A_TIME slots until its process ends.
         """
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
         names = [keys.DOWNLOADS, keys.DOWNLOADS_WANTED, keys.DOWNLOAD_SLOTS]
@@ -66,7 +66,7 @@ class DownloadStore:
         return self.by_name(name_of(hf_repo, hf_commit))
 
     def by_name(self, name: str) -> Download | None:
-        """The download; None where there is none that can be read."""
+        """Returns the download; None if missing or unreadable."""
         raw = self._redis.hget(keys.DOWNLOADS, name)
         if raw is None:
             return None
@@ -81,13 +81,13 @@ class DownloadStore:
         ]
 
     def end(self, download: Download, error: str | None = None) -> bool:
-        """The download is done, or failed with `error`. False: cancelled, maybe begun again."""
+        """Stores a download as done, or as failed with `error`. False if it was cancelled."""
         ended = asdict(download) | {"state": "done" if error is None else "failed", "error": error}
         args: list[Any] = [download.name, download.task_id, json.dumps(ended), _KEPT_S]
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels a download, which its process notices. Returns whether it ran."""
+        """Cancels a download; its process notices. True if it was active."""
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)
@@ -95,19 +95,19 @@ class DownloadStore:
             return bool(pipe.execute()[0])
 
     def claim(self, download: Download) -> bool:
-        """True if no process downloads it and this caller alone is to start one."""
+        """True if no process downloads it and this caller must start one."""
         return bool(self._redis.set(keys.download(download.task_id), "1", nx=True, ex=STARTS_S))
 
     # The process that downloads.
 
     def renew(self, download: Download) -> bool:
-        """Says that the download's process lives. Returns whether it is still wanted."""
+        """Stores that the process lives. True if the download is still wanted."""
         self._redis.set(keys.download(download.task_id), "1", ex=ALIVE_S)
         wanted = self._redis.hget(keys.DOWNLOADS_WANTED, download.name)
         return bool(wanted == download.task_id.encode())
 
     def leave(self, task_id: str) -> None:
-        """A download's process ends; where it is still wanted another may begin at once."""
+        """Stores that the process ended; another may start if still wanted."""
         self._redis.delete(keys.download(task_id))
 
 

@@ -1,7 +1,7 @@
-"""A job's HTTP answer (protocol.md, section 5): built part by part, kept in pieces where large.
+"""A job's HTTP answer (protocol.md, section 5): built in parts and, if large, stored in pieces.
 
-It is made once, when the job ends. Neither the worker nor the API holds all of a large one, and no
-value in Redis comes near its limit of 512 MB.
+The answer is built once, when the job ends. Without a callback no process holds a large one in
+full. No value in Redis nears its limit of 512 MB.
 """
 
 import json
@@ -21,27 +21,27 @@ from poc_core.state.client import Store
 # Bytes of one piece of a large answer; 50,000 artifacts of k_dim 12 are one piece.
 PIECE_BYTES = 4 * 1024 * 1024
 
-# Seconds that pieces live which no job has adopted: each is written well within them.
+# TTL in seconds of pieces that no job has adopted; writing one takes much less.
 _STAGING_TTL_S = 120
-# Seconds that pieces outlive their job, for a client that began to read at its end.
+# Seconds that pieces outlive their job, for a client that is still reading.
 _READING_S = 600
 
 _EXCLUDED = b"null"
-# Share of a validation's nonces that may stay uncomputed, at least one (protocol.md, section 2).
+# Share of a validation's nonces that may stay uncomputed; one always may (protocol.md, section 2).
 _MOST_EXCLUDED = 0.1
 
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """An answer as Redis holds it."""
+    """An answer stored in Redis."""
 
     n_bytes: int
-    pieces: Iterator[bytes]  # to be read once, one at a time
+    pieces: Iterator[bytes]  # can be read only once
     is_in_pieces: bool
 
 
 class Part(NamedTuple):
-    """Some of a job's nonces as texts, in order, and the JSON of their values; null: excluded."""
+    """Some of a job's nonces as texts, in order, and their values as JSON (null: excluded)."""
 
     nonces: Sequence[bytes]
     values: Sequence[bytes]
@@ -53,7 +53,7 @@ class JobResults(Store):
     _finish = scripts.of_store("finish_job")
 
     def result(self, job_id: str) -> StoredAnswer | None:
-        """The answer of a completed job as JSON, ready to be sent; None when there is none."""
+        """Returns the answer of a completed job as JSON; None if there is none."""
         body, n_bytes = self._redis.hmget(keys.job(job_id), "result", "result_bytes")
         if body is not None:
             return StoredAnswer(len(body), iter([body]), is_in_pieces=False)
@@ -62,9 +62,9 @@ class JobResults(Store):
         return StoredAnswer(int(n_bytes), self._pieces(job_id, int(n_bytes)), is_in_pieces=True)
 
     def _complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. False: it ended before.
+        """Stores the answer of a job whose batches are all done. False if the job had ended.
 
-        Only for the holder of the job's lock :finishing, which is renewed with each part.
+        The caller must hold the job's lock :finishing, which each part renews.
         """
         key = keys.job(record.job_id)
         draft = f"{key}:draft:{uuid.uuid4().hex}"
@@ -73,10 +73,10 @@ class JobResults(Store):
         )
         claimed = self._redis.hgetall(key + ":claimed") if record.kind is JobKind.VALIDATE else {}
         verdict = ""
-        body: list[bytes] = []  # of the callback: one payload, so it is in memory as a whole
+        body: list[bytes] = []  # the callback's body, in memory as one payload
         waiting, n_pieces, n_bytes = b"", 0, 0
         for text in answer_texts(record, self._parts(record, lock_s), claimed):
-            if record.kind is JobKind.VALIDATE:  # which is one text
+            if record.kind is JobKind.VALIDATE:  # the answer is one text
                 verdict = "fraud" if json.loads(text).get("fraud_detected") else "honest"
             if url:
                 body.append(text if body else callback_opening(record, text))
@@ -99,7 +99,7 @@ class JobResults(Store):
         )
 
     def _parts(self, record: JobRecord, lock_s: int) -> Iterator[Part]:
-        """The job's nonces and values, of about PIECE_BYTES at a time."""
+        """Yields nonces and values in parts of about PIECE_BYTES."""
         key = keys.job(record.job_id)
         per_part = max(
             1, PIECE_BYTES // contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
@@ -124,7 +124,7 @@ class JobResults(Store):
             pipe.execute()
 
     def _pieces(self, job_id: str, n_bytes: int) -> Iterator[bytes]:
-        """The pieces of an answer, in order. OSError: they expired while they were read."""
+        """Yields the pieces of an answer. OSError: a piece expired during reading."""
         index = 0
         while n_bytes > 0:
             piece = self._redis.lindex(keys.job(job_id) + ":result", index)
@@ -140,16 +140,16 @@ class JobEndedError(Exception):
 
 
 def _nonces_of(batch: bytes) -> list[bytes]:
-    """The nonces in the JSON list of a batch, as texts."""
+    """Returns nonces in a batch's JSON list, as texts."""
     return batch[1:-1].replace(b" ", b"").split(b",")
 
 
 def answer_texts(
     record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
 ) -> Iterator[bytes]:
-    """The JSON that GET /generate/{id} sends, in texts: of artifacts one a part, to save memory.
+    """Yields the JSON of GET /generate/{id}; artifacts come one text per part, to save memory.
 
-    `claimed`: of a validation, nonce -> JSON of its value. TooFewValuesError: no verdict on these.
+    `claimed`: of a validation, nonce -> JSON of its value. TooFewValuesError: no verdict possible.
     """
     if record.kind is JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -178,9 +178,9 @@ def answer_texts(
 
 
 def callback_opening(record: JobRecord, answer: bytes) -> bytes:
-    """How the body for a job's url begins (protocol.md, section 6), from the answer's first text.
+    """Returns the start of a callback's body (protocol.md, section 6) from the answer's first text.
 
-    Without its status, and with whose answer it is; the texts that follow stay as they are.
+    The block, key and node replace the status. Later texts of the answer stay unchanged.
     """
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')
@@ -200,7 +200,7 @@ def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, b
         nonces += part.nonces
         values += part.values
     n_excluded = values.count(_EXCLUDED)
-    # Of none it would be a verdict too: the network counts n_total 0 as a vote for fraud.
+    # No verdict without values: the network counts n_total 0 as a vote for fraud.
     if n_excluded > max(1, _MOST_EXCLUDED * len(nonces)) or n_excluded == len(nonces):
         raise TooFewValuesError(
             f"This node could not compute {n_excluded} of {len(nonces)} nonces (its model gave no"

@@ -1,7 +1,7 @@
-"""Jobs in Redis: created by the API, computed batch by batch by workers, finished exactly once.
+"""Jobs in Redis: created by the API, computed in batches by workers, finished exactly once.
 
-The job record is the truth; a Celery message only says that there is work and may come twice, late
-or never. Workers lease what is next in their model's line (state/work.py).
+Only the job record counts: a Celery message just announces work and may come twice, late or never.
+Workers lease from the front of their model's line (state/work.py).
 """
 
 import json
@@ -26,33 +26,33 @@ from poc_core.schemes import contract_of
 from poc_core.state import keys, scripts
 from poc_core.state.job_results import JobEndedError, JobResults
 
-# Tries to build a job's answer that may end without one before the job fails, and seconds without
-# progress after which a try has ended.
+# Attempts to build a job's answer before the job fails, and seconds without progress after which an
+# attempt counts as failed.
 MAX_FINISHES = 5
 _FINISH_LOCK_S = 20
 
-# Seconds that a request's nonces may lie in Redis before its job exists: 100,000 take one.
+# TTL in seconds of uploaded nonces whose job is not created yet; 100,000 nonces take 1 s.
 _STAGING_TTL_S = 120
 
-# Hash fields sent in one command while a job is uploaded: Redis must answer others in between.
+# Hash fields per upload command: Redis must serve other clients between two commands.
 _UPLOAD_CHUNK = 2000
 
-# Jobs cancelled or counted in one call of a script: some 5 ms of Redis' time, so it answers others
-# in between tens of thousands.
+# Jobs cancelled or counted per script call: about 5 ms of Redis' time, so that Redis serves other
+# clients in between.
 _CHUNK = 500
 
-# The fields of a job's hash that make a JobRecord: without its result, maybe megabytes.
+# The fields of a job's hash that make a JobRecord; the result may take megabytes.
 _RECORD_FIELDS = [field.name for field in fields(JobRecord) if field.name != "job_id"]
 _RECORD = TypeAdapter(JobRecord)
 
 
 @dataclass(frozen=True)
 class ActiveJobs:
-    """How many jobs have not ended."""
+    """Numbers of unended jobs."""
 
     queued: int
     running: int
-    waiting_for_chat: int  # of both
+    waiting_for_chat: int  # queued or running
 
 
 class JobStore(JobResults):
@@ -71,11 +71,11 @@ class JobStore(JobResults):
     def create(self, job: NewJob) -> str:
         """Stores a job as queued and returns its id.
 
-        QueueFullError: too many nonces, jobs or callbacks would wait. AnswerTooLargeError: the
-        answer would not fit.
+        QueueFullError: too many nonces, jobs or callbacks would wait. AnswerTooLargeError: too many
+        values.
         """
         self._check_answer(job)
-        # Asked here too, before megabytes are uploaded in vain.
+        # Also checked before the upload, which may take megabytes.
         self._check_room(len(job.nonces), self.queued_nonces())
         job_id = uuid.uuid4().hex
         key = keys.job(job_id)
@@ -128,11 +128,11 @@ class JobStore(JobResults):
         return job_id
 
     def read(self, job_id: str) -> JobRecord | None:
-        """The job without its result, or None when it is unknown or expired."""
+        """Returns the job without its result; None if unknown or expired."""
         return self.read_all([job_id])[0]
 
     def read_all(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """The jobs without their results, as by `read`, in one call."""
+        """Returns the jobs, each as `read` does, in one request."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
@@ -142,14 +142,14 @@ class JobStore(JobResults):
             ]
 
     def cancel(self, job_id: str) -> bool:
-        """Cancels a job that is queued or running. False when it had ended before."""
+        """Cancels a queued or running job. False if the job had already ended."""
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
-        """Cancels jobs not begun whose client does not wait for the answer; returns how many.
+        """Cancels jobs that have not started and whose client does not wait; returns how many.
 
-        A job under way is worth its end. The messages of the jobs' models go too: workers look for
-        those of the jobs that stay by themselves.
+        Started jobs are worth finishing. These models' Celery messages are deleted too: workers
+        find the remaining jobs without.
         """
         n_cancelled = 0
         for model in self._models():
@@ -164,18 +164,18 @@ class JobStore(JobResults):
         return n_cancelled
 
     def cancel_all(self) -> None:
-        """Cancels every job that has not ended, for the engines go."""
+        """Cancels every job that has not ended; the engines stop."""
         self.cancel_queued()
         for model in self._models():
             for job_id in self.active_jobs(model):
                 self.cancel(job_id)
 
     def queued_nonces(self) -> int:
-        """Nonces that were accepted and are not done, over all jobs."""
+        """Returns the accepted but uncomputed nonces of all jobs."""
         return max(0, int(self._redis.get(keys.QUEUED_NONCES) or 0))
 
     def count_active(self) -> ActiveJobs:
-        """The jobs of all models that have not ended, by status."""
+        """Counts all models' unended jobs by status."""
         sums = [0, 0, 0]
         for model in self._models():
             first, n_seen = 0, _CHUNK
@@ -186,7 +186,7 @@ class JobStore(JobResults):
         return ActiveJobs(*sums)
 
     def newest(self, most: int, most_old: int) -> list[str]:
-        """Ids of the newest jobs, newest first (100 at most), then each model's oldest active."""
+        """Returns newest jobs' ids, newest first (100 at most), then each model's oldest active."""
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)
             for model in self._models():
@@ -196,17 +196,15 @@ class JobStore(JobResults):
         return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
-        """Nonces done so far (counted anew after job_ttl_sec without any)."""
+        """Returns nonces computed; restarts after job_ttl_sec without any."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Validations that the node completed, by what they found (counted anew after 30 days
-        without any).
-        """
+        """Counts this node's validations by verdict; restarts after 30 days without any."""
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
-        """Validations that the node completed on that day of UTC, by what they found."""
+        """Counts the validations of the UTC day of `at`, by verdict."""
         return self._by_verdict(keys.validations(int(at // 86_400)))
 
     def _by_verdict(self, name: str) -> dict[str, int]:
@@ -217,22 +215,22 @@ class JobStore(JobResults):
     # Workers, see also state/work.py.
 
     def next_in_line(self, model: str) -> str | None:
-        """The job of the model that is leased from next; None: nothing waits."""
+        """Returns the model's job that is leased from next; None if none."""
         found = self._redis.zrange(keys.line(model), 0, 0)
         return found[0].decode() if found else None
 
     def note_waiting(self, job_ids: Sequence[str], what: str) -> bool:
-        """Shows clients what batches in progress wait for; "": they go on.
+        """Shows clients what the jobs wait for; "" if the jobs go on.
 
-        False: none is to be computed now: the jobs have ended, or a round has the workers.
+        False if no job can be computed now: all have ended, or a round uses the workers.
         """
         names = [keys.job(job_id) for job_id in job_ids]
         return bool(self._note_waiting(names, [what, self._settings.job_ttl_sec]))
 
     def finish(self, job_id: str) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. True: this call did.
+        """Builds and stores the answer of a job whose batches are all done. True if this call did.
 
-        One caller at a time builds it. The job fails when MAX_FINISHES began and did not end.
+        One caller at a time builds it. The job fails after MAX_FINISHES unfinished tries.
         """
         limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._ended_ttl_s]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
@@ -250,15 +248,15 @@ class JobStore(JobResults):
             return False
 
     def fail(self, job_id: str, error: str) -> bool:
-        """Fails an active job with a sentence for its client. False: it had ended."""
+        """Fails an active job with a sentence for clients. False if it had ended."""
         return self._end_job(job_id, JobStatus.FAILED, error)
 
     def active_jobs(self, model: str, most: int = 0) -> list[str]:
-        """The ids of the model's active jobs, oldest first; at most `most`, 0 for all."""
+        """Returns the model's active job ids, oldest first; at most `most`, 0: all."""
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def recount(self) -> int:
-        """Corrects the counter of `queued_nonces`, which still has expired jobs; returns it."""
+        """Corrects and returns `queued_nonces`, which still includes expired jobs."""
         return int(self._recount([], [self._settings.job_ttl_sec]))
 
     def _models(self) -> list[str]:
@@ -289,7 +287,7 @@ class JobStore(JobResults):
             )
 
     def _stage(self, key: str, job: NewJob) -> None:
-        """Uploads what is large, with a short TTL, for the script that creates the job to adopt."""
+        """Uploads the large fields with a short TTL; create_job.lua adopts them."""
         uploads: list[tuple[str, list[Any]]] = [
             (":nonces", [(i, json.dumps(list(job.batch(i)))) for i in range(job.n_batches)])
         ]

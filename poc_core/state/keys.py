@@ -1,37 +1,36 @@
-"""Names of the keys in Redis. The scripts in lua/ spell out suffixes and names made of ids."""
+"""Names of the keys in Redis. The scripts in lua/ write suffixes and names with ids."""
 
 NEWEST_JOBS = "poc:jobs:newest"  # list of the ids of the jobs created last, the newest first
-QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
+QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted but uncomputed
 ACTIVE_MODELS = "poc:jobs:models"  # set of the models that have an active zset
-STATS_TOTAL = "poc:stats:total"  # counter: nonces done
-VERDICTS = "poc:stats:verdicts"  # hash: validations completed, by what they found
-EVENTS = "poc:events"  # counter of the events told; each kind of them is a list, see events()
+STATS_TOTAL = "poc:stats:total"  # counter: nonces computed
+VERDICTS = "poc:stats:verdicts"  # hash: completed validations by verdict
+EVENTS = "poc:events"  # counter of all events; see events() for their lists
 
 WORKER_PREFIX = "poc:worker:"
 WORKERS = "poc:workers"  # zset worker id -> last heartbeat
-CHAT_PORTS = "poc:ports"  # zset port on which a worker serves chat -> its last heartbeat
-API_ADDRESSES = "poc:api"  # zset "address port" of an API's machine -> when it said so
+CHAT_PORTS = "poc:ports"  # zset port where a worker serves chat -> last heartbeat
+API_ADDRESSES = "poc:api"  # zset "address port" of an API -> last report
 MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
 
-# hash: what the node shall run; no TTL, so that a node that was off for long finds it
+# hash: what the node shall run; without a TTL, so that it survives a long downtime
 DEPLOYMENT = "poc:deployment"
 HOSTS = "poc:hosts"  # zset host id -> last report
 
 
-# zset of the fingerprints of chat requests that are refused -> when each is no more, and how many
-# there were
+# zset of fingerprints of refused chat requests -> end of the refusal; and their total number
 DEADLY = "poc:chat:deadly"
 DEADLY_TOTAL = "poc:chat:deadly:total"
 
 NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
-CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
-FOLLOWED_ROUNDS = "poc:round:followed"  # set of rounds that others followed, not forgotten yet
+CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase use
+FOLLOWED_ROUNDS = "poc:round:followed"  # set of superseded rounds, not deleted yet
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
-# hash of the jobs with a url that are not computed or not delivered: id -> when it came, receiver
-# and client, with a space between them
+# hash of the jobs with an undelivered callback: id -> creation time, receiver and client, separated
+# by spaces
 OUTBOX_JOBS = "poc:outbox:of_jobs"
-COURIER = "poc:courier"  # lives a day longer than the last sign of life of a courier
-RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
+COURIER = "poc:courier"  # expires a day after the last sign of life of a courier
+RECEIVERS = "poc:receivers"  # zset receiver -> last time it did not answer
 
 
 def round(round_id: str) -> str:
@@ -49,17 +48,17 @@ def counted(round_id: str) -> str:
 
 
 def generating(model: str) -> str:
-    """Id of the round that all workers of the model compute for; absent while they serve jobs."""
+    """The id of the round that the model's workers compute for; absent while they serve jobs."""
     return f"poc:round:generating:{model}"
 
 
 def outbox(outbox_id: str) -> str:
-    """The hash of an outbox; its entries are the list this plus :entries."""
+    """The hash of an outbox; this plus :entries is the list of entries."""
     return f"poc:outbox:{outbox_id}"
 
 
 def receiver(name: str) -> str:
-    """The hash of a receiver (host:port) that does not answer; absent when it does."""
+    """The hash of a receiver (host:port) that does not answer."""
     return f"poc:receiver:{name}"
 
 
@@ -70,13 +69,13 @@ def job(job_id: str) -> str:
     return f"poc:job:{job_id}"
 
 
-DOWNLOADS = "poc:downloads"  # hash of models that are or were downloaded: repository@commit -> json
-DOWNLOADS_WANTED = "poc:downloads:wanted"  # hash of those that are: repository@commit -> task id
-DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: wanted, or with a process
+DOWNLOADS = "poc:downloads"  # hash of all downloads: repository@commit -> json
+DOWNLOADS_WANTED = "poc:downloads:wanted"  # hash of active downloads: repository@commit -> task id
+DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: active, or with a process
 
 
 def download(task_id: str) -> str:
-    """Exists while a process downloads that model, or is being started."""
+    """Exists while a process downloads the model, or is starting."""
     return f"poc:download:{task_id}"
 
 
@@ -86,14 +85,14 @@ def active(model: str) -> str:
 
 
 def line(model: str) -> str:
-    """The zset of those of them with batches to lease, in the order of their turns; see join_line
-    in lua/common.lua.
+    """The zset of the model's jobs with batches to lease, in the order of leasing; see join_line in
+    lua/common.lua.
     """
     return f"poc:jobs:line:{model}"
 
 
 def reaper(model: str) -> str:
-    """Held by the worker whose turn it is to look for the model's stuck jobs."""
+    """Held by the worker that last checked the model for stuck jobs."""
     return f"poc:jobs:reaper:{model}"
 
 
@@ -103,7 +102,7 @@ def worker(worker_id: str) -> str:
 
 
 def deaths(request: str) -> str:
-    """The set of the workers whose engines died while they had a chat request, by fingerprint."""
+    """The set of workers whose engines died during a chat request (by fingerprint)."""
     return f"poc:chat:deaths:{request}"
 
 
@@ -123,15 +122,15 @@ def host_machine(host_id: str) -> str:
 
 
 def past(step_s: int, begin: int) -> str:
-    """The hash of one step of the node's history, which begins at that second."""
+    """The hash of one step of the history; `begin`: its first second."""
     return f"poc:past:{step_s}:{begin}"
 
 
 def events(kind: str) -> str:
-    """The list of the events of one kind, as JSON, the newest first."""
+    """The list of one kind's events, as JSON, newest first."""
     return f"{EVENTS}:{kind}"
 
 
 def validations(day: int) -> str:
-    """The hash of how many validations of a day (of UTC, since the epoch) found what."""
+    """The hash of validations per verdict on a UTC day since the epoch."""
     return f"poc:stats:validations:{day}"

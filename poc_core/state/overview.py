@@ -1,7 +1,7 @@
 """The node's round, queue, receivers and workers, read from Redis in one step.
 
-Many clients poll it. On a busy event loop a thread waits for Python's lock after each of Redis'
-answers, which made separate reads slow.
+Many clients poll this. Separate reads were slow: on a busy event loop, a thread waits for Python's
+lock after each answer.
 """
 
 import json
@@ -36,18 +36,18 @@ class RoundRates:
 
 @dataclass(frozen=True)
 class CurrentRound:
-    """The round stored last, whatever its state."""
+    """The round stored last, in any state."""
 
     record: RoundRecord
     rates: RoundRates
-    # nonces without a finite state, the latest at the end; of very many the last ones
+    # nonces without a finite state, the latest last; if very many, only the last ones
     excluded: Sequence[int]
     outbox: OutboxStatus
 
 
 @dataclass(frozen=True)
 class GoneHost:
-    """A host whose reports have ended without its word."""
+    """A host that stopped reporting without leaving."""
 
     host: str  # its name
     last_report_at: float  # seconds since the epoch
@@ -59,27 +59,27 @@ class Overview:
 
     round: CurrentRound | None  # None when there was none or it expired
     workers: Sequence[WorkerRecord]  # alive, starting or ready, by id
-    silent: Sequence[SilentReceiver]  # tried with one payload of jobs at a time; of many the last
-    callbacks_waiting: int  # rounds and jobs, ended or not, whose receiver has not got everything
-    queued_nonces: int  # accepted and not done yet, over all jobs
+    silent: Sequence[SilentReceiver]  # receivers that get one job payload at a time
+    callbacks_waiting: int  # rounds and jobs, ended or not, with undelivered data
+    queued_nonces: int  # accepted but uncomputed, over all jobs
     total_processed: int  # nonces of jobs and rounds
-    # of these, by the worker's id, mean over the last RATE_WINDOW_S
+    # worker id -> nonces per second, mean over the last RATE_WINDOW_S
     per_second: Mapping[str, float]
     deployment: DeploymentStatus
     gone: Sequence[GoneHost]  # hosts that reported within the last hour and neither live nor left
-    # seconds that the record of each worker and host, by id, lives without another sign of life
+    # worker or host id -> seconds until its record expires without another sign of life
     left_s: Mapping[str, float]
-    courier_silent_s: float | None  # None: none has run within a day, or the last one left
-    courier_trouble: str  # what the courier reported last; empty: nothing
+    courier_silent_s: float | None  # None if none ran within a day or the last one left
+    courier_trouble: str  # the courier's last report; empty if none
 
     @property
     def nonces_per_second(self) -> float:
-        """Over all workers."""
+        """Of all workers."""
         return sum(self.per_second.values())
 
 
 class Overviews:
-    """Reads overviews; changes nothing in Redis, nor cleans anything up."""
+    """Reads overviews; changes and cleans up nothing in Redis."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -137,7 +137,7 @@ def _current(
     record = round_record(round_id.decode(), round)
     if record is None:
         return None
-    # Of a young round only its own time counts; at least a second, as less says little.
+    # A young round is averaged over its age, but over at least a second.
     began = record.started_at if record.started_at is not None else second
     window_s = min(RATE_WINDOW_S, max(1.0, second - began))
     return CurrentRound(
@@ -159,7 +159,7 @@ def _report(found: Sequence[Any]) -> HostReport | None:
 
 
 def _gone(hosts: Sequence[Sequence[Any]], living: Collection[str]) -> list[GoneHost]:
-    """The hosts without a report. Their names are in their ids: host1-4242-3fa9c1."""
+    """Returns hosts without a report; names come from ids: host1-4242-3fa9c1."""
     found = {
         name.decode(errors="replace").rsplit("-", 2)[0]: float(at)
         for name, at, raw, _ in hosts

@@ -1,4 +1,4 @@
-"""The workers that live, by their heartbeats, and the models that are or were served."""
+"""The live workers, by heartbeat, and the models that are or were served."""
 
 import ipaddress
 import itertools
@@ -24,14 +24,14 @@ from poc_core.state.client import server_clock
 from poc_core.state.past.events import Events
 from poc_core.state.unreadable import readable
 
-# Seconds for which the API remembers who serves chat instead of asking Redis: short beside a
-# heartbeat, and a worker that ends waits as long.
+# Seconds for which the API caches which workers serve chat, short compared to a heartbeat. A worker
+# that stops waits as long.
 CHAT_MEMORY_S = 0.25
-# Seconds for which a chat request is refused that ended two engines.
+# Seconds for which a chat request is refused after two engines died with it.
 DEADLY_S = 600
-_LOOK_S = 0.1  # between two looks for heartbeats that are to come
-# Seconds within which an API reaches a worker, or never; and after which no chat goes to one that
-# is dropped.
+_LOOK_S = 0.1  # between two checks for new heartbeats
+# Timeout in seconds of an API's connection to a worker, and seconds after which a removed worker
+# gets no more chat requests.
 CHAT_CONNECT_S = 5.0
 CHAT_SENT_S = CHAT_MEMORY_S + CHAT_CONNECT_S + 0.25
 
@@ -40,26 +40,26 @@ _INFO = TypeAdapter(ModelInfo)
 
 
 class WorkerRegistry:
-    """The workers; a worker's key, and so its life, ends worker_ttl_s after its last heartbeat."""
+    """The workers; a worker's key expires worker_ttl_s after its last heartbeat."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
-        """`clock`: None: Redis' own."""
+        """`clock`: Redis' if None."""
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock or server_clock(redis)
         self._read = scripts.load(redis, "read_workers")
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
-        """Says that the worker lives, what it serves and which leases it has in hand.
+        """Stores that the worker lives, what it serves and its leases in progress.
 
-        To be called before its first lease: the dead hold none. `in_hand`: HeldLeases.summary;
-        None: all that Redis knows of.
+        Must precede the first lease: dead workers hold none. `in_hand`: HeldLeases.summary; None:
+        all that Redis has.
         """
         fields = asdict(worker)
         info = fields["info"]
-        # One text: who reads the workers of a fleet, Redis first, would handle some forty of each.
+        # One JSON text: some forty fields per worker would slow reading a large fleet.
         mapping = {"record": json.dumps(fields)}
         if in_hand is not None:
             mapping["in_hand"] = json.dumps(in_hand)
@@ -81,14 +81,14 @@ class WorkerRegistry:
             pipe.execute()
 
     def pulse(self, worker_id: str) -> bool:
-        """Says that the worker's process goes on. False: Redis does not know it; it must beat."""
+        """Extends the worker's life. False if Redis has no such worker: send a heartbeat."""
         ttl_ms = self._settings.worker_ttl_s * 1000
         return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
 
     def drop_silent(self, wait_s: float) -> int:
-        """Drops all workers but those whose hearts beat within `wait_s`; returns how many.
+        """Removes all workers that send no heartbeat within `wait_s`; returns how many.
 
-        For an operator who has just shut out a host: what it left may say any name and any time.
+        For an operator who has just shut out a host, whose records may have any name or time.
         """
         prefix, now = keys.WORKER_PREFIX.encode(), self._clock()
         silent = {name.removeprefix(prefix) for name in self._redis.scan_iter(prefix + b"*")}
@@ -104,21 +104,22 @@ class WorkerRegistry:
         return sum(self._redis.delete(prefix + worker_id) for worker_id in silent)
 
     def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
-        """Forgets a supervisor's workers whose processes have ended: their leases are free."""
+        """Removes a supervisor's workers whose processes ended; frees their leases."""
         for worker in self.live():
             if worker.host_id == host_id and worker.pid in pids:
                 self.remove(worker.id)
 
     def remove(self, worker_id: str) -> None:
-        """The worker leaves; its leases are free at once, and Celery forgets its own queue."""
+        """Removes a worker: its leases are free at once. Also deletes its Celery bindings."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.worker(worker_id), bindings(worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
     def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """An engine died while it had a chat request (its fingerprint): how many did so far. Who
-        ended two is refused for DEADLY_S. `what`: the request, in an event's words."""
+        """Counts an engine's death during a chat request (a fingerprint); returns the sum. After
+        two, the request is refused for DEADLY_S. `what`: describes it in an event.
+        """
         now = self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.sadd(keys.deaths(request), worker_id)
@@ -135,23 +136,23 @@ class WorkerRegistry:
         return n
 
     def outlived(self, request: str) -> None:
-        """An engine answered the request as a whole: it did not end the others."""
+        """Forgets a request's deaths because an engine answered it in full."""
         self._redis.delete(keys.deaths(request))
 
     def deadly(self) -> frozenset[str]:
-        """The fingerprints of the chat requests that are refused."""
+        """Returns the fingerprints of the refused requests."""
         found = self._redis.zrangebyscore(keys.DEADLY, self._clock(), "+inf")
         return frozenset(one.decode() for one in found)
 
     def n_deadly(self) -> int:
-        """How many there were."""
+        """Counts refused requests."""
         return int(self._redis.get(keys.DEADLY_TOTAL) or 0)
 
     def is_alive(self, worker_id: str) -> bool:
         return bool(self._redis.exists(keys.worker(worker_id)))
 
     def live(self, model: str | None = None) -> list[WorkerRecord]:
-        """The workers alive (of `model`), starting or ready, by id."""
+        """Lists live workers (of `model`), starting or ready, by id."""
         told: Any = self._read([keys.WORKERS], [self._settings.worker_ttl_s * 1000])
         names = (name.decode(errors="replace") for name in told[::2])
         found = list(zip(names, told[1::2], strict=True))
@@ -160,24 +161,25 @@ class WorkerRegistry:
             now, known_s = self._clock(), self._known_s
             for name, beat_at in self._redis.zrange(keys.WORKERS, 0, -1, withscores=True):
                 worker_id = name.decode(errors="replace")
-                # Only those silent for long: one that beats right now must not be dropped.
+                # Only workers silent for long: a worker sending a heartbeat right now must stay.
                 if worker_id in dead and abs(now - beat_at) > known_s:
-                    # Not `remove`: the record, which is gone, may be no business of this user's.
+                    # Not `remove`: this Redis user may lack access to the record, which is gone
+                    # anyway.
                     self._redis.delete(bindings(worker_queue(worker_id)))
                     self._redis.zrem(keys.WORKERS, name)
         alive = worker_records(found)
         return [worker for worker in alive if model is None or worker.model == model]
 
     def count(self) -> int:
-        """How many workers are alive, or were lately; one at least."""
+        """Counts the workers alive now or recently; at least 1."""
         return max(1, int(self._redis.zcard(keys.WORKERS)))
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
-        """The workers alive that take new work."""
+        """Returns live workers that take work."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def store_api_addresses(self) -> None:
-        """Says at which addresses this machine has an API."""
+        """Publishes this machine's API addresses."""
         now, ports = self._clock(), parse_ports(self._settings.api_port)
         found = [one.address for of_one in psutil.net_if_addrs().values() for one in of_one]
         addresses = {
@@ -193,10 +195,10 @@ class WorkerRegistry:
             pipe.execute()
 
     def ports(self) -> set[int | tuple[Address, int]]:
-        """The ports on which workers serve chat, or did lately, and where APIs listen.
+        """Returns ports on which workers serve chat or recently did, and where APIs listen.
 
-        Apart from the workers' records, whose secrets are not for everyone who asks for ports. Of
-        other machines' ports only the APIs' count: a host could name a receiver's.
+        Ports are stored apart from the worker records, which hold secrets. Of other machines only
+        APIs' ports count: a host could name a receiver's.
         """
         now, known_s = self._clock(), self._known_s
         found = [
@@ -209,16 +211,16 @@ class WorkerRegistry:
 
     @property
     def _known_s(self) -> float:
-        """Seconds for which a heartbeat counts otherwise than as life; sensors may hang."""
+        """Seconds for which a heartbeat counts except as life; sensors may hang."""
         return 10 * self._settings.worker_ttl_s
 
     def here(self) -> list[WorkerRecord]:
-        """The workers alive on this machine, or in this container."""
+        """Returns live workers on this machine or container."""
         machine = socket.gethostname()
         return [worker for worker in self.live() if worker.machine == machine]
 
     def known_models(self) -> dict[str, ModelInfo]:
-        """The models that a worker served within the last job_ttl_sec, also when none does now."""
+        """Returns the models served within the last job_ttl_sec, even if none is now."""
         oldest = self._clock() - self._settings.job_ttl_sec
         known = {}
         for name, raw in self._redis.hgetall(keys.MODELS).items():
@@ -234,7 +236,7 @@ def _port(raw: bytes) -> int | tuple[Address, int]:
 
 
 def worker_records(found: Iterable[tuple[str, bytes]]) -> list[WorkerRecord]:
-    """The workers by id, each given as a JSON object; that of a dead one is empty."""
+    """Parses workers from ids and JSON texts (empty: dead); sorts by id."""
     alive = (
         readable(f"worker {name!r}", partial(_WORKER.validate_json, told))
         for name, told in found
@@ -244,6 +246,6 @@ def worker_records(found: Iterable[tuple[str, bytes]]) -> list[WorkerRecord]:
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:
-    """A model, and when it was last served."""
+    """Parses a model and when last served."""
     entry = json.loads(raw)
     return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

@@ -1,4 +1,4 @@
-"""Rounds in Redis: started, switched and read; workers compute their places (state/work.py)."""
+"""Rounds in Redis: started, switched and read. Workers compute the nonces (state/work.py)."""
 
 import json
 import uuid
@@ -18,13 +18,13 @@ from poc_core.state.client import Store
 from poc_core.state.delivery import entries
 from poc_core.state.unreadable import answers, readable
 
-# Places that Redis counts exactly: Lua's numbers are doubles.
+# Nonces that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
-# Reported nonces in one answer: 0.4 MB of JSON, and more than most rounds have.
+# Reported nonces per answer: 0.4 MB of JSON, more than most rounds have.
 MOST_LISTED = 10_000
 
-# The fields of a round's hash that make a RoundRecord: not what each worker computed, which every
-# worker would read again with each step of every other.
+# The fields of a round's hash that make a RoundRecord. Counts by worker are left out: each worker
+# would read them again after every step of another.
 _MADE = ("round_id", "is_exhausted")
 RECORD_FIELDS = ["exhausted", *(one.name for one in fields(RoundRecord) if one.name not in _MADE)]
 _RECORD = TypeAdapter(RoundRecord)
@@ -41,7 +41,7 @@ class RoundStore(Store):
     # Clients: start, look, switch, stop.
 
     def store(self, config: RoundConfig, state: RoundState) -> str:
-        """Makes a new round the current one and returns its id. RoundError: another generates."""
+        """Makes a new round the current one; returns its id. RoundError: a round generates."""
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
         names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
@@ -58,7 +58,7 @@ class RoundStore(Store):
         return round_id
 
     def current(self) -> RoundRecord | None:
-        """The round stored last, whatever its state; None when there was none or it expired."""
+        """Returns the round stored last, in any state; None if there is none or it expired."""
         round_id = self._redis.get(keys.CURRENT_ROUND)
         return None if round_id is None else self.read(round_id.decode())
 
@@ -66,9 +66,9 @@ class RoundStore(Store):
         return round_record(round_id, self._redis.hmget(keys.round(round_id), RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
-        """Sets the state of a round that is not STOPPED; returns the one it had, None if expired.
+        """Sets a round's state unless STOPPED; returns the previous state, None if expired.
 
-        Workers notice before their next slice but one. `error`: why it stopped by itself.
+        Workers react before their next slice but one. `error`: why the round stopped by itself.
         """
         before = self._switch(
             [keys.round(round.round_id), keys.generating(round.config.model)],
@@ -77,22 +77,22 @@ class RoundStore(Store):
         return RoundState(before.decode()) if before else None
 
     def generating(self, model: str) -> str | None:
-        """The id of the round that the model's workers compute for."""
+        """Returns the id of the model's generating round."""
         round_id = self._redis.get(keys.generating(model))
         return None if round_id is None else str(round_id.decode())
 
     def forget_followed(self) -> int:
-        """Forgets earlier rounds of which nothing is computed or delivered any more; how many."""
+        """Deletes superseded rounds with nothing to compute or deliver; returns how many."""
         return int(self._forget([keys.FOLLOWED_ROUNDS], [self._clock()]))
 
     def elapsed_s(self, round: RoundRecord) -> float:
-        """Seconds since the round's first generation, until it stopped; 0 before."""
+        """Returns seconds from the first generation to the stop or now; else 0."""
         if round.started_at is None:
             return 0.0
         return (round.stopped_at or self._clock()) - round.started_at
 
     def newest(self, most: int) -> list[RoundRecord]:
-        """The rounds stored last that are still kept, the newest first."""
+        """Returns the latest unexpired rounds, newest first."""
         ids = [raw.decode() for raw in self._redis.lrange(keys.NEWEST_ROUNDS, 0, most - 1)]
         with self._redis.pipeline(transaction=False) as pipe:
             for round_id in ids:
@@ -106,9 +106,9 @@ class RoundStore(Store):
     def reported(
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
     ) -> Reported:
-        """At most `most` reported nonces and values, where the scheme lists them; of many the last.
+        """Returns up to `most` reported nonces and values if the scheme lists them.
 
-        From place `first` on; None: the newest.
+        Starts at rank `first`; None: the newest.
         """
         place, *found = self._read_reported(
             [keys.round(round_id)], ["" if first is None else first, most]
@@ -121,9 +121,7 @@ class RoundStore(Store):
 
 
 def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
-    """The round in RECORD_FIELDS of a hash; None where the hash is none, or left of one that
-    expired.
-    """
+    """Builds a round from a hash's RECORD_FIELDS; None if missing, or a remnant after expiry."""
     found = zip(RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "state" not in raw:

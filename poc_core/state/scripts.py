@@ -1,9 +1,9 @@
-"""Loads the Lua scripts: each is what it uses of lua/common.lua, followed by its own file.
+"""Loads the Lua scripts: each consists of the parts of lua/common.lua that it uses, and its file.
 
-Redis keeps scripts in memory alone, and forgets them with a restart, a failover or SCRIPT FLUSH.
-Where processes have users of their own only the API's may load them (docker/users.acl): who may
-load any script can hold Redis up with an endless one. So the API loads every process's
-(`load_all`), and others wait for that as for a Redis that is away.
+Redis keeps scripts only in memory and loses them in a restart, a failover or SCRIPT FLUSH. If
+processes have separate Redis users, only the API's may load scripts (docker/users.acl): an endless
+script would block Redis. The API loads all scripts (`load_all`); other processes wait for them as
+for an unavailable Redis.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError
 _FOLDER = files("poc_core.state") / "lua"
 _COMMON = "common"
 _WORD = re.compile(r"\w+")
-# A definition in common.lua, or a comment between two.
+# A definition in common.lua, or a comment between definitions.
 _PART = re.compile(r"^(?=local |--)", re.MULTILINE)
 _DEFINED = re.compile(r"local (?:function )?(\w+)")
-# Seconds between two looks whether an API has loaded the scripts by now.
+# Seconds between two checks whether an API has loaded the scripts.
 _LOOK_S = 0.2
 
 
 class ScriptsMissingError(ConnectionError):
-    """Redis has forgotten the scripts, and this user may not load them: as if it were away."""
+    """Redis lost the scripts and this user may not load them; like an unavailable Redis."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class ScriptsMissingError(ConnectionError):
 
 
 class SharedScript(Script):
-    """A script that somebody else loads where its caller may not."""
+    """A script that another user loads if the caller may not."""
 
     def __call__(
         self,
@@ -48,9 +48,9 @@ class SharedScript(Script):
         args: Iterable[Any] | None = None,
         client: Any = None,
     ) -> Any:
-        """Runs the script and returns its result. ScriptsMissingError: Redis does not have it."""
+        """Runs the script and returns its result. ScriptsMissingError: Redis lacks it."""
         client = self.registered_client if client is None else client
-        if isinstance(client, Pipeline):  # redis-py would load it there, whatever one may
+        if isinstance(client, Pipeline):  # redis-py would load it there, even without permission
             self._make_sure()
         given = (self.sha, len(keys or ()), *(keys or ()), *(args or ()))
         try:
@@ -70,7 +70,7 @@ Call = tuple[Script, Sequence[Any], Sequence[Any]]
 
 def together(redis: "Redis", *calls: Call) -> list[Any]:
     """Sends calls in one request and returns their results. They run in order, not atomically;
-    those whose scripts Redis does not have run last.
+    calls whose scripts Redis lacks run last.
     """
     with redis.pipeline(transaction=False) as pipe:
         for script, keys, args in calls:
@@ -86,19 +86,19 @@ def together(redis: "Redis", *calls: Call) -> list[Any]:
 
 
 def load(redis: "Redis", name: str) -> Script:
-    """The script lua/{name}.lua, callable with keys and args; survives a restart of Redis."""
+    """Returns lua/{name}.lua, callable with keys and args; survives a restart of Redis."""
     return SharedScript(redis, whole(name))
 
 
 def of_store(name: str) -> "cached_property[Script]":
-    """The script as an attribute of a Store."""
+    """Makes a script an attribute of Stores."""
     return cached_property(lambda store: load(store._redis, name))  # noqa: SLF001
 
 
 def load_all(redis: "Redis", others: Sequence[str] = ()) -> None:
-    """Loads what Redis does not have of all scripts of a node, and of `others`, given as texts.
+    """Loads the node's scripts that Redis lacks, and `others`, given as texts.
 
-    ScriptsMissingError: this user may not, and something is missing.
+    ScriptsMissingError: one is missing and this user may not load scripts.
     """
     scripts = [*map(whole, _names()), *others]
     shas = _shas(tuple(scripts))
@@ -108,7 +108,7 @@ def load_all(redis: "Redis", others: Sequence[str] = ()) -> None:
 
 
 def wait_until_loaded(redis: "Redis", timeout_s: float) -> None:
-    """Loads the scripts, or waits until an API has. ScriptsMissingError: `timeout_s` is over."""
+    """Loads the scripts, or waits until an API has. ScriptsMissingError: after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -128,9 +128,9 @@ def _load(redis: Any, script: Any) -> None:
 
 @cache
 def whole(name: str) -> str:
-    """The script `name` as Redis has it.
+    """Returns the script `name` as in Redis.
 
-    Redis makes all functions of a script anew with each call, which took four microseconds of it.
+    Unused functions of common.lua are left out: Redis makes all again per call, which took 4 µs.
     """
     text, found = source(name), ""
     words = set(_WORD.findall(text))
@@ -144,7 +144,7 @@ def whole(name: str) -> str:
 
 @cache
 def source(name: str) -> str:
-    """The file of a script, or of what they share."""
+    """Returns the text of lua/{name}.lua."""
     return (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
 
 

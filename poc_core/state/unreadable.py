@@ -1,4 +1,4 @@
-"""Records in Redis that cannot be read: skipped, so that the others are read, and logged once."""
+"""Skips unreadable records in Redis, so that others are read, and logs each once."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def readable(name: str, parse: Callable[[], T]) -> T | None:
-    """What `parse` makes of the record `name`; None where it fails, logged once a name."""
+    """Returns the result of `parse`; None if it fails, logged once per `name`."""
     try:
         return parse()
     except MemoryError:
@@ -22,9 +22,9 @@ def readable(name: str, parse: Callable[[], T]) -> T | None:
 
 
 def answers(pipe: Any) -> list[Any]:
-    """A pipeline's answers. A key of another type gives an error in its place, for `readable`.
+    """Returns a pipeline's results. A key of the wrong type gives an error object, for `readable`.
 
-    RedisError: of any other kind.
+    RedisError: any other.
     """
     found: list[Any] = pipe.execute(raise_on_error=False)
     for one in found:
@@ -35,7 +35,7 @@ def answers(pipe: Any) -> list[Any]:
 
 @lru_cache(maxsize=1000)
 def _say_once(name: str, trouble: str) -> None:
-    # Not the error's text: that of pydantic quotes the record, which may hold a secret.
+    # The error's text is left out: pydantic's quotes the record, which may hold a secret.
     logger.error(
         "%s in Redis cannot be read (%s) and is skipped: correct or delete it", name, trouble
     )

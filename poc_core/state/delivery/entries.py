@@ -1,9 +1,9 @@
-"""Entries: how computed nonces wait in a round's outbox, and in what /status lists of it.
+"""Entries: the format of computed nonces in a round's outbox and in the list for /status.
 
 An entry is text, `[nonce,value],[nonce,value],...`: JSON without its outer brackets, so that
-entries are joined and parsed in one go. In an outbox its number of artifacts comes before it,
-`n|entry`, so that Lua counts without parsing (`counted_entry` and `entry_count` in lua/common.lua).
-The one entry of a job's outbox is the body of its callback, counted as 1.
+entries are joined and parsed at once. In an outbox its number of artifacts precedes it, `n|entry`,
+so that Lua counts without parsing (`counted_entry` and `entry_count` in lua/common.lua). A job's
+outbox has one entry: the callback's body, counted as 1.
 """
 
 import json
@@ -14,14 +14,14 @@ from pydantic import JsonValue
 
 
 def pack(pairs: Sequence[tuple[int, JsonValue]]) -> str:
-    """The pairs as one entry."""
+    """Makes one entry of pairs."""
     return json.dumps(pairs, separators=(",", ":"), allow_nan=False)[1:-1]
 
 
 def packed(
     pairs: Sequence[tuple[int, JsonValue]], most: int, most_bytes: int
 ) -> Iterator[tuple[int, str]]:
-    """Entries with their counts: of at most `most` pairs, and bytes unless one pair has more."""
+    """Yields counts and entries: of at most `most` pairs, and bytes unless one pair has more."""
     for first in range(0, len(pairs), most):
         part = pairs[first : first + most]
         entry = pack(part)
@@ -32,9 +32,10 @@ def packed(
 
 
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
-    """An entry of an outbox as two, each with its count; None when it cannot be divided.
+    """Splits an outbox's entry into two, each with its count; None if impossible.
 
-    `is_body`: a job's callback: its artifacts are divided; excluded nonces stay in the first half.
+    `is_body`: a job's callback; its artifacts are split, and the first half has the excluded
+    nonces.
     """
     entry = without_count(counted)
     if not is_body:
@@ -58,10 +59,10 @@ def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
 
 
 def unpack(entries: Iterable[bytes]) -> list[tuple[int, Any]]:
-    """The pairs of all entries, in order."""
+    """Returns all entries' pairs."""
     return [(nonce, value) for nonce, value in json.loads(b"[" + b",".join(entries) + b"]")]
 
 
 def without_count(counted: bytes) -> bytes:
-    """An entry of an outbox without its count."""
+    """Removes an outbox entry's count."""
     return counted.split(b"|", 1)[1]

@@ -1,9 +1,9 @@
-"""The outbox: what must reach a receiver, in order, kept in Redis until the receiver has answered.
+"""The outbox: data for a receiver, kept in order in Redis until the receiver has answered.
 
-A round's outbox holds entries of nonces and values, joined into payloads; that of a job with a url
-holds one entry, the whole body. A payload keeps its number and contents until delivered, so a
-receiver that sees it twice can tell. The entries of one that is too large for its receiver go in
-smaller payloads with numbers of their own.
+A round's outbox holds entries of nonces and values, joined into payloads; the outbox of a job with
+a url holds one entry, the complete body. A payload keeps its number and contents until delivered,
+so a receiver can recognize repeats. If a payload is too large for its receiver, its entries go in
+smaller payloads with new numbers.
 """
 
 import json
@@ -22,18 +22,18 @@ from poc_core.state.delivery import entries
 from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, PROBE_S, backoff_s
 from poc_core.state.unreadable import readable
 
-# Outboxes announced as due in one call.
+# Outboxes announced as due per call.
 _MOST_DUE = 1000
-# Most seconds that a receiver may put off its next payload (Retry-After).
+# Most seconds by which a receiver may delay its next payload (Retry-After).
 LONGEST_WAIT_S = 600.0
-# Seconds that a courier is missed once it gives no sign of life.
+# Seconds after a courier's last sign of life for which it counts as missing.
 COURIER_KNOWN_S = 86_400
-# What a courier reports with its sign of life: its certificates cannot be used.
+# A trouble that a courier reports with its sign of life: unusable certificates.
 BAD_CERTIFICATES = "certificates"
 
 
 class OutboxExpiredError(ProoflineError):
-    """The retention of an outbox ended before its receiver had taken everything."""
+    """An outbox expired before its receiver had taken everything."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One payload on its way. Its holder must `renew` it and end it by a method of Outbox."""
+    """One payload in delivery. Its holder must `renew` it and end it by a method of Outbox."""
 
     outbox_id: str
     token: str
@@ -57,7 +57,7 @@ class Delivery:
     payload_id: str
     failures: int  # tries before this one
     is_round: bool = True
-    n_entries: int = 1  # of the outbox, that the payload is made of
+    n_entries: int = 1  # outbox entries in the payload
 
     @property
     def receiver(self) -> str:
@@ -66,18 +66,18 @@ class Delivery:
 
 @dataclass(frozen=True)
 class OutboxStatus:
-    waiting: int  # artifacts (of a job: 1, its answer)
+    waiting: int  # artifacts; 1 for a job's answer
     waiting_bytes: int
     delivered: int
     dropped: int  # given up after POC_CALLBACK_MAX_RETRIES
-    failures: int  # in a row
+    failures: int  # failed tries in a row
     next_at: float | None  # when the next try is due, seconds since the epoch
     last_error: str | None
-    failing_since: float | None = None  # of the failures, the first
+    failing_since: float | None = None  # time of the first of these failures
 
     @classmethod
     def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
-        """The status in an outbox's hash; an empty hash is one with everything delivered."""
+        """Parses an outbox's hash; if empty, everything is delivered."""
         waiting, size, delivered, dropped, failures = (
             int(found.get(name, 0))
             for name in (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
@@ -110,9 +110,9 @@ class Outbox(Store):
         return float(self._settings.delivery_lock_s)
 
     def announce(self, trouble: str = "") -> list[Due]:
-        """The outboxes that have something to deliver now; each is told again after `lock_s`.
+        """Returns outboxes with something to deliver now; each is repeated after `lock_s`.
 
-        `trouble` of the courier that asks: BAD_CERTIFICATES, or none.
+        `trouble` of the calling courier: BAD_CERTIFICATES, or empty.
         """
         now = self._clock()
         args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S, trouble]
@@ -125,17 +125,17 @@ class Outbox(Store):
         return told
 
     def leave(self) -> None:
-        """Says that a courier has ended on purpose; others give a sign of life at once."""
+        """Deletes couriers' sign of life because one stopped; others renew it."""
         self._redis.delete(keys.COURIER)
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """The next payload, for this caller alone; None: not due, held by another, or unreadable.
+        """Locks the next payload for this caller; None if not due, locked, or unreadable.
 
-        OutboxExpiredError, once: what waited is gone.
+        OutboxExpiredError (raised once): the data expired.
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
-        # Without a url the script says what became of the outbox.
+        # Without a url, the script returns why.
         for_url = self._redis.hget(key, "url") or b""
         found = self._take(
             [key, keys.receiver(receiver_of(for_url.decode(errors="replace")))],
@@ -154,16 +154,16 @@ class Outbox(Store):
         )
 
     def renew(self, delivery: Delivery) -> bool:
-        """Holds the outbox for another `lock_s`. False: another process took over before."""
+        """Extends the lock by `lock_s`. False if another process has taken over."""
         until, ttl_s = self._clock() + self.lock_s, self._settings.callback_retention_sec
         return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
 
     def delivered(self, delivery: Delivery) -> bool:
-        """The receiver has the payload: remove it. False: another process took over before."""
+        """Removes a payload that was received. False if another process has taken over."""
         return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
 
     def failed(self, delivery: Delivery, error: str, retry_after_s: float | None = None) -> float:
-        """The receiver does not have the payload: keep it. Returns seconds until the next try.
+        """Keeps a payload that was not received. Returns seconds until the next try.
 
         `retry_after_s`: as the receiver wishes, at most LONGEST_WAIT_S.
         """
@@ -174,9 +174,9 @@ class Outbox(Store):
         return wait_s
 
     def halved(self, delivery: Delivery, why: str) -> bool:
-        """The payload is too large: its contents come next, in payloads of half as many artifacts.
+        """Splits a payload that is too large into payloads of half as many artifacts.
 
-        False: it cannot be divided, or is one artifact; then the caller still has to end it.
+        False if it cannot be divided or has one artifact; the caller must still end the delivery.
         """
         key, parts = keys.outbox(delivery.outbox_id), (b"", b"")
         if delivery.n_entries == 1:
@@ -190,16 +190,16 @@ class Outbox(Store):
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Gives up the payload (POC_CALLBACK_MAX_RETRIES, where set); the next one is tried."""
+        """Gives up the payload after POC_CALLBACK_MAX_RETRIES, if set; the next is tried."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def gone(self, delivery: Delivery, error: str) -> bool:
-        """The receiver wants nothing more (410): gives up what waits, and what would follow."""
+        """Gives up all waiting and future payloads: the receiver answered 410."""
         return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
-        """Gives up jobs' callbacks that their receivers, or receivers that took nothing at all, did
-        not take in BREAKS_AT tries in a row; returns how many.
+        """Gives up jobs' callbacks after BREAKS_AT failed tries in a row of the callback, or of its
+        receiver for any callback; returns how many.
         """
         args = [self._clock(), self._settings.callback_retention_sec, BREAKS_AT]
         return int(self._drop_failing([keys.OUTBOX_JOBS], args))
@@ -216,11 +216,11 @@ class Outbox(Store):
         return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
 
     def status(self, outbox_id: str) -> OutboxStatus:
-        """How far an outbox is; one that is not known has nothing left to deliver."""
+        """Returns an outbox's status; an unknown one has nothing left to deliver."""
         return OutboxStatus.of(self._redis.hgetall(keys.outbox(outbox_id)))
 
     def n_jobs(self) -> int:
-        """Jobs whose callback is not delivered, also those not computed yet."""
+        """Counts jobs with undelivered callbacks, also uncomputed jobs."""
         return int(self._redis.hlen(keys.OUTBOX_JOBS))
 
 
@@ -231,12 +231,12 @@ def _due(outbox_id: bytes, url: bytes, head: bytes, waiting_bytes: bytes) -> Due
 def _delivery(
     outbox_id: str, token: str, taken: Sequence[bytes], counted: Sequence[bytes]
 ) -> Delivery:
-    """The delivery that take_delivery.lua's answer and the entries it took describe."""
+    """Builds a delivery from take_delivery.lua's answer and the taken entries."""
     url, head, number, n_entries, _, failures = taken
     waiting = [entries.without_count(entry) for entry in counted]
     payload_id = f"{outbox_id}-{int(number)}"
     ending = b', "payload_id": "%s"}' % payload_id.encode()
-    # A job's outbox has no head: its entry is the whole body, too large to parse.
+    # A job's outbox has no head: its entry is the complete body, too large to parse.
     body = waiting[0]
     if head:
         body = json.dumps(payload(json.loads(head), entries.unpack(waiting))).encode()

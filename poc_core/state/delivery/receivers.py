@@ -1,4 +1,4 @@
-"""Receivers that do not answer, remembered over all outboxes so that each is tried rarely."""
+"""Receivers that do not answer, shared by all outboxes so that each is tried rarely."""
 
 import random
 import time
@@ -14,13 +14,14 @@ from poc_core.state import keys, scripts
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
 _MOST_DOUBLINGS = 10
-# Unanswered tries in a row after which jobs' payloads for a receiver wait while one probes.
+# Unanswered tries in a row after which one job payload at a time probes the receiver and others
+# wait.
 BREAKS_AT = 5
-# Seconds until another payload probes, should the first's courier have died: longer than a try.
+# Seconds until another payload probes, in case the first probe's courier died; longer than a try.
 PROBE_S = 12.0
 # Seconds after its last silence for which a receiver is remembered.
 _REMEMBERED_S = 600
-# Receivers that a status lists, and how many it looks at to find them.
+# Receivers listed in a status, and receivers examined to find them.
 _MOST_LISTED = 20
 MOST_LOOKED_AT = 100
 
@@ -33,7 +34,7 @@ class SilentReceiver:
 
 
 class Receivers:
-    """Which receivers (host:port) do not answer. Any answer counts, also 500: somebody is there."""
+    """The receivers (host:port) that do not answer. Any HTTP answer counts, even 500."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
@@ -47,20 +48,20 @@ class Receivers:
             pipe.execute()
 
     def silent(self, receiver: str) -> int:
-        """Notes that a receiver did not answer a try. Returns how many in a row."""
+        """Counts an unanswered try. Returns the unanswered tries in a row."""
         args: list[Any] = [receiver, self._clock(), BREAKS_AT, _REMEMBERED_S]
         args += [backoff_s(failures) for failures in range(_MOST_DOUBLINGS + 1)]
         return int(self._silence([keys.receiver(receiver), keys.RECEIVERS], args))
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds until the next try, after a failed one with `failures` before it."""
+    """Returns seconds until the next try after `failures` + 1 failed tries."""
     longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(failures, _MOST_DOUBLINGS))
-    return longest * random.uniform(0.5, 1.0)  # jitter: many nodes must not come back as one
+    return longest * random.uniform(0.5, 1.0)  # jitter: nodes must not retry in sync
 
 
 def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
-    """The spared ones among receivers as Redis has them (name, failures, next_at); at most 20."""
+    """Returns up to 20 receivers with BREAKS_AT failures; rows are (name, failures, next_at)."""
     silent = [
         SilentReceiver(name.decode(), int(n), float(at))
         for name, n, at in found

@@ -1,14 +1,14 @@
--- Says once of outboxes that they are due: their next look is put off, in case that what is said is lost.
+-- Announces due outboxes. Each is announced again at until_s, in case the announcement is lost.
 --
 -- KEYS: 1 due      poc:outbox:due
---       2 courier  poc:courier, the sign of life of the couriers, who ask often, with what troubles them
+--       2 courier  poc:courier, the couriers' sign of life; its value is their trouble
 -- ARGV: 1 now      seconds since the epoch
---       2 until_s  seconds since the epoch: when it may be said again
+--       2 until_s  seconds since the epoch: next announcement
 --       3 most     outboxes
 --       4 known_s  seconds that a courier is remembered
---       5 trouble  '' or one of the words in outbox.py
--- Returns for each its id, url, head and bytes; '' for what it does not have. In place of the bytes of what is no hash
--- stands an error.
+--       5 trouble  '' or a constant of outbox.py
+-- Returns the id, url, head and bytes of each outbox, '' for a missing field, and an error as the bytes of a key that
+-- is no hash.
 local due, courier = unpack(KEYS)
 local now, until_s, most, known_s, trouble = unpack(ARGV)
 redis.call('SET', courier, trouble, 'EX', known_s)

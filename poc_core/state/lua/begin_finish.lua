@@ -1,19 +1,19 @@
--- Lets one worker at a time build the answer of a job whose batches are all done, and not for ever.
+-- Lets one worker at a time build the answer of a job whose batches are all done, a limited number of times.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 token          of this try
 --       2 lock_s         seconds without progress after which another worker may try
---       3 most_tries     with the next one the job fails
+--       3 most_tries     tries allowed; one more fails the job
 --       4 now            seconds since the epoch
---       5 failed_ttl     seconds a job that fails is kept
--- Returns 1 for the one that is to build it, else 0.
+--       5 failed_ttl     seconds a failed job is kept
+-- Returns 1 if the caller must build the answer, else 0.
 local job = KEYS[1]
 local token, lock_s, most_tries, now, failed_ttl = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) or redis.call('SCARD', job .. ':todo') > 0 then
   return 0
 end
 if not redis.call('SET', job .. ':finishing', token, 'NX', 'EX', lock_s) then
-  -- The same token: this call is repeated, its first answer was lost.
+  -- The same token: this call is a repeat because its first answer was lost.
   return redis.call('GET', job .. ':finishing') == token and 1 or 0
 end
 if redis.call('HINCRBY', job, 'finish_tries', 1) > tonumber(most_tries) then

@@ -1,7 +1,7 @@
--- Cancels some of a model's jobs, the oldest first: those that nobody has begun and whose clients do not wait for the answer.
+-- Cancels some of a model's jobs, oldest first: jobs that have not started and whose client does not wait.
 --
 -- KEYS: 1 active     the index: zset job id -> creation time
--- ARGV: 1 first      place in the index of the first one to look at
+-- ARGV: 1 first      rank in the index of the first job to look at
 --       2 most       jobs
 --       3 now        seconds since the epoch
 --       4 ttl        seconds a cancelled job is kept
@@ -10,7 +10,7 @@ local active = KEYS[1]
 local first, most, now, ttl = unpack(ARGV)
 local n_cancelled, n_stay = 0, 0
 
--- Whether it stays.
+-- Returns whether the job stays.
 local function look(id)
   local job = 'poc:job:' .. id
   local status, inline = unpack(redis.call('HMGET', job, 'status', 'inline'))

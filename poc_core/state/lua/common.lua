@@ -1,14 +1,14 @@
--- What a script uses of these is put before it (state/scripts.py). Nonces are strings throughout: a Lua number is a double and would round those above 2^53.
+-- Each script is prefixed with the functions of this file that it uses (state/scripts.py). Nonces are strings: a Lua
+-- number is a double and would round nonces above 2^53.
 --
--- Every script begins with its KEYS and ARGV and gives each a name before anything else. So named here too:
+-- Every script names its KEYS and ARGV before anything else. Functions of this file use the same names:
 --   job, round       the hash of one (poc:job:{id}, poc:round:{id}); its working keys are this plus a suffix
---   id               of an outbox (poc:outbox:{id}), which is that of its round or job
+--   id               of an outbox (poc:outbox:{id}): the id of its round or job
 --   now, due         seconds since the epoch
---   ttl              seconds that what is touched is kept
--- Keys that a script makes from such a name, and the indexes and counters of the whole node, are not among its KEYS:
--- one Redis holds them all, no cluster.
+--   ttl              new TTL in seconds of the keys that change
+-- KEYS lacks keys derived from such a name, and the node's indexes and counters: one Redis holds all keys, not a cluster.
 
--- Without :finishing, the lock of whoever builds the answer, which must end soon whatever goes on.
+-- Not :finishing, the lock for building the answer, which must expire in any case.
 local WORKING = {':nonces', ':todo', ':free', ':leases', ':attempts', ':values', ':claimed'}
 
 -- Arguments of one redis.call; unpack fails at about 8,000.
@@ -18,7 +18,7 @@ local function is_active(status)
   return status == 'queued' or status == 'running'
 end
 
--- Progress was made: the job and the indexes it is in live on for `ttl` seconds.
+-- Extends the life of a job and its indexes to `ttl` seconds, because progress was made.
 local function touch(job, ttl)
   redis.call('EXPIRE', job, ttl)
   for _, suffix in ipairs(WORKING) do
@@ -31,13 +31,13 @@ local function touch(job, ttl)
   redis.call('EXPIRE', 'poc:queued_nonces', ttl)
 end
 
--- Whether a call that pcall caught failed because Redis is full: of the job it says nothing.
+-- Returns whether a call in pcall failed because Redis is full, which says nothing about the job.
 local function is_full(why)
   return string.find(type(why) == 'table' and why.err or tostring(why), 'OOM ', 1, true) ~= nil
 end
 
--- The job has batches to lease. In its model's line validations come before other jobs, and older before newer ones. Whether
--- it was not there.
+-- Adds a job with batches to lease to its model's line: validations first, then older jobs first. Returns whether it
+-- was missing.
 local function join_line(job)
   local model, kind, created_at = unpack(redis.call('HMGET', job, 'model', 'kind', 'created_at'))
   local score = tonumber(created_at) - (kind == 'validate' and 1e10 or 0)
@@ -45,7 +45,7 @@ local function join_line(job)
   return redis.call('ZADD', 'poc:jobs:line:' .. model, 'NX', string.format('%.6f', score), id) == 1
 end
 
--- A lease goes back to a job or a round: whoever asks next gets it before any new batch or places.
+-- Returns a lease to a job or round: the next request gets it before new batches or places.
 local function free_lease(work, lease)
   redis.call('HDEL', work .. ':leases', lease)
   redis.call('ZADD', work .. ':free', string.match(lease, '^%d+'), lease)
@@ -55,20 +55,20 @@ local function free_lease(work, lease)
   end
 end
 
--- How many nonces the JSON list of a batch has.
+-- Counts the nonces in the JSON list of a batch.
 local function count_nonces(batch)
   return select(2, string.gsub(batch, ',', '')) + 1
 end
 
--- A lease is worker id, '|', second it was taken, '|', token: 'n' and its number (state/work.py). Those of rounds were worker
--- id, '|', second of their end in an earlier release.
+-- Splits a lease into worker and token. A lease is worker id, '|', second of leasing, '|', 'n' and its number
+-- (state/work.py). An earlier release wrote rounds' leases as worker id, '|', second of expiry.
 local function lease_parts(lease)
   local worker, token = string.match(lease, '^(.*)|%d+|(%w+)$')
   return worker or string.match(lease, '^(.*)|') or lease, token or ''
 end
 
--- Whether a lease holds: 'held', 'dead' with its worker, or 'forgotten' by a worker that lives, whose heartbeat knows of the
--- lease and does not list it. Maybe the worker was done with it, and Redis was killed before that was written.
+-- Returns a lease's state: 'held', 'dead' if its worker is, or 'forgotten' if a living worker's heartbeat covers its
+-- number but does not list it. The worker may have ended the lease before Redis was killed and lost that write.
 local beats = {} -- by worker, as this script has read them
 local function lease_state(lease)
   local worker, token = lease_parts(lease)
@@ -87,7 +87,8 @@ local function lease_state(lease)
   return is_in_hand and 'held' or 'forgotten'
 end
 
--- Frees the leases of a job or a round that do not hold. Returns them, each with its worker and whether that died.
+-- Frees the leases of a job or round that are not held. Returns them, each with its worker and whether the worker is
+-- dead.
 local function free_lost(work)
   local freed, leases = {}, redis.call('HGETALL', work .. ':leases')
   for i = 1, #leases, 2 do
@@ -100,20 +101,21 @@ local function free_lost(work)
   return freed
 end
 
--- The name of a worker, which its successors have too: its id without what is of one start (poc_core/serving/places.py).
+-- Returns a worker's name, which its successors share: the id without the suffix of one start
+-- (poc_core/serving/places.py).
 local OF_ONE_START = '%-' .. string.rep('[0-9a-f]', 6) .. '$'
 local function name_of_worker(id)
   return (string.gsub(id, OF_ONE_START, ''))
 end
 
--- What a worker's heartbeat said, as JSON; '' of a dead worker.
+-- Returns the record in a worker's heartbeat, as JSON; '' if the worker is dead.
 local function worker_record(id)
   local found = redis.pcall('HGET', 'poc:worker:' .. id, 'record')
   return type(found) == 'table' and '?' or found or '' -- an error: what is no hash is no worker's record either
 end
 
--- `n` more of `field` of a hash; returns whether they are its first. The hash lives for `ttl` seconds from the first count
--- of any field on: to say so with each count would be half of what counting costs.
+-- Adds `n` to a field; returns whether the field is new. The hash expires `ttl` seconds after a field was first
+-- counted: a TTL with each count would double the cost.
 local function count_in(key, field, n, ttl)
   local is_first = redis.call('HINCRBY', key, field, n) == tonumber(n)
   if is_first then
@@ -122,9 +124,9 @@ local function count_in(key, field, n, ttl)
   return is_first
 end
 
--- `n` more of `field` happened in that `second`.
+-- Adds `n` to `field` in the history's steps of that second.
 local function count_past(field, n, second)
-  -- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).
+  -- Seconds per step of the history, and seconds that a step is kept (state/past/history.py).
   local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
   for _, step in ipairs(PAST) do
     local key = string.format('poc:past:%d:%d', step[1], math.floor(tonumber(second) / step[1]) * step[1])
@@ -132,7 +134,7 @@ local function count_past(field, n, second)
   end
 end
 
--- A worker computed `n` nonces, for a job or a round, in that `second` since the epoch: the node's own counters.
+-- Adds nonces that a worker computed in that second, for a job or a round, to the node's counters.
 local function count_processed(n, second, worker, ttl)
   redis.call('INCRBY', 'poc:stats:total', n)
   if count_in('poc:stats:by:' .. second, worker, n, 60) then
@@ -141,8 +143,8 @@ local function count_processed(n, second, worker, ttl)
   count_past(name_of_worker(worker), n, second)
 end
 
--- A value so long that Redis makes a table of its hash, and leaves it one. Else it reads a hash of up to 512 fields from its
--- begin with each look.
+-- A value long enough that Redis converts the hash to a table, permanently. Without a table, Redis scans a hash of up
+-- to 512 fields in each lookup.
 local LONG = string.rep('-', 65)
 
 local function make_table(key)
@@ -150,8 +152,8 @@ local function make_table(key)
   redis.call('HDEL', key, '')
 end
 
--- What a round's workers computed is counted in one hash, `second|worker`, and from there once a second (lease.lua)
--- where it is read: with each batch these nine commands were a third of what it cost. '' is no count.
+-- Moves a round's counts from one hash, `second|worker`, to the counters that clients read, once a second
+-- (lease.lua). Nine commands with each batch were a third of its cost. The field '' is no count.
 local function spread_counts(round, ttl)
   local key = round .. ':counted'
   local counts = redis.call('HGETALL', key)
@@ -172,9 +174,9 @@ end
 
 local EVENTS_TTL = 30 * 86400
 
--- Writes down what happened at `at`: a sentence for the operator, and which worker, job, round or receiver it is about.
+-- Stores an event at `at`: a sentence for the operator, and the worker, job, round or receiver that it is about.
 local function note_event(kind, text, about, at)
-  -- Events kept of each kind: 1,000 in all, and many of one kind displace none of another.
+  -- Events kept per kind, 1,000 in total: no kind displaces another.
   local MOST_EVENTS =
     {worker = 250, deployment = 100, round = 150, job = 150, receiver = 100, refused = 150, key = 50, node = 50}
   local key = 'poc:events:' .. kind
@@ -185,12 +187,12 @@ local function note_event(kind, text, about, at)
   redis.call('EXPIRE', 'poc:events', EVENTS_TTL)
 end
 
--- A job or round in an event's sentence.
+-- Shortens the id of a job or round for an event.
 local function short_id(id)
   return string.sub(id, 1, 8)
 end
 
--- Ends an active job: only its hash stays, for `ttl` seconds. What was not done no longer counts as queued.
+-- Ends an active job. Only its hash stays, for `ttl` seconds; its uncomputed nonces no longer count as queued.
 local function retire(job, status, now, ttl)
   local fields = redis.call('HMGET', job, 'model', 'n_total', 'n_done')
   local left = (tonumber(fields[2]) or 0) - (tonumber(fields[3]) or 0)
@@ -215,8 +217,9 @@ local function retire(job, status, now, ttl)
   end
 end
 
--- A worker died or lost its engine on this batch: `limit` of them are one too many. True when the job failed of it. A worker
--- counts once, however often it tries: its id is of one life of an engine. :attempts names them by batch, one a line.
+-- Counts a worker that died or lost its engine on this batch; the `limit`-th fails the job. Returns whether it
+-- failed. A worker id counts once, because it changes with each engine start. :attempts lists worker ids by batch,
+-- one a line.
 local function count_loss(job, batch, worker, limit, now, ttl)
   local lost = redis.call('HGET', job .. ':attempts', batch) or ''
   if not string.find('\n' .. lost, '\n' .. worker .. '\n', 1, true) then
@@ -235,25 +238,25 @@ local function count_loss(job, batch, worker, limit, now, ttl)
   return true
 end
 
--- A lease of `places` places of a nonce sequence from `first` on, as it is named in a round's :leases and :free.
+-- Names a lease of `places` nonces from `first` on in a round's :leases and :free.
 local function member(first, places)
   return string.format('%d:%d', first, places)
 end
 
--- The outbox has something to deliver at `due`, whatever was said before.
+-- Sets the next delivery of an outbox to `due`, replacing any earlier time.
 local function due_outbox(id, due, ttl)
   redis.call('ZADD', 'poc:outbox:due', due, id)
   redis.call('EXPIRE', 'poc:outbox:due', ttl)
 end
 
--- So many more (or, below 0, fewer) bytes of jobs' callbacks wait.
+-- Adds to (below 0: subtracts from) the bytes of jobs' waiting callbacks.
 local function count_job_bytes(bytes, ttl)
-  -- Without a format Lua's -0 is '-0', which Redis takes for no number.
+  -- Unformatted, Lua's -0 becomes '-0', which Redis rejects as a number.
   redis.call('INCRBY', 'poc:outbox:job_bytes', string.format('%d', bytes))
   redis.call('EXPIRE', 'poc:outbox:job_bytes', ttl)
 end
 
--- Whether a job's callback waits because its receiver has not taken it, or none, in `tries` tries in a row. `place`: of
+-- Returns whether a job's callback, or its receiver, failed `tries` times in a row. `place`: value in
 -- poc:outbox:of_jobs.
 local function is_failing(id, place, tries)
   local found = redis.pcall('HMGET', 'poc:outbox:' .. id, 'url', 'failures')
@@ -263,7 +266,7 @@ local function is_failing(id, place, tries)
   return math.max(tonumber(failures) or 0, tonumber(silent) or 0) >= tries
 end
 
--- Gives up what a job's receiver still had to get; the answer itself stays as long as others do.
+-- Gives up a job's callback; the answer itself is kept as usual.
 local function drop_callback(id, why, now, ttl)
   local outbox = 'poc:outbox:' .. id
   count_job_bytes(-(tonumber(redis.call('HGET', outbox, 'bytes')) or 0), ttl)
@@ -273,7 +276,8 @@ local function drop_callback(id, why, now, ttl)
   note_event('receiver', 'The callback of job ' .. short_id(id) .. ' is given up: ' .. why, id, now)
 end
 
--- An entry of an outbox: its number of artifacts, '|', and their text, which only Python reads (state/delivery/entries.py).
+-- Prefixes an outbox entry with its number of artifacts and '|'. Only Python parses the entry
+-- (state/delivery/entries.py).
 local function counted_entry(n, entry)
   return n .. '|' .. entry
 end
@@ -282,13 +286,13 @@ local function entry_count(counted)
   return tonumber(string.match(counted, '^(%d+)|'))
 end
 
--- Bytes that a counted entry of `n` artifacts takes in a payload, at most: the names of fields come with each artifact.
+-- Returns the most bytes of a counted entry of `n` artifacts in a payload, where each artifact has field names.
 local function payload_bytes(counted, n)
   return #counted + 32 * n
 end
 
--- Appends an entry of `n` artifacts to an outbox; its delivery is due at `due` or, where one was due before, then. Returns
--- its bytes, which its caller counts in the outbox.
+-- Appends an entry of `n` artifacts to an outbox, due at `due` unless a time is set. Returns its bytes, which the
+-- caller must add to the outbox.
 local function push_entry(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
   local counted = counted_entry(n, entry)
@@ -303,7 +307,7 @@ local function push_entry(id, entry, n, due, ttl)
   return #counted
 end
 
--- A round ends; what waits in its outbox is delivered at once and kept for `ttl` seconds at most.
+-- Ends a round. Its outbox is delivered at once and kept for at most `ttl` seconds.
 local function close_round(round, state, now, ttl)
   spread_counts(round, ttl)
   redis.call('HSET', round, 'state', state)
@@ -322,7 +326,7 @@ local function close_round(round, state, now, ttl)
   end
 end
 
--- A round ends by itself when its sequence has, and no nonce of it is left to be computed.
+-- Ends a round whose sequence is exhausted, once no nonce is left to compute.
 local function end_if_exhausted(round, generating, now, ttl)
   local state, next_place, places = unpack(redis.call('HMGET', round, 'state', 'next', 'places'))
   if state ~= 'GENERATING' or tonumber(next_place) < tonumber(places)
@@ -336,7 +340,7 @@ local function end_if_exhausted(round, generating, now, ttl)
   redis.call('DEL', generating)
 end
 
--- The hosts that live: each with the generation that it follows, its state and its engine, see report_host.lua.
+-- Returns the live hosts, each with the generation that it follows, its state and its engine (report_host.lua).
 local function live_hosts(hosts)
   local found = {}
   for _, id in ipairs(redis.call('ZRANGE', hosts, 0, -1)) do
@@ -348,7 +352,7 @@ local function live_hosts(hosts)
   return found
 end
 
--- A deployment's generation as a number; 0 for what is none, which somebody else has written.
+-- Returns a deployment's generation as a number; 0 if foreign content is no number.
 local function generation_of(text)
   return tonumber(string.match(text or '', '^%d+$') and #text <= 12 and text or '0')
 end

@@ -1,9 +1,9 @@
--- Counts some of a model's active jobs by what they do.
+-- Counts some of a model's active jobs by status.
 --
 -- KEYS: 1 active    the index: zset job id -> creation time
 -- ARGV: 1 first     rank of the job to begin with
 --       2 most      jobs
--- Returns {jobs looked at, queued, running, of both those that wait for chat}.
+-- Returns {jobs looked at, queued, running, those of both that wait for chat}.
 local active = KEYS[1]
 local first, most = unpack(ARGV)
 local ids = redis.call('ZRANGE', active, first, string.format('%d', first + most - 1))

@@ -6,25 +6,26 @@
 --       3 n_total        nonces
 --       4 n_batches
 --       5 most_queued    nonces that may wait over all jobs
---       6 most_jobs      that may not have ended
+--       6 most_jobs      jobs that may be active
 --       7 most_callbacks jobs whose callback may wait, or '' for a job without one
 --       8 most_bytes     of callbacks that wait, over all jobs
 --       9 receiver       host:port of its callback
---      10 client         who asks
+--      10 client         id of the client
 --      11 now            seconds since the epoch
 --      12 ttl            seconds the job is kept without progress
 --      13... field, value, ... of the hash
--- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', how many there are already}, or {'callbacks', whose}.
+-- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', the number now}, or {'callbacks', whose}.
 local job = KEYS[1]
 local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
 local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl = unpack(ARGV, 6, 12)
 local first_field = 13
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 
--- Of all callbacks that may wait, in number and bytes: those of one client, and those for one receiver.
+-- Share of the waiting callbacks, in number and bytes, for one client and for one receiver.
 local SHARE = 0.25
 
--- Whose callbacks wait for as many receivers' answers as may: 'all', this 'client' or its 'receiver'; nil: one more may wait.
+-- Returns whose limit of waiting callbacks is reached: 'all', this 'client' or its 'receiver'; nil if one more may
+-- wait.
 local function full_of()
   local n, bytes = {client = 0, receiver = 0}, {client = 0, receiver = 0}
   local places = redis.call('HGETALL', 'poc:outbox:of_jobs')

@@ -1,17 +1,17 @@
--- Says what the node shall run from now on.
+-- Stores what the node shall run from now on.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
 --       2 hosts         poc:hosts
 --       3 models        poc:models
 -- ARGV: 1 wanted        as JSON
---       2 by            'request', or 'start': a host that begins with a --model of its own
+--       2 by            'request', or 'start': a host that starts with a --model
 --       3 now           seconds since the epoch
 --       4 token         of this call, which may be repeated
---       5 host          that begins, or ''
+--       5 host          that starts, or ''
 --       6 name          what clients call the model
---       7 kept_s        seconds for which hosts keep engines that were loading when they were withdrawn
--- Returns what came of it and the generation: 'ok'; of a request 'deployed' while something runs or starts, and
--- 'no_host'; of a start 'kept' where what is there counts more.
+--       7 kept_s        seconds for which hosts keep loading engines after a withdrawal
+-- Returns the outcome and the generation. A request's outcome is 'ok', 'deployed' if a model runs or starts, or
+-- 'no_host'; a start's is 'ok', or 'kept' if the present deployment has priority.
 local deployment, hosts, models = unpack(KEYS)
 local wanted, by, now, token, host, name, kept_s = unpack(ARGV)
 local before, before_by, error, before_token, generation, loading, engines, asked_at =
@@ -35,11 +35,11 @@ if by == 'request' then
 elseif before and (others or (is_active and (before_by == 'request' or before == wanted))) then
   return {'kept', generation}
 end
--- The very same again: it goes on with the engines that load.
+-- The same deployment again: it continues with the engines that load.
 if by ~= 'request' or not engines or loading ~= wanted or now - asked_at > tonumber(kept_s) then
   engines = generation + 1
 end
--- What was served is not known any more: a request for it is wrong, not early. Workers that serve it tell so again.
+-- Earlier models are forgotten: a request for one is an error, not early. Workers that serve one report it again.
 redis.call('DEL', models)
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', wanted, 'by', by, 'token', token, 'asked_at', now,

@@ -1,10 +1,10 @@
--- Gives up the callbacks of jobs whose receivers do not take them.
+-- Gives up the callbacks of jobs whose receivers do not accept them.
 --
 -- KEYS: 1 places   poc:outbox:of_jobs
 -- ARGV: 1 now      seconds since the epoch
 --       2 ttl      seconds that counters are kept
---       3 tries    in a row that a receiver has not taken what it was sent
--- Returns how many.
+--       3 tries    failed tries in a row after which a callback is given up
+-- Returns how many were given up.
 local places = KEYS[1]
 local now, ttl, tries = unpack(ARGV)
 local n = 0

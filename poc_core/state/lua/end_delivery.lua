@@ -1,16 +1,16 @@
--- Ends a delivery: removes what the receiver took or what is given up, or notes when to try again. A receiver that is gone
--- loses all that waits, and gets nothing of what follows: the outbox has no url any more.
+-- Ends a delivery: removes what was received or given up, or sets the next try. After 'gone', the outbox loses all
+-- that waits, and its url, so that nothing follows.
 --
 -- KEYS: 1 outbox        its hash; its entries are this plus :entries
 -- ARGV: 1 token         of the delivery that ends
 --       2 outcome       delivered, failed, dropped or gone
 --       3 next_at       when the next delivery is due, seconds since the epoch
---       4 why           it failed or was dropped, or ''
+--       4 why           reason of failed or dropped, or ''
 --       5 now           seconds since the epoch
 --       6 ttl           seconds that what waits is kept
---       7 most          artifacts of a payload
---       8 most_bytes    of a payload
--- Returns 1, or 0 when the lock was lost to another process (nothing changes then).
+--       7 most          artifacts per payload
+--       8 most_bytes    bytes per payload
+-- Returns 1, or 0 if another process has the lock (nothing changes then).
 local outbox = KEYS[1]
 local token, outcome, next_at, why, now, ttl, most, most_bytes = unpack(ARGV)
 local entries = outbox .. ':entries'
@@ -66,7 +66,7 @@ if fits then
     redis.call('HINCRBY', outbox, 'fits', math.ceil(tonumber(fits) / 16))
   end
 end
--- A full payload need not wait, nor what is left of a round that is over: no fuller one would come.
+-- A full payload need not wait, nor the rest of a round that ended, because no fuller payload would come.
 local at_once = waiting >= tonumber(most) or waiting_bytes >= tonumber(most_bytes) or
   redis.call('HEXISTS', outbox, 'closed') == 1
 local due = at_once and now or next_at

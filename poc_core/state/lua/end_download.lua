@@ -1,12 +1,12 @@
--- Ends a download as done or failed, unless it was cancelled meanwhile, and maybe started again under another task id.
+-- Ends a download as done or failed, unless it was cancelled (and maybe started again with another task id).
 --
 -- KEYS: 1 downloads    hash: name -> JSON
 --       2 wanted       hash: name -> task id
 -- ARGV: 1 name
 --       2 task_id      of the download that ends
---       3 download     as JSON, as it ended
+--       3 download     final record, as JSON
 --       4 ttl          seconds that downloads are remembered
--- Returns 1, or 0 when it was cancelled (nothing changes then).
+-- Returns 1, or 0 if it was cancelled (nothing changes then).
 local downloads, wanted = unpack(KEYS)
 local name, task_id, download, ttl = unpack(ARGV)
 if redis.call('HGET', wanted, name) ~= task_id then

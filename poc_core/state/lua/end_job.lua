@@ -2,11 +2,11 @@
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 status         failed or cancelled
---       2 why            it failed, or ''
+--       2 why            reason of a failure, or ''
 --       3 now            seconds since the epoch
 --       4 ttl            seconds the job is kept
---       5 unavailable    '1' when it failed for want of this node's numbers
--- Returns 1 for the call that ended it, else 0.
+--       5 unavailable    '1' if this node lacks the numbers for an answer
+-- Returns 1 if this call ended the job, else 0.
 local job = KEYS[1]
 local status, why, now, ttl, unavailable = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) then

@@ -3,16 +3,16 @@
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 --       2 pieces         list of the pieces of a large answer
 -- ARGV: 1 result         a small answer, as JSON, or ''
---       2 n_pieces       of a large one, or 0
+--       2 n_pieces       pieces of a large answer, or 0
 --       3 n_bytes        of the answer
 --       4 now            seconds since the epoch
 --       5 ttl            seconds the result is kept
---       6 pieces_ttl     seconds its pieces are kept: longer, for whoever reads them at the end
+--       6 pieces_ttl     seconds the pieces are kept: longer, for clients still reading
 --       7 url            of its callback, or ''
 --       8 body           of that callback
---       9 callback_ttl   seconds that it is kept
+--       9 callback_ttl   seconds the callback is kept
 --      10 verdict        of a validation: honest or fraud; else ''
--- Returns 1 for the call that completed it, else 0.
+-- Returns 1 if this call completed the job, else 0.
 local job, pieces = unpack(KEYS)
 local result, n_pieces, n_bytes, now, ttl, pieces_ttl, url, body, callback_ttl, verdict = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) or redis.call('SCARD', job .. ':todo') > 0 then
@@ -40,7 +40,7 @@ end
 if verdict == 'fraud' then
   note_event('job', 'Job ' .. short_id(id) .. ' found fraud.', id, now)
 end
--- In the same atomic step: exactly once, and never without the result.
+-- Stored in the same atomic step: exactly once, and never without the result.
 if url ~= '' then
   local outbox = 'poc:outbox:' .. id
   redis.call('HSET', outbox, 'url', url, 'closed', '1')

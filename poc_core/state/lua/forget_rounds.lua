@@ -1,9 +1,9 @@
--- Forgets rounds that others have followed, once their receivers have everything and none of their leases holds: a
--- node that computes one round after the other, for hours, must not fill its Redis.
+-- Deletes superseded rounds whose outbox is empty and whose leases are all gone: a node that computes round after
+-- round, for hours, must not fill its Redis.
 --
 -- KEYS: 1 followed    poc:round:followed
 -- ARGV: 1 now         seconds since the epoch
--- Returns how many were forgotten.
+-- Returns how many were deleted.
 local followed = KEYS[1]
 local now = ARGV[1]
 now = tonumber(now)

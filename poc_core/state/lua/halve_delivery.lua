@@ -1,14 +1,14 @@
--- Ends a delivery that was too large for its receiver: what it held goes in payloads of half as many artifacts, under the
--- numbers that follow; its own number is not used again.
+-- Ends a delivery that was too large for its receiver. Its contents go in payloads of half as many artifacts, under
+-- the following numbers; its number is not used again.
 --
 -- KEYS: 1 outbox    its hash; its entries are this plus :entries
 -- ARGV: 1 token     of the delivery that ends
---       2 why       it was too large
+--       2 why       error of the delivery
 --       3 now       seconds since the epoch
 --       4 ttl       seconds that what waits is kept
---       5 first     half of the one entry that it held, counted, or '' when it held several
---       6 second    half
--- Returns 1, or 0 when the lock was lost to another process (nothing changes then).
+--       5 first     first half of its only entry, with count, or '' if it held several
+--       6 second    second half
+-- Returns 1, or 0 if another process has the lock (nothing changes then).
 local outbox = KEYS[1]
 local token, why, now, ttl, first, second = unpack(ARGV)
 local entries = outbox .. ':entries'

@@ -1,24 +1,24 @@
--- Leases a worker what is next of its model: nonces of the round that generates, else batches of the jobs in line: validations
--- before other jobs, older jobs first. Of jobs either one batch of any spec, or further ones of a spec to be computed together
--- with it. A batch that a worker or engine was lost on is computed alone: if it kills its workers, it must not take others
--- with it.
+-- Leases a worker the next work of its model: nonces of the generating round, else batches of the jobs in line,
+-- validations first, then older jobs first. Of jobs, leases either one batch of any spec, or more batches of one spec
+-- to compute together with a leased batch. A batch on which a worker or engine was lost is computed alone: if it kills its
+-- worker, no other batch may suffer.
 --
 -- KEYS: 1 line          zset of the jobs with batches to lease (join_line)
 --       2 generating    the key that says for which round the model's workers compute
 -- ARGV: 1 lease         as lease_parts reads it
 --       2 now           seconds since the epoch
---       3 from          score in the line: validations' are below 0, other jobs' are not
---       4 to            score in the line
---       5 spec          of which all are to be, or '' for one batch of any
---       6 room          nonces, all batches together, where there is a spec; else 1
---       7 most_jobs     with batches left for others, which are passed by
+--       3 from          lowest score in the line; validations' scores are below 0
+--       4 to            highest score in the line
+--       5 spec          of all batches, or '' for one batch of any spec
+--       6 room          nonces of all batches together if a spec is set; else 1
+--       7 most_jobs     jobs with remaining batches to skip
 --       8 ttl           seconds a job is kept without progress
 --       9 known_round   the round that the worker computes for, or ''
---      10 places        of its nonce sequence, 0 for none
---      11 most_bytes    that artifacts may take that wait in its outbox
+--      10 places        most nonces of its sequence to lease, 0 for none
+--      11 most_bytes    of artifacts that may wait in its outbox
 --      12 round_ttl     seconds the round is kept
--- Returns {'round'} where another one generates; {'full'}, {'exhausted'} or {'leased', first place, places} of the known one;
--- else {spec, kind, whether it is to be computed alone: '1', then id of the job, batch, its nonces, ...}; or {}.
+-- Returns {'round'} if another round generates; {'full'}, {'exhausted'} or {'leased', first place, places} for the
+-- known round; else {spec, kind, '1' if it must be computed alone, then job id, batch, nonces, ...}; or {}.
 local LOOK_S = 1 -- seconds between two looks at all leases of a round: one for all workers, however many ask
 local line, generating = unpack(KEYS)
 local lease, now, from, to, spec, room, most_jobs, ttl, known_round, places, most_bytes, round_ttl = unpack(ARGV)
@@ -32,13 +32,13 @@ local function lease_places(id)
   if state ~= 'GENERATING' then
     return {}
   end
-  -- Clocks of hosts differ. Once all places are leased, only what the dead left behind is to be had.
+  -- Hosts' clocks differ. Once all places are leased, only those of dead workers are left.
   local is_due = math.abs(now - (tonumber(looked_at) or 0)) >= LOOK_S or tonumber(next_place) >= tonumber(all_places)
   if is_due then
     redis.call('HSET', round, 'looked_at', now)
     spread_counts(round, round_ttl)
     free_lost(round)
-    -- A round that goes on keeps all that it is made of, however long it lasts.
+    -- A generating round keeps all of its keys, however long it lasts.
     for _, suffix in ipairs({'', ':leases', ':free', ':workers', ':excluded', ':valid'}) do
       redis.call('EXPIRE', round .. suffix, round_ttl)
     end
@@ -76,8 +76,8 @@ local function lease_places(id)
   return {'leased', string.format('%d', first), string.format('%d', n)}
 end
 
--- Leases batches of a job while there is room: those that came back first, then from `next` on, below which all were leased
--- once. Returns whether the job has more.
+-- Leases batches of a job while there is room: returned batches first, then from `next` on; all below `next` were
+-- leased once. Returns whether the job has more.
 local function lease_batches(id)
   local job = 'poc:job:' .. id
   local status, own_spec, kind, n_batches, cursor = unpack(redis.call('HMGET', job, 'status', 'spec', 'kind', 'n_batches', 'next'))

@@ -1,13 +1,13 @@
--- A receiver did not answer: from the `breaks_at`-th time in a row on it is tried by one payload of jobs at a time.
+-- Counts an unanswered try. From the `breaks_at`-th in a row on, one payload of jobs at a time probes the receiver.
 --
--- KEYS: 1 receiver     what is known of it
---       2 receivers    those that did not answer
+-- KEYS: 1 receiver     its hash
+--       2 receivers    the index of silent receivers
 -- ARGV: 1 name         of the receiver
 --       2 now          seconds since the epoch
 --       3 breaks_at    tries in a row
 --       4 ttl          seconds that it is remembered
 --       5...           seconds until the next try, after each try in a row from that one on; the last ones stay
--- Returns the tries in a row.
+-- Returns the unanswered tries in a row.
 local receiver, receivers = unpack(KEYS)
 local name, now, breaks_at, ttl = unpack(ARGV, 1, 4)
 local first_wait = 5

@@ -1,9 +1,9 @@
--- Notes what jobs wait for whose batches a worker has or would lease.
+-- Stores what jobs wait for, whose batches a worker has or would lease.
 --
 -- KEYS: jobs      their hashes; working keys are these plus a suffix
--- ARGV: 1 what    or '' when they go on
+-- ARGV: 1 what    they wait for, or '' if they continue
 --       2 ttl     seconds a job is kept without progress
--- Returns 1 if one of them is to be computed: it is active and, where it waits, no round has its workers; else 0.
+-- Returns 1 if a job can be computed: it is active and, if it waits, no round has the workers; else 0.
 local what, ttl = unpack(ARGV)
 local is_wanted = 0
 for _, job in ipairs(KEYS) do

@@ -1,6 +1,6 @@
--- What the node does, all of one moment: what /status tells, for any number of clients.
+-- Reads the node's state in one atomic step, for the many clients of /status.
 --
--- KEYS: 1 current          the id of the round that calls speak of
+-- KEYS: 1 current          poc:round:current, the id of the latest round
 --       2 workers          the index of workers
 --       3 receivers        the index of receivers that did not answer
 --       4 outboxes_due     the index of outboxes
@@ -8,10 +8,10 @@
 --       6 total            the counter of nonces computed
 --       7 deployment       what shall run
 --       8 hosts            the index of hosts
---       9 courier          lives a day longer than the last courier's last sign of life
+--       9 courier          expires a day after the last sign of life of a courier
 -- ARGV: 1 second           since the epoch, the one under way
---       2 window           seconds before it, of which rates are
---       3 most_receivers   that are looked at, those first that were silent last
+--       2 window           seconds before it over which rates are averaged
+--       3 most_receivers   receivers to look at, the latest silent first
 --       4... fields      of a round's hash
 -- Returns {queued, callbacks waiting, nonces computed, by worker those within the window, workers, receivers, round,
 -- deployment, hosts, courier, its trouble}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
@@ -41,7 +41,7 @@ local function as_json(sums)
   return next(sums) and cjson.encode(sums) or '{}'
 end
 
--- What the current round's workers computed and was not spread yet (spread_counts), by second, and in all.
+-- Counts of the current round that are not yet spread (spread_counts), by second and in total.
 local id = redis.call('GET', current)
 local fresh, fresh_totals, n_fresh = {}, {}, 0
 local counts = id and redis.call('HGETALL', 'poc:round:' .. id .. ':counted') or {}
@@ -56,7 +56,7 @@ for i = 1, #counts, 2 do
   end
 end
 
--- Nonces by worker: the sums of the counters of each second of the window.
+-- Returns nonces by worker, summed over the seconds of the window.
 local function counts_lately(key)
   local sums = {}
   each_second(function(at)
@@ -74,8 +74,7 @@ local function read_round()
     redis.call('HGETALL', 'poc:outbox:' .. id), redis.call('LRANGE', round .. ':excluded', 0, -1)}
 end
 
--- 1 where the current round is over and living workers have some of it in hand, which goes to its outbox when it is
--- computed, and nothing waits there yet; else 0.
+-- Returns 1 if the current round is over, its outbox is empty, and a living worker still computes for it; else 0.
 local function n_in_hand()
   local round, outbox = 'poc:round:' .. id, 'poc:outbox:' .. id
   if redis.call('HGET', round, 'state') == 'GENERATING' or redis.call('HEXISTS', outbox, 'url') == 0

@@ -1,9 +1,10 @@
--- Some of the reported nonces that are kept for /status.
+-- Reads some of the reported nonces that are stored for /status.
 --
 -- KEYS: 1 round    its hash; its working keys are this plus a suffix
--- ARGV: 1 first    place among all that the round reported, counted from 0, or '' for the newest
+-- ARGV: 1 first    rank among all reported nonces, from 0, or '' for the newest
 --       2 most     nonces
--- Returns {place of the first one, then each as an entry}; it may lie behind `first`, for of very many the last are kept.
+-- Returns {rank of the first nonce, then each as an entry}. The rank may exceed `first`, because only the last nonces
+-- are stored.
 local round = KEYS[1]
 local first, most = unpack(ARGV)
 most = tonumber(most)

@@ -1,7 +1,7 @@
--- The workers as their heartbeats said.
+-- Reads the workers' records from their heartbeats.
 --
 -- KEYS: 1 workers    the index of workers
--- ARGV: 1 ttl_ms     for which a worker may live without a sign of life
+-- ARGV: 1 ttl_ms     longest life without a sign of life
 -- Returns {id, record, ...}; see worker_record.
 local workers, ttl_ms = KEYS[1], tonumber(ARGV[1])
 local found = {}

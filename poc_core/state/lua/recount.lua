@@ -1,4 +1,4 @@
--- Puts the counters of waiting nonces and callbacks right and drops jobs that expired from the indexes.
+-- Corrects the counters of waiting nonces and callbacks, and removes expired jobs from the indexes.
 --
 -- KEYS: none
 -- ARGV: 1 ttl    seconds the counters are kept

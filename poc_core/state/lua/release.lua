@@ -1,13 +1,13 @@
--- Gives a worker's lease back uncomputed. With a lost engine it counts against a job's batch and may fail the job.
+-- Returns a worker's lease uncomputed. A lost engine counts against a job's batch and may fail the job.
 --
 -- KEYS: 1 work           the hash of a job or a round; its working keys are this plus a suffix
 -- ARGV: 1 lease          its batch, or its first place and places (member)
---       2 worker         who held it
---       3 lost_engine    '1' when the engine was lost
---       4 most_losses    of workers or engines, with which a job fails
+--       2 worker         that held the lease
+--       3 lost_engine    '1' if the engine was lost
+--       4 most_losses    lost workers or engines that fail a job
 --       5 now            seconds since the epoch
---       6 failed_ttl     seconds a job that fails is kept
--- Returns 1 when it waits for another worker, else 0.
+--       6 failed_ttl     seconds a failed job is kept
+-- Returns 1 if the lease waits for another worker, else 0.
 local work = KEYS[1]
 local lease, worker, lost_engine, most_losses, now, failed_ttl = unpack(ARGV)
 local held = redis.call('HGET', work .. ':leases', lease)

@@ -1,10 +1,10 @@
--- Holds an outbox's lock for longer.
+-- Extends the lock of an outbox.
 --
 -- KEYS: 1 outbox          its hash
 -- ARGV: 1 token           of the delivery that holds it
 --       2 locked_until    seconds since the epoch
 --       3 ttl             seconds that what waits is kept
--- Returns 1, or 0 when the lock was lost.
+-- Returns 1, or 0 if the lock was lost.
 local outbox = KEYS[1]
 local token, locked_until, ttl = unpack(ARGV)
 if redis.call('HGET', outbox, 'token') ~= token then

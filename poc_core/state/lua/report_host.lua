@@ -1,4 +1,4 @@
--- A host says how far it is with what the node shall run. When the last host that tried has failed, so has the deployment.
+-- Stores a host's progress. When the last host that tried has failed, the deployment fails.
 --
 -- KEYS: 1 deployment    poc:deployment
 --       2 hosts         poc:hosts
@@ -6,13 +6,13 @@
 -- ARGV: 1 id            of the host
 --       2 generation    of the deployment that it follows
 --       3 state         IDLE, STOPPING, STARTING, SERVING or FAILED
---       4 error         why it failed, or ''
---       5 report        all of it, as JSON
+--       4 error         reason of a failure, or ''
+--       5 report        complete, as JSON
 --       6 now           seconds since the epoch
 --       7 ttl           seconds without a report after which a host is gone
 --       8 index_ttl     seconds that the index of hosts is kept
---       9 model         what clients call the one it runs, or ''
---      10 engine        HOST:PORT of its engine's head, where that is one over several hosts, or ''
+--       9 model         what clients call its model, or ''
+--      10 engine        HOST:PORT of its engine's head if the engine spans hosts, or ''
 -- Returns nothing.
 local HOST_KNOWN_S = 3600 -- a host that is gone is missed as long
 local deployment, hosts, host = unpack(KEYS)
@@ -35,7 +35,7 @@ if state == 'SERVING' then
 elseif state == 'FAILED' then
   local living, lost = live_hosts(hosts), {}
   for _, other in ipairs(living) do
-    -- The other hosts of its engine wait for it. Those that began with it themselves may: it is started again.
+    -- The engine's other hosts wait for it. After a start with --model they may: that host is started again.
     if by == 'request' and other.engine ~= '' and other.generation == current and other.state == 'FAILED' then
       lost[other.engine] = true
     end

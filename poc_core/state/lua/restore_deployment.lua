@@ -1,5 +1,5 @@
--- Brings back what the node shall run where Redis has lost it (FLUSHALL, a restart without its file), as a host knows it.
--- What a request has said since stays; of several hosts' knowledge the newest.
+-- Restores the deployment that Redis lost (FLUSHALL, a restart without its file), as a host knows it. Later requests
+-- and newer records of other hosts win.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
 -- ARGV: 1 generation    of the record that the host knows
@@ -7,7 +7,7 @@
 --       3 host          its name
 --       4 name          what clients call the model, or '' for none
 --       5... field, value, ... of that record's hash
--- Returns 1 when the record is as the host knows it again, else 0.
+-- Returns 1 if the host's record was restored, else 0.
 local deployment = KEYS[1]
 local generation, now, host, name = unpack(ARGV, 1, 4)
 local first_field = 5
@@ -18,7 +18,7 @@ for at = first_field, #ARGV, 2 do
     known_at = tonumber(ARGV[at + 1]) or 0
   end
 end
--- A record that was asked for before the known one is of a file that Redis was started from.
+-- A record older than the host's comes from the file that Redis restarted with.
 local is_older = (tonumber(asked_at) or known_at) < known_at
 if found and (generation_of(found) >= generation_of(generation) or not (restored_at or by == 'start' or is_older)) then
   return 0

@@ -1,5 +1,5 @@
--- Stores a download as wanted, unless it is already or too many have a slot. A slot is given back when its download is
--- wanted no more and its process is gone.
+-- Stores a download as wanted, unless it is active or all slots are taken. A slot is free again once its download is
+-- unwanted and its process has ended.
 --
 -- KEYS: 1 downloads    hash: name -> JSON
 --       2 wanted       hash: name -> task id
@@ -7,8 +7,8 @@
 -- ARGV: 1 name
 --       2 task_id
 --       3 download     as JSON
---       4 most         at a time
---       5 starts_s     seconds in which its process must give a first sign of life
+--       4 most         simultaneous downloads
+--       5 starts_s     seconds until the process' first sign of life
 --       6 ttl          seconds that downloads are remembered
 -- Returns ok, running or full.
 local downloads, wanted, slots = unpack(KEYS)

@@ -3,7 +3,7 @@
 -- KEYS: 1 round         its hash
 --       2 outbox        the round's
 --       3 current       poc:round:current
---       4 generating    the key that says for which round the model's workers compute
+--       4 generating    id of the round that the model's workers compute for
 --       5 followed      poc:round:followed
 -- ARGV: 1 round_id
 --       2 state         IDLE, GENERATING or VALIDATING
@@ -13,7 +13,7 @@
 --       6 ttl           seconds the round is kept
 --       7 url           of its callbacks, or ''
 --       8 head          of their payloads, as JSON
--- Returns '' when stored, else the id of the round that generates.
+-- Returns '' if stored, else the id of the generating round.
 local round, outbox, current, generating, followed = unpack(KEYS)
 local round_id, state, config, places, now, ttl, url, head = unpack(ARGV)
 local earlier_id = redis.call('GET', current)
@@ -26,7 +26,7 @@ if earlier_id then
     return earlier_id
   end
   if earlier_state == 'IDLE' or earlier_state == 'VALIDATING' then
-    -- A round that was only stored, or validates, ends where another begins.
+    -- A stored or validating round ends when another starts.
     close_round('poc:round:' .. earlier_id, 'STOPPED', now, ttl)
   end
   redis.call('SADD', followed, earlier_id)

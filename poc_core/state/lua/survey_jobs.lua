@@ -1,15 +1,15 @@
--- Looks through some of a model's active jobs for what others left behind: frees the leases of workers that died or do not hold
--- them, and drops from the index what is over. A dead worker counts as a loss: a batch that kills its workers must not do so
--- for ever. A job with batches to lease that is not in the line joins it: an earlier release stored it, or Redis forgot.
+-- Checks some of a model's active jobs: frees leases of dead workers and leases that no longer hold, and removes jobs
+-- that are over from the index. A dead worker counts as a loss, so that no batch kills workers forever. A job with
+-- batches to lease joins the line if missing there: an earlier release stored it, or Redis lost the entry.
 --
 -- KEYS: 1 active         the index: zset job id -> creation time
 -- ARGV: 1 first          rank of the job to begin with
 --       2 most           jobs
---       3 most_losses    of workers or engines, with which a job fails
+--       3 most_losses    lost workers or engines that fail a job
 --       4 now            seconds since the epoch
---       5 failed_ttl     seconds a job that fails is kept
--- Returns {jobs looked at and still there, jobs dropped, leases freed, unfinished, broken}; of the last two each is a list of
--- ids: all batches done, a record that cannot be read.
+--       5 failed_ttl     seconds a failed job is kept
+-- Returns {jobs looked at that stay, jobs dropped, leases freed, unfinished, broken}. The last two are lists of ids:
+-- jobs with all batches done, and jobs whose record cannot be read.
 local active = KEYS[1]
 local first, most, most_losses, now, failed_ttl = unpack(ARGV)
 local unfinished, broken = {}, {}

@@ -1,13 +1,13 @@
--- Sets a round's state. From STOPPED there is no way back.
+-- Sets a round's state. STOPPED is final.
 --
 -- KEYS: 1 round         its hash
---       2 generating    the key that says for which round the model's workers compute
+--       2 generating    id of the round that the model's workers compute for
 -- ARGV: 1 round_id
 --       2 state         the new one
 --       3 now           seconds since the epoch
 --       4 ttl           seconds the round is kept
---       5 why           it stopped by itself, or ''
--- Returns the state it had; the round changed unless that was STOPPED or ''.
+--       5 why           the round stopped by itself, or ''
+-- Returns the previous state. The round changed unless that was STOPPED or ''.
 local round, generating = unpack(KEYS)
 local round_id, state, now, ttl, why = unpack(ARGV)
 local before = redis.call('HGET', round, 'state')

@@ -1,18 +1,18 @@
--- Locks an outbox for one delivery. What was once taken stays one payload, with one number, until it is delivered or is
--- too large for its receiver.
+-- Locks an outbox for one delivery. A payload keeps its contents and number until it is delivered or too large for
+-- its receiver.
 --
 -- KEYS: 1 outbox          its hash; its entries are this plus :entries
---       2 receiver        what is known of the one it is for
+--       2 receiver        the hash of its receiver
 -- ARGV: 1 token           of the delivery that begins
 --       2 now             seconds since the epoch
 --       3 locked_until    seconds since the epoch
---       4 most            artifacts of a payload
---       5 most_bytes      of a payload
+--       4 most            artifacts per payload
+--       5 most_bytes      bytes per payload
 --       6 ttl             seconds that what waits is kept
---       7 breaks_at       tries in a row without an answer after which jobs' payloads wait for one that probes
---       8 probe_until     seconds since the epoch: when the next one probes, should this one die
--- Returns {} when there is nothing to do now, {'expired'} when what waited is gone, else {url, head, payload number,
--- entries, artifacts, failures}.
+--       7 breaks_at       unanswered tries in a row after which one job payload at a time probes
+--       8 probe_until     seconds since the epoch: the next probe if this one dies
+-- Returns {} if nothing is due, {'expired'} if the waiting data expired, else {url, head, payload number, entries,
+-- artifacts, failures}.
 local outbox, receiver = unpack(KEYS)
 local token, now, locked_until, most, most_bytes, ttl, breaks_at, probe_until = unpack(ARGV)
 local entries = outbox .. ':entries'
@@ -36,7 +36,7 @@ if taken == 0 then
   most = math.min(tonumber(most), tonumber(fits or most))
   most_bytes = tonumber(most_bytes)
   local size, length = 0, redis.call('LLEN', entries)
-  -- Few enough that not much more is read than a payload holds: entries may be megabytes.
+  -- Limits what is read to about one payload, because entries may be megabytes.
   local chunk = math.max(1, math.min(CHUNK, math.floor(most_bytes * length / (tonumber(bytes or '0') + 1))))
   local last = head and length or 1 -- a job's entries are whole bodies
   while taken < last do
@@ -65,6 +65,6 @@ if redis.call('HEXISTS', outbox, 'closed') == 0 then -- else its retention count
   redis.call('EXPIRE', outbox, ttl)
   redis.call('EXPIRE', entries, ttl)
 end
--- Looked at again when the lock is over, should the one who holds it die.
+-- Due again when the lock ends, in case its holder dies.
 due_outbox(id, locked_until, ttl)
 return {url, head or '', number or '0', string.format('%d', taken), string.format('%d', artifacts), failures or '0'}

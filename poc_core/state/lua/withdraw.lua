@@ -1,9 +1,9 @@
--- Says that the node shall run nothing. Repeated, it changes nothing.
+-- Stores that the node shall run nothing. A repeated call changes nothing.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
 --       2 models        poc:models
 -- ARGV: 1 now           seconds since the epoch
---       2 keeps         1: hosts keep engines that still load, for a while; 0: they end at once
+--       2 keeps         1: hosts keep loading engines for a while; 0: engines stop at once
 -- Returns the generation.
 local deployment, models = unpack(KEYS)
 local now, keeps = unpack(ARGV)
@@ -13,7 +13,7 @@ generation = generation_of(generation)
 if wanted == '' and not (engines and keeps == '0') then
   return generation
 end
--- A request for any model is early now, not wrong.
+-- A request for any model is now early, not an error.
 redis.call('DEL', models)
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', '', 'by', 'request', 'asked_at', now)

@@ -1,1 +1,1 @@
-"""History: counts by time steps, and events, kept in Redis for the operator."""
+"""History: counts per time step, and events, stored for the operator."""

@@ -1,7 +1,7 @@
-"""The node's events: what an operator would want to know of later, each a sentence.
+"""The node's events: sentences about what an operator may later want to know.
 
-What one script changes it also notes (`note_event` in lua/common.lua), in the same atomic step;
-supervisors and the API note what they alone see.
+Scripts note their changes (`note_event` in lua/common.lua) in the same atomic step; supervisors and
+the API note what only they see.
 """
 
 import time
@@ -26,7 +26,7 @@ class Event(BaseModel, frozen=True):
 
 
 class Events:
-    """The last 1,000 events; of each kind so many that none displaces another."""
+    """The last 1,000 events; limits per kind keep one from displacing another."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
@@ -34,15 +34,15 @@ class Events:
         self._note = scripts.load(redis, "note_event")
 
     def note(self, kind: Kind, text: str, about: str = "") -> None:
-        """Writes down what has just happened."""
+        """Stores an event of this moment."""
         self._note([], [kind, text, about, self._clock()])
 
     def count(self) -> int:
-        """How many were noted so far, also those that are gone: it grows with each."""
+        """Counts all events so far, including deleted ones."""
         return int(self._redis.get(keys.EVENTS) or 0)
 
     def read(self) -> list[Event]:
-        """All that are kept, the newest first."""
+        """Returns all, newest first."""
         with self._redis.pipeline(transaction=False) as pipe:
             for kind in get_args(Kind):
                 pipe.lrange(keys.events(kind), 0, -1)
@@ -52,6 +52,6 @@ class Events:
             for kind, texts in told
             for text in texts
             if (event := readable("an event", partial(Event.model_validate_json, text)))
-            and event.kind == kind  # not everybody may write each of them (docker/users.acl)
+            and event.kind == kind  # not every Redis user may write each (docker/users.acl)
         ]
         return sorted(events, key=lambda one: one.at, reverse=True)

@@ -1,8 +1,8 @@
-"""Counts of what the node did, by steps of four lengths, each kept for 180 steps.
+"""Counts of what the node did, in time steps of four lengths, each kept for 180 steps.
 
-Nonces are counted by the scripts that take them (`count_past` in lua/common.lua), a round's once a
-second (`spread_counts`); chats by the API processes that pass them on. Adding is all that anybody
-does, so any number of processes may.
+The scripts that take nonces count them (`count_past` in lua/common.lua), a round's once a second
+(`spread_counts`). API processes count the chats that they forward. Counts are only added, so any
+number of processes may write.
 """
 
 import math
@@ -14,16 +14,16 @@ from redis import Redis
 from poc_core.serving.places import name_of
 from poc_core.state import keys
 
-# Seconds of a step -> seconds that steps are kept, a little more than is shown; as in common.lua.
+# Seconds per step -> seconds that a step is stored, slightly more than is shown; as in common.lua.
 STEPS = {5: 960, 20: 3720, 120: 22_000, 480: 87_400}
 # Steps of a range that is shown: 15 minutes, an hour, 6 hours, 24 hours.
 SHOWN = 180
 
-# Fields of a step beside the names of workers, which begin with no colon.
+# Fields of a step that are not workers' names, which never begin with a colon.
 CHATS = ":chats"  # requests begun
-CHAT_MS = ":chat_ms"  # milliseconds of requests under way, together
-FAILED = ":failed"  # chats that were answered by 5xx, or by nobody
-FIRST_TOKEN = ":first:"  # and a bucket's number: streams whose first token took that long
+CHAT_MS = ":chat_ms"  # total milliseconds of requests in progress
+FAILED = ":failed"  # chats answered with 5xx or not at all
+FIRST_TOKEN = ":first:"  # plus a bucket: streams whose first token took that long
 
 # Bucket i of the time to the first token holds (_FIRST_S * _FACTOR**(i-1), _FIRST_S * _FACTOR**i].
 _FIRST_S = 0.01
@@ -40,7 +40,7 @@ class History:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
 
     def add(self, second: float, counts: Counts) -> None:
-        """Adds counts, which happened about that second, to the steps of each length."""
+        """Adds counts from around that second to the steps of each length."""
         with self._redis.pipeline(transaction=False) as pipe:
             for step_s, kept_s in STEPS.items():
                 key = keys.past(step_s, int(second // step_s) * step_s)
@@ -50,7 +50,7 @@ class History:
             pipe.execute()
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
-        """The counts of `n` steps, the first of which begins at `first`; empty where none are."""
+        """Returns the counts of `n` steps from `first` on; {} where there are none."""
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.counted(current.decode() if current else ""))
@@ -61,7 +61,7 @@ class History:
             {field.decode(errors="replace"): int(count) for field, count in counts.items()}
             for counts in found
         ]
-        for field, count in fresh.items():  # of the last second, or since the last lease
+        for field, count in fresh.items():  # not yet added to the steps (spread_counts)
             second, _, worker = field.decode(errors="replace").partition("|")
             index = (int(second) - first) // step_s if second else -1
             if 0 <= index < n:
@@ -71,13 +71,13 @@ class History:
 
 
 def bucket(seconds: float) -> str:
-    """The field that counts a stream whose first token took so long."""
+    """Returns the field for streams by seconds to the first token."""
     index = math.ceil(math.log(max(seconds, _FIRST_S) / _FIRST_S, _FACTOR))
     return f"{FIRST_TOKEN}{min(_MOST_BUCKETS, index)}"
 
 
 def first_token_p95(steps: Iterable[Counts]) -> float | None:
-    """Seconds within which 95 % of the steps' first tokens came, rounded up by up to a fifth."""
+    """Returns the p95 of seconds to the first token (up to 20 % high); None without any."""
     counts: dict[int, int] = {}
     for step in steps:
         for field, n in step.items():

@@ -1,15 +1,15 @@
-"""Which workers computed how much of a job or round, for as long as its record is kept."""
+"""Nonces per worker of a job or round, as long as its record is stored."""
 
 from typing import Any
 
 from redis import Redis
 
-_PREFIX = b"by:"  # of the record's fields that scripts count in, before the worker's name
+_PREFIX = b"by:"  # of the record's count fields, before the worker's name
 
 
 def shares(redis: Redis, key: str) -> dict[str, int]:
-    """Nonces by the worker's name. `key`: of the record. A nonce that came twice counts once."""
-    # A job's hash may hold an answer of megabytes: its other fields are not read.
+    """Returns nonces by worker name. `key`: of the record. A repeated nonce counts once."""
+    # Other fields of a job's hash are not read: the answer may take megabytes.
     connection: Any = redis
     fields = sorted(field for field in connection.hkeys(key) if field.startswith(_PREFIX))
     counts = connection.hmget(key, fields) if fields else []
