@@ -1,8 +1,8 @@
-"""Work in Redis as a worker sees it: it leases what is next, stores values, or gives leases back.
+"""A worker's operations in Redis: it leases work, stores values, or returns leases.
 
-A nonce is leased to one worker, and each lease counts once, however often it is completed. A lease
-ends with its worker's heartbeat, or when a heartbeat does not list it: a Redis that was killed
-while its disk was slow may forget that a lease was completed or given back.
+A nonce is leased to one worker, and a lease counts once even if completed repeatedly. A lease ends
+when its worker's heartbeat expires, or when a heartbeat omits the lease: a Redis killed while its
+disk was slow may have lost a completion or return.
 """
 
 import json
@@ -24,69 +24,68 @@ from poc_core.state.delivery import entries
 from poc_core.state.jobs import JobStore
 from poc_core.state.rounds import RoundStore
 
-# Workers that died or lost their engine on one batch after which its job fails: the batch is the
-# cause.
+# If so many workers die or lose their engine on one batch, its job fails: the batch is the cause.
 MAX_LOSSES = 3
-# Jobs of another spec that a worker with room passes by.
+# Jobs of another spec skipped in search of batches to compute together.
 _MOST_PASSED = 16
-# Reported nonces kept for schemes whose /status lists them: some 5 MB. Callbacks carry all.
+# Reported nonces stored for a /status that lists them: about 5 MB. Callbacks carry all.
 _MOST_KEPT = 100_000
 
-# Jobs looked at in one call of a script: some 3 ms of Redis' time.
+# Jobs checked per script call: about 3 ms of Redis' time.
 _CHUNK = 500
-# Share of the time between two looks for which a look keeps others away: a little below the
-# shortest pause, so that a worker is not in its own way.
+# After a check, other workers skip theirs for this share of the interval. It is a little below the
+# shortest pause, so that a worker does not block its next check.
 _TURN = 0.75
 
-# Scores in a model's line.
+# Ranges of scores in a model's line.
 _VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
 
 
 class HeldLeases:
-    """The leases that a worker has in progress, by the numbers of its questions. For many threads.
+    """A worker's leases in progress, by the number of their lease request. Thread-safe.
 
-    The numbers follow the order of asking, so the highest one and those in progress tell of all:
-    any other below is forgotten whatever Redis says, and heartbeats do not speak of later ones.
+    Numbers ascend, so a heartbeat with the highest number and those in progress covers all leases.
+    Redis frees a lower number that is missing and keeps leases with higher numbers.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._n_asked = 0
-        self._held: dict[int, int] = {}  # leases and questions in progress, by number
+        self._held: dict[int, int] = {}  # number -> leases and requests in progress
 
     def ask(self) -> int:
-        """Numbers a question, before Redis answers it: no lease is held that nobody tells of."""
+        """Numbers a lease request before Redis answers, so that heartbeats omit no lease."""
         with self._lock:
             self._n_asked += 1
             self._held[self._n_asked] = 1
             return self._n_asked
 
     def add(self, number: int, n_leases: int) -> None:
-        """Notes the leases that were given for a question; each is dropped, and the question."""
+        """Adds a request's leases. Each of them, and the request, is dropped separately."""
         with self._lock:
             self._held[number] += n_leases
 
     def drop(self, number: int) -> None:
-        """Forgets a question, or a lease that was completed or given back."""
+        """Forgets a request, or a lease that was completed or returned."""
         with self._lock:
             self._held[number] -= 1
             if not self._held[number]:
                 del self._held[number]
 
     def summary(self) -> str:
-        """For a heartbeat: how many questions there were, a colon, and the numbers in progress."""
+        """Returns a heartbeat's text: number of requests, colon, numbers in progress."""
         with self._lock:
             return f"{self._n_asked}:{' '.join(map(str, self._held))}"
 
 
 @dataclass(frozen=True)
 class StuckJobs:
-    """What was found in a look over a model's active jobs."""
+    """The result of one check of a model's active jobs."""
 
-    n_dropped: int  # that were over, or expired
-    n_freed: int  # leases that did not hold
-    unfinished: list[str]  # their batches are all done: whoever should have finished them died
-    broken: list[str]  # their record cannot be read
+    n_dropped: int  # jobs that had ended or expired
+    n_freed: int  # leases that no worker holds
+    unfinished: list[str]  # all batches done, but the process that had to finish died
+    broken: list[str]  # jobs with an unreadable record
 
 
 class WorkStore(Store):
@@ -118,18 +117,18 @@ class WorkStore(Store):
         places: int = 0,
         done: tuple[Lease, Sequence[JsonValue]] | None = None,
     ) -> list[Lease] | Refusal:
-        """Leases what is next: up to `places` nonces of `round` while it generates, else a batch.
+        """Leases the next work: up to `places` nonces of `round` while it generates, else a batch.
 
-        Empty: nothing waits. The first lease of a job sets it running. `done`: of a round, values
-        that are stored in the same request.
+        Empty if nothing waits. A job's first lease sets it running. `done`: a round's lease and
+        values, stored in the same request.
         """
         scores = _VALIDATIONS if only_validations else _ALL
         return self._leased(model, scores, "", 1, round, places, done)
 
     def lease_more(self, beside: Lease, room: int) -> list[Lease]:
-        """Leases batches of the same spec and kind, the next in line, to compute with `beside`.
+        """Leases the next batches of the same spec and kind, to compute together with `beside`.
 
-        `room`: nonces, all together.
+        `room`: most nonces in total.
         """
         if beside.alone or room <= 0:
             return []
@@ -138,15 +137,15 @@ class WorkStore(Store):
         return found if isinstance(found, list) else []
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> bool:
-        """Stores one value per nonce of a lease, in order; None excludes. May be repeated.
+        """Stores one value per nonce of a lease, in order; None excludes. Safe to repeat.
 
-        Of a job, True: every batch is done and the job waits for `finish`. Of a round, False:
-        another worker had completed it; also works after the round's end: nothing is lost.
+        Job: True if every batch is done and `finish` must follow. Round: False if another worker
+        had completed the lease; a round that ended still accepts values.
         """
         return bool(self._complete(*self._completing(lease, values)))
 
     def release(self, lease: Lease, lost_engine: bool = False) -> bool:
-        """Gives a lease back uncomputed. True: it waits for whoever leases next.
+        """Returns a lease uncomputed. True if it waits for the next worker.
 
         A job fails when MAX_LOSSES workers lost their engine on one batch.
         """
@@ -155,15 +154,15 @@ class WorkStore(Store):
         return bool(self._release([_key(lease)], [*args, self._settings.generate_result_ttl_sec]))
 
     def take_turn(self, model: str) -> bool:
-        """True if no other worker of the model looked just now: one is enough."""
+        """True if no other worker checked the model's jobs recently."""
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
 
     def stuck(self, model: str) -> Iterator[StuckJobs]:
-        """Frees lost leases of the model's jobs, and finds those that are stuck.
+        """Frees lost leases of the model's jobs and yields stuck jobs.
 
-        A dead worker counts as a lost engine (`release`): no batch may kill workers for ever. A job
-        that ends meanwhile may hide another till the next look.
+        A dead worker counts as a lost engine (`release`): no batch may kill workers forever. If a
+        job ends meanwhile, another may be missed until the next check.
         """
         first, ended_ttl_s = 0, self._settings.generate_result_ttl_sec
         while True:
@@ -202,7 +201,7 @@ class WorkStore(Store):
             self.hand.drop(number)
 
     def _completing(self, lease: Lease, values: Sequence[JsonValue]) -> tuple[list[str], list[Any]]:
-        """The keys and args of complete.lua."""
+        """Returns complete.lua's arguments."""
         key, settings = _key(lease), self._settings
         args: list[Any] = [_field(lease), len(values), self.worker_id, self._clock()]
         if not lease.of_round:
@@ -221,7 +220,7 @@ class WorkStore(Store):
         args += [settings.callback_interval_sec, _MOST_KEPT]
         listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
         args += [len(listed), *listed]
-        # A payload holds whole entries.
+        # Entries are not divided between payloads.
         most, most_bytes = settings.callback_max_artifacts, settings.callback_max_bytes
         for n, entry in entries.packed(valid, most, most_bytes):
             args += [n, entry]
@@ -229,19 +228,19 @@ class WorkStore(Store):
 
 
 def _key(lease: Lease) -> str:
-    """The hash of the job or round that a lease is of."""
+    """Returns the hash key of a lease's job or round."""
     return (keys.round if lease.of_round else keys.job)(lease.owner_id)
 
 
 def _field(lease: Lease) -> str:
-    """A lease as its job or round names it."""
+    """Names a lease in its job or round."""
     return f"{lease.place}:{len(lease.nonces)}" if lease.of_round else str(lease.place)
 
 
 def _leases(
     model: str, number: int, round: RoundRecord | None, what: bytes = b"", *found: bytes
 ) -> list[Lease] | Refusal:
-    """What lease.lua returned."""
+    """Parses lease.lua answers."""
     if what in (b"round", b"full", b"exhausted"):
         return Refusal(what.decode())
     if not what:
