@@ -66,6 +66,11 @@ class Runner:
     def held(self) -> list[Lease]:
         return [lease for unit in self._units for lease in unit.leases]
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether leases are held; for any thread."""
+        return bool(self._units)
+
     def run(self, is_over: Callable[[], bool]) -> bool:
         """Computes until `is_over` and returns True, or until no work is left and returns False.
 

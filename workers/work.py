@@ -93,6 +93,7 @@ class Work:
         """Returns whether there is work, or a round to end."""
         return (
             self._round is not None
+            or self._runner.is_under_way
             or self._rounds.generating(self._model) is not None
             or self._jobs.next_in_line(self._model) is not None
         )
@@ -145,8 +146,10 @@ class Work:
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         if lease.of_round:
-            self._store_done()
-            self._done = lease, values
+            try:
+                self._store_done()
+            finally:
+                self._done = lease, values
         else:
             self._complete(lease, values)
         kind = "round" if lease.of_round else "validation" if lease.urgent else "job"
@@ -174,21 +177,32 @@ class Work:
         if self._round is not None and chat_allows:
             places = self._proofs.batch_size(self._round.config.spec)
         only_validations = self._urgent or not chat_allows
-        found = self._store.lease(self._model, only_validations, self._round, places, done)
+        try:
+            found = self._store.lease(self._model, only_validations, self._round, places, done)
+        except Exception as error:
+            if not is_transient(error):
+                self._store_done()  # alone: these values may be the cause
+            raise
         self._forget_done()
         if isinstance(found, list) and found and not found[0].of_round:
-            room = self._proofs.batch_size(found[0].spec) - len(found[0].nonces)
             try:
+                room = self._proofs.batch_size(found[0].spec) - len(found[0].nonces)
                 found += self._store.lease_more(found[0], room)
-            except RedisError as error:
+            except Exception as error:
                 logger.warning("could not lease more of the same: %s", error)
         return found
 
     def _store_done(self) -> None:
+        """Stores computed values of a round. Values that cannot be stored end the round."""
         if self._done is not None:
             lease, values = self._done
-            until_redis_answers(lambda: self._store.complete(lease, values))
-            self._forget_done()
+            try:
+                until_redis_answers(lambda: self._store.complete(lease, values))
+            except Exception as error:
+                logger.exception("values of round %s cannot be stored", lease.owner_id)
+                self._stop_round(lease.owner_id, ProoflineError(_unstorable("Values", error)))
+            finally:
+                self._forget_done()
 
     def _forget_done(self) -> None:
         if self._done is not None:
@@ -212,9 +226,8 @@ class Work:
             logger.warning("job %s is finished when Redis is back: %s", job_id, error)
             return
         logger.error("a batch of job %s cannot be stored", job_id, exc_info=error)
-        why = f"A batch cannot be stored: {error!r}. Report this with the worker's log."
         try:
-            self._jobs.fail(job_id, why)
+            self._jobs.fail(job_id, _unstorable("A batch", error))
         except RedisError as again:
             logger.error("job %s cannot even be failed: %s", job_id, again)
 
@@ -276,6 +289,10 @@ class Work:
         waits_long = self._waits_since is not None and now - self._waits_since > _CHAT_WAIT_S
         job_ids = list(dict.fromkeys(lease.owner_id for lease in leases))
         return self._jobs.note_waiting(job_ids, "chat" if waits_long else "")
+
+
+def _unstorable(what: str, error: Exception) -> str:
+    return f"{what} cannot be stored: {error!r}. Report this with the worker's log."
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:

@@ -79,8 +79,7 @@ class ProofSettings(Theme):
         60_000,
         ge=1,
         description=(
-            "Milliseconds that one call into the engine may take before the engine counts as"
-            " lost. After three times as long (at least 180 s) another worker gets the batch."
+            "Milliseconds that one call into the engine may take before the engine counts as lost."
         ),
     )
     worker_ttl_s: int = Field(

@@ -37,7 +37,7 @@ NOT_COUNTED = {
 def listed() -> list[str]:
     """The files of the walk, as the page has them."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page.split("A nonce of a job passes through these files")[1].split("\n\n")[1]
+    table = page.split("of a job passes through these files")[1].split("\n\n")[1]
     return re.findall(r"`([\w/]+\.(?:py|lua))`", re.sub(r"\(.*?\)", "", table))
 
 

@@ -81,6 +81,7 @@ class RoundSteps:
         self._work = Work(proofs, store)
         self._publish, self._step_s = publish, step_s
         self.leave = self._work.leaving.set
+        self.held = lambda: store.hand.summary().partition(":")[2]
 
     def step(self, round_id: str) -> None:
         if self._work.run(time.monotonic() + self._step_s):
@@ -207,7 +208,7 @@ def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_i
 ) -> None:
     engine = engine_for_four(n_stages)
     proofs = Proofs(engine)
-    runner = RoundSteps(proofs, "w1", rounds, lambda _: None, 0.1)
+    runner = RoundSteps(proofs, "w1", rounds, lambda _: None, 0.5)
     for _ in range(4):
         runner.step(record.round_id)
         assert leases(redis, record) >= n_stages
@@ -494,6 +495,27 @@ def test_an_engine_that_refuses_the_spec_stops_the_round_with_its_words(
     assert stopped is not None
     assert (stopped.state, stopped.error) == (RoundState.STOPPED, "k_dim must be at most 128.")
     assert published == []
+
+
+def test_values_that_cannot_be_stored_stop_the_round_and_leave_no_lease(
+    runner: RoundSteps,
+    rounds: RoundStore,
+    record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*given: Any) -> list[str]:
+        raise ValueError("no such value")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entries, "packed", broken)
+        with pytest.raises(ValueError, match="no such value"):
+            runner.step(record.round_id)
+    stopped = rounds.read(record.round_id)
+    assert stopped is not None
+    assert stopped.state is RoundState.STOPPED
+    assert "Values cannot be stored" in str(stopped.error)
+    runner.step(record.round_id)  # it is free for other work
+    assert runner.held() == ""
 
 
 def test_a_round_beyond_the_engines_limits_is_stopped_with_its_words(

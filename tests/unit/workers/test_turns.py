@@ -244,6 +244,19 @@ def test_a_worker_looks_for_jobs_by_itself_and_waits_for_one_message(
     assert queue.waiting == 1
 
 
+def test_a_worker_whose_message_was_lost_goes_on_with_the_batches_that_it_holds(
+    make: Make, jobs: JobStore, engine: FakeEngine, queue: Queue
+) -> None:
+    turns = make(0.05)
+    job_id = jobs.create(new_job([0, 1]))
+    engine.layer_s = 0.2
+    turns.take()
+    queue.waiting = 0  # Redis lost it
+    assert pending(jobs, job_id) == []
+    turns.look()
+    assert queue.waiting == 1
+
+
 def test_a_worker_looks_for_its_models_round_by_itself(
     turns: Turns, rounds: RoundStore, queue: Queue
 ) -> None:

@@ -196,6 +196,8 @@ class _Answer:
             await asyncio.wait({work})
         if not self._ended.is_set():
             work.result()
+        elif self._is_replaced:  # the other answer is complete
+            return
         elif self.has_begun:
             await self._send({"type": "http.response.body", "body": _event(self._path)})
         else:

@@ -62,7 +62,11 @@ class FairChat:
         only plain schemas.
         """
         for schema in schemas_in_tags(body) if self._compiles else ():
-            if what := answers.unsupported(schema):
+            try:
+                what = answers.unsupported(schema)
+            except RecursionError:
+                what = "It is nested too deeply."
+            if what:
                 raise BadRequest(
                     f"A schema in a structural tag has what xgrammar does not support. {what}",
                     _GRAMMAR,

@@ -256,7 +256,7 @@ def schemas_in_tags(body: Any) -> Iterator[Any]:
     if getattr(form, "type", None) == "structural_tag":
         tags.append(form.model_dump_json(by_alias=True))
     for tag in tags:
-        with suppress(ValueError):  # invalid JSON, which the trial reports
+        with suppress(ValueError, RecursionError):  # invalid JSON, which the trial reports
             for kind, text in parts("structural_tag", tag) if isinstance(tag, str) else ():
                 if kind == "json":
                     yield json.loads(text)

@@ -248,6 +248,10 @@ class _Instead:
         return getattr(self._own, name)
 
 
+# Keywords of a part of a schema up to which each is tried alone, which takes quadratic time.
+_MOST_NAMED = 64
+
+
 def unsupported(schema: Any) -> str:
     """Returns the parts of a schema that xgrammar cannot enforce, such as "At #/properties/a:
     multipleOf."; or "".
@@ -275,6 +279,8 @@ def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[s
             for n, one in enumerate(value if isinstance(value, list) else [value])
             if isinstance(one, dict)
         )
+    if len(schema) > _MOST_NAMED:
+        return path, ["one of its keywords"]
     kind = {name: schema[name] for name in ("type",) if name in schema}
     names = [
         name

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cli.shipped import shipped_models
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
+from workers.vllm.release import answers
 from workers.vllm.release.extra_args import TOKEN_IDS
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
@@ -429,8 +431,12 @@ async def test_so_is_one_that_vllm_cannot_read(
             {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 3}}},
             "At #/properties/a: multipleOf.",
         ),
+        (
+            {"type": "integer", "multipleOf": 3, **{f"k{n}": n for n in range(20_000)}},
+            "At #: one of its keywords.",
+        ),
     ],
-    ids=["object", "array", "integer"],
+    ids=["object", "array", "integer", "20,000 keywords"],
 )
 async def test_what_xgrammar_does_not_take_of_a_schema_is_named(
     refused: Callable[..., Any], schema: dict[str, Any], what: str
@@ -445,7 +451,7 @@ async def test_what_xgrammar_does_not_take_of_a_schema_is_named(
     assert what in await refused(schema, found.value)
 
 
-def test_nor_of_one_in_a_structural_tag(tokenizer: Any) -> None:
+def test_nor_of_one_in_a_structural_tag(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = installed(Refusing(tokenizer, None)).fair
 
     def asked(schema: Any) -> Any:
@@ -457,6 +463,12 @@ def test_nor_of_one_in_a_structural_tag(tokenizer: Any) -> None:
     with pytest.raises(BadRequest, match="At #/items: multipleOf") as found:
         chat.refuse(asked({"type": "array", "items": {"type": "integer", "multipleOf": 3}}))
     assert found.value.param == "structured_outputs"
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "unsupported", Mock(side_effect=RecursionError))
+        with pytest.raises(BadRequest, match="nested too deeply"):
+            chat.refuse(asked({"type": "integer"}))
+    endless = SimpleNamespace(structured_outputs=SimpleNamespace(structural_tag="[" * 100_000))
+    chat.refuse(endless)  # the trial reports it
 
 
 @pytest.mark.parametrize(
