@@ -516,9 +516,11 @@ def test_the_status_asks_redis_once(
     send, sent = Connection.send_packed_command, []
 
     def counted(connection: Connection, *args: Any, **options: Any) -> Any:
-        sent.append(args)
+        if threading.current_thread().name not in ("redis-watch", "reporting", "downloads"):
+            sent.append(args)
         return send(connection, *args, **options)
 
+    # The API's own threads ask by themselves, one of them every second.
     monkeypatch.setattr(Connection, "send_packed_command", counted)  # each waits for its answer
     assert client.get("/api/v1/pow/status").json()["workers"] != []
     assert len(sent) == 1
