@@ -21,7 +21,7 @@ from bench.faults.reference import Reference, same_artifacts
 from bench.faults.stack import FaultyStack, MovedClock, small_disk
 from bench.faults.usage import Usage, uses_of
 from bench.faults.ways import Client, Ways, by_tls
-from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
+from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work, undelivered
 from cli.model_choice import with_chosen_model
 from poc_core.state import keys
 from tests.peers.receiver import Receiver
@@ -35,8 +35,6 @@ MOST_RECOVERY_S = 30.0
 # Seconds after which a restarted process has what it needs, a model too.
 _SETTLE_S = 120.0
 _READY_S = 300.0
-# Seconds until everything is delivered, after the last work was submitted.
-_DELIVERY_S = 120.0
 # Seconds of computing the rounds' nonces again: a quiet core makes some 500 a second.
 _AGAIN_S = 300.0
 
@@ -202,15 +200,7 @@ def _check_end(
         client_of() as http,
         Redis.from_url(stack.own_url) as connection,
     ):
-        client = RoundClient(http)
-        try:
-            client.wait(
-                lambda: client.status()["callbacks_waiting"] == 0,
-                _DELIVERY_S,
-                "all callbacks delivered",
-            )
-        except AssertionError as error:
-            report.problems.append(str(error))
+        report.problems += undelivered(RoundClient(http))
         work.check_rounds(again_s)
         work.check_callbacks()
         eternal = {

@@ -28,7 +28,7 @@ from redis.exceptions import RedisError
 from bench.faults.inside import Inside
 from bench.faults.reference import Reference, same_artifacts
 from bench.faults.ways import Ways
-from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
+from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work, undelivered
 from cli.model_choice import with_chosen_model
 from cli.supervise.stack import Stack
 from poc_core.settings import load_settings
@@ -46,7 +46,7 @@ MOST_S = 15.0
 CHAT_MODEL = "chats-alone"
 _CHAT = b'{"id": "1", "object": "text_completion", "choices": [{"text": "sea", "index": 0}]}'
 _CHAT_PAUSE_S, _HEARTBEAT_S = 0.2, 2.0
-_READY_S, _DELIVERY_S, _AGAIN_S = 300.0, 120.0, 300.0
+_READY_S, _AGAIN_S = 300.0, 300.0
 # Jobs that threads may have sent in the moment before a kill.
 _JOBS_FORGOTTEN = 3
 # Seconds in which nonces that were under way at a kill still come.
@@ -253,15 +253,7 @@ def _check_end(
     stack: Stack, receiver: Receiver, work: Work, forget_s: float, report: Report
 ) -> None:
     with httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http:
-        client = RoundClient(http)
-        try:
-            client.wait(
-                lambda: client.status()["callbacks_waiting"] == 0,
-                _DELIVERY_S,
-                "all callbacks delivered",
-            )
-        except AssertionError as error:
-            report.problems.append(str(error))
+        report.problems += undelivered(RoundClient(http))
     if forget_s:
         _keep_last(receiver, report)
         _let_go(work, _JOBS_FORGOTTEN * report.kills)

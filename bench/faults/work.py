@@ -25,6 +25,7 @@ _SLOW_S = 30.0
 SLOW = f"jobs that took {_SLOW_S:g} s or more"
 TIMEOUT_S = 30.0  # of one request
 _AWAY_S = 60.0  # for which Redis or the API may be away
+_DELIVERY_S = 120.0  # until everything is delivered, after the last work was submitted
 # Nonces of a round that are computed again at a time.
 _PART = 512
 ROUND_NONCES, ROUND_NONCES_AGAIN = "nonces of rounds", "nonces of rounds computed again"
@@ -34,6 +35,19 @@ Artifacts = list[dict[str, Any]]
 Expected = Callable[[str, Sequence[int]], Artifacts]
 """The right artifacts of a block hash and nonces."""
 Same = Callable[[Artifacts, Artifacts], bool]
+
+
+def undelivered(client: RoundClient) -> list[str]:
+    """Waits until all callbacks are delivered; returns the problem if they are not in time."""
+    try:
+        client.wait(
+            lambda: client.status()["callbacks_waiting"] == 0,
+            _DELIVERY_S,
+            "all callbacks delivered",
+        )
+    except AssertionError as error:
+        return [str(error)]
+    return []
 
 
 class Work:

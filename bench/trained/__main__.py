@@ -4,7 +4,7 @@
     python -m bench.trained
     python -m bench.trained --tables  # of what the folder holds
 
-What a machine gave is kept in --folder and not computed again, so an ended run goes on.
+Each machine's results are stored in --folder and not computed again, so a stopped run continues.
 """
 
 import platform

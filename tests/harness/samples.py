@@ -195,7 +195,7 @@ def lease_batch(
 
 
 def complete_batch(jobs: JobStore, job_id: str, batch: int, values: Sequence[JsonValue]) -> bool:
-    """By whoever has it."""
+    """Completes a batch by the worker that leased it."""
     redis: Any = jobs._redis  # noqa: SLF001
     held = redis.hget(f"{keys.job(job_id)}:leases", batch) or b"w1"
     return work_of(jobs, held.decode().split("|")[0]).complete(_batch(job_id, batch), values)

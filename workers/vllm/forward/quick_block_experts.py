@@ -7,6 +7,7 @@ The first large call of each shape tries several tiles and uses the fastest that
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -56,7 +57,7 @@ class Call(NamedTuple):
         return len(self.out).bit_length(), self.chosen.shape[1], *shapes
 
 
-class QuickApply:
+class QuickApply(ABC):
     """Kernels that replace `apply` of a vLLM class for a layer's experts."""
 
     def __init__(self, experts: Any | None) -> None:
@@ -81,15 +82,15 @@ class QuickApply:
             call = None
         return by_vllm() if call is None else self.compute(call, by_vllm)
 
+    @abstractmethod
     def read(self, experts: Any, given: Mapping[str, Any]) -> Any | None:
         """Returns the call's arguments; None if the kernels do not support the call. May raise
         AttributeError, KeyError or TypeError for another release.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def compute(self, call: Any, by_vllm: Compute) -> Any:
         """Computes with the kernels if a trial found them right, else with `by_vllm`."""
-        raise NotImplementedError
 
 
 def _is_plain(experts: Any, given: Mapping[str, Any]) -> bool:
