@@ -47,23 +47,26 @@ def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
 
 
 class LabelledLog:
-    """Writes the lines of all processes to stderr, each after its process's name."""
+    """Writes the lines of all processes to stderr, each after its process's name.
+
+    Threads write to the stderr of the log's creation, even if sys.stderr is replaced later.
+    """
 
     def __init__(self, where: str | None = None) -> None:
         """`where`: a sentence for the operator about why logs are on stderr; None without one."""
         self.where = where
         self._lock = threading.Lock()
         self._colors: dict[str, int] = {}
-        self._in_color = sys.stderr.isatty()
+        self._stderr = sys.stderr
 
     def __call__(self, name: str, line: str) -> None:
         with self._lock:
             label = f"{name:<8} |"
-            if self._in_color:
+            if self._stderr.isatty():
                 color = self._colors.setdefault(name, COLORS[len(self._colors) % len(COLORS)])
                 label = f"\x1b[{color}m{label}\x1b[0m"
-            sys.stderr.write(f"{label} {line}\n")
-            sys.stderr.flush()
+            self._stderr.write(f"{label} {line}\n")
+            self._stderr.flush()
 
 
 class QuietLog:

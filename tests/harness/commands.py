@@ -1,4 +1,8 @@
-"""Runs a command in this process."""
+"""Commands and the output of processes, in the process of the tests."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
 
 from cli.main import app
 
@@ -10,3 +14,10 @@ def run_here(*arguments: str) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def shown() -> Callable[[str], None]:
+    """Returns a `print` for threads: it prints to the sys.stdout of now, from which pytest shows it
+    for a test that fails. The sys.stdout of then may be the one that CliRunner reads.
+    """
+    return partial(print, file=sys.stdout, flush=True)

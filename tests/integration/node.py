@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from cli.supervise.stack import Stack
+from tests.harness.commands import shown
 from tests.harness.samples import MODEL, SPEC, body
 from tests.harness.waiting import wait_until
 from workers.engines.options import EngineOptions
@@ -143,11 +144,12 @@ def run_node(exits: ExitStack, **options: Any) -> Node:
     test that fails.
     """
     engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
+    show = shown()
     stack = Stack(
         EngineOptions(**{"model": "tiny-qwen3", "engine": "synthetic"} | engine),
         **{
-            "on_line": lambda name, line: print(f"{name:<9}| {line}", flush=True),
-            "announce": lambda message: print(f"stack    | {message}", flush=True),
+            "on_line": lambda name, line: show(f"{name:<9}| {line}"),
+            "announce": lambda message: show(f"stack    | {message}"),
             **options,
         },
     )

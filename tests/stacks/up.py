@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from cli.supervise.processes import command_of_proofline, environment_of_proofline
+from tests.harness.commands import shown
 from tests.integration.processes import descendants
 from tests.stacks.round_client import LOG_LINES
 
@@ -67,6 +68,7 @@ class Up:
             start_new_session=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
+        self._show = shown()
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self.base_url = self.wait_line(r"up: ready at (http://\S+)", START_TIMEOUT_S)[1]
@@ -98,7 +100,7 @@ class Up:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                print(line, end="", flush=True)
+                self._show(line.rstrip("\n"))
                 self.log.append(line.rstrip())
                 self._lines.put(line)
         self._lines.put(None)

@@ -1,13 +1,18 @@
 """Files for the logs of processes."""
 
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from cli.supervise import log_folder
 from cli.supervise.foreground import LabelledLog, QuietLog, logs_of_children
 from cli.supervise.log_folder import LogFolder
 from poc_core.errors import ProoflineError
+from tests.harness.commands import shown
 
 
 def test_each_process_has_a_file_and_the_run_before_one_more(tmp_path: Path) -> None:
@@ -108,3 +113,22 @@ def test_where_no_file_can_be_written_all_is_shown(
         assert "no file can be written" in str(log.where)
         log("redis", "starts")
     assert capsys.readouterr().err == "redis    | starts\n"
+
+
+def test_logs_go_to_the_stderr_of_their_creation(capsys: pytest.CaptureFixture[str]) -> None:
+    log = LabelledLog()
+    with redirect_stderr(StringIO()) as replaced:  # as CliRunner does while a stack runs
+        log("redis", "starts")
+    assert replaced.getvalue() == ""
+    assert capsys.readouterr().err == "redis    | starts\n"
+
+
+def test_lines_of_a_stack_are_not_in_the_output_of_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show = shown()
+    command = typer.Typer()
+    command.command()(lambda: show("vm/cpu0  | nothing to compute"))
+    answer = CliRunner().invoke(command)
+    assert (answer.exit_code, answer.output) == (0, "")
+    assert capsys.readouterr().out == "vm/cpu0  | nothing to compute\n"
