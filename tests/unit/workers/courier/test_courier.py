@@ -28,7 +28,7 @@ from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
-from poc_core.state.delivery.outbox import Due
+from poc_core.state.delivery.outbox import Due, OutboxStatus
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
 from tests.harness.documents import ROOT
 from tests.harness.samples import (
@@ -141,27 +141,57 @@ def compute(rounds: RoundStore, record: RoundRecord) -> None:
     complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
 
 
-def test_a_payload_is_posted_as_json_with_its_id(
-    courier: Courier, receiver: Receiver, record: RoundRecord
-) -> None:
-    deliver(courier, record.round_id)
-    (request,) = receiver.requests
+class Scene:
+    """A courier and the one receiver of a round of which four artifacts are due."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        settings: Settings,
+        clock: Clock,
+        receiver: Receiver,
+        record: RoundRecord,
+    ) -> None:
+        self.redis, self.clock, self.receiver, self.record = redis, clock, receiver, record
+        self.rounds = RoundStore(redis, settings, clock)
+        self.outbox = Outbox(redis, settings, clock)
+        self.courier = self.courier_of(receiver.poster)
+
+    def courier_of(self, poster: Poster, max_retries: int | None = None) -> Courier:
+        receivers = Receivers(self.redis, self.clock)
+        return Courier(self.outbox, receivers, poster, max_retries=max_retries)
+
+    def deliver(self, outbox_id: str = "", courier: Courier | None = None) -> None:
+        deliver(courier or self.courier, outbox_id or self.record.round_id)
+
+    def compute(self) -> None:
+        compute(self.rounds, self.record)
+
+    def status(self, outbox_id: str = "") -> OutboxStatus:
+        return outbox_status(self.redis, outbox_id or self.record.round_id)
+
+
+@pytest.fixture
+def scene(
+    redis: Redis, settings: Settings, clock: Clock, receiver: Receiver, record: RoundRecord
+) -> Scene:
+    return Scene(redis, settings, clock, receiver, record)
+
+
+def test_a_payload_is_posted_as_json_with_its_id(scene: Scene) -> None:
+    scene.deliver()
+    (request,) = scene.receiver.requests
     assert (request.method, str(request.url)) == ("POST", f"http://{ADDRESS}:9000/poc/generated")
     assert request.headers["Host"] == "receiver:9000"
     assert request.headers["Content-Type"] == "application/json"
-    assert request.headers["X-Payload-Id"] == receiver.taken[0]["payload_id"]
+    assert request.headers["X-Payload-Id"] == scene.receiver.taken[0]["payload_id"]
 
 
 @pytest.mark.parametrize("status", [200, 201, 204])
-def test_a_success_is_a_delivery(
-    courier: Courier, receiver: Receiver, record: RoundRecord, status: int, redis: Redis
-) -> None:
-    receiver.answers = [status]
-    deliver(courier, record.round_id)
-    assert (
-        outbox_status(redis, record.round_id).delivered,
-        outbox_status(redis, record.round_id).waiting,
-    ) == (4, 0)
+def test_a_success_is_a_delivery(scene: Scene, status: int) -> None:
+    scene.receiver.answers = [status]
+    scene.deliver()
+    assert (scene.status().delivered, scene.status().waiting) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -177,160 +207,118 @@ def test_a_success_is_a_delivery(
     ],
     ids=str,
 )
-def test_a_failure_keeps_the_payload_and_says_why(
-    courier: Courier,
-    receiver: Receiver,
-    record: RoundRecord,
-    answer: Answer,
-    said: str,
-    redis: Redis,
+def test_a_failure_keeps_the_payload_says_why_and_is_not_tried_again_before_its_wait_is_over(
+    scene: Scene, answer: Answer, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receiver.answers = [answer]
-    deliver(courier, record.round_id)
-    status = outbox_status(redis, record.round_id)
+    scene.receiver.answers = [answer]
+    for _ in range(2):
+        scene.deliver()
+    status = scene.status()
     assert (status.waiting, status.delivered, status.failures) == (4, 0, 1)
     assert said in str(status.last_error)
-
-
-def test_a_failure_is_logged_with_the_try_and_the_wait(
-    courier: Courier, receiver: Receiver, record: RoundRecord, caplog: pytest.LogCaptureFixture
-) -> None:
-    receiver.answers = [500]
-    deliver(courier, record.round_id)
     assert "not delivered (try 1, next in" in caplog.text
+    assert len(scene.receiver.requests) == 1
 
 
-def test_what_retention_took_is_logged(
-    courier: Courier,
-    receiver: Receiver,
-    record: RoundRecord,
-    redis: Redis,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    redis.delete(f"poc:outbox:{record.round_id}", f"poc:outbox:{record.round_id}:entries")
-    deliver(courier, record.round_id)
-    deliver(courier, record.round_id)
+def test_what_retention_took_is_logged(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.redis.delete(
+        f"poc:outbox:{scene.record.round_id}", f"poc:outbox:{scene.record.round_id}:entries"
+    )
+    scene.deliver()
+    scene.deliver()
     assert [entry.levelname for entry in caplog.records] == ["ERROR"]
     assert "Retention ended (POC_CALLBACK_RETENTION_SEC" in caplog.text
-    assert receiver.requests == []
+    assert scene.receiver.requests == []
 
 
 def test_an_outbox_that_breaks_down_keeps_no_other_from_its_turn(
-    courier: Courier,
-    receiver: Receiver,
-    outbox: Outbox,
-    record: RoundRecord,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(outbox, "take", lambda _: {"": 0}["a mistake"])
-        deliver(courier, record.round_id)
-    assert f"could not deliver {record.round_id}" in caplog.text
+        patch.setattr(scene.outbox, "take", lambda _: {"": 0}["a mistake"])
+        scene.deliver()
+    assert f"could not deliver {scene.record.round_id}" in caplog.text
     assert "KeyError: 'a mistake'" in caplog.text
-    deliver(courier, record.round_id)
-    assert receiver.requests
+    scene.deliver()
+    assert scene.receiver.requests
 
 
-def test_a_payload_is_not_tried_before_its_wait_is_over(
-    courier: Courier, receiver: Receiver, record: RoundRecord
-) -> None:
-    receiver.answers = [500]
-    deliver(courier, record.round_id)
-    deliver(courier, record.round_id)
-    assert len(receiver.requests) == 1
-
-
-def test_a_receiver_that_returns_gets_everything_once_and_in_order(
-    courier: Courier, receiver: Receiver, rounds: RoundStore, record: RoundRecord, clock: Clock
-) -> None:
-    receiver.answers = [500, httpx.ReadTimeout("timed out"), 503, httpx.ConnectError("refused")]
+def test_a_receiver_that_returns_gets_everything_once_and_in_order(scene: Scene) -> None:
+    scene.receiver.answers = [
+        500,
+        httpx.ReadTimeout("timed out"),
+        503,
+        httpx.ConnectError("refused"),
+    ]
     for _ in range(8):
-        deliver(courier, record.round_id)
-        compute(rounds, record)
-        clock.now += LAST_BACKOFF_S
-    deliver(courier, record.round_id)
-    assert receiver.nonces == list(range(36))
+        scene.deliver()
+        scene.compute()
+        scene.clock.now += LAST_BACKOFF_S
+    scene.deliver()
+    assert scene.receiver.nonces == list(range(36))
 
 
 def test_a_payload_that_was_taken_but_not_answered_comes_again_with_the_same_id(
-    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock
+    scene: Scene,
 ) -> None:
-    receiver.answers = [httpx.ReadTimeout("the answer came too late")]
-    deliver(courier, record.round_id)
-    clock.now += LAST_BACKOFF_S
-    deliver(courier, record.round_id)
-    first, second = receiver.requests
+    scene.receiver.answers = [httpx.ReadTimeout("the answer came too late")]
+    scene.deliver()
+    scene.clock.now += LAST_BACKOFF_S
+    scene.deliver()
+    first, second = scene.receiver.requests
     assert first.content == second.content
     assert first.headers["X-Payload-Id"] == second.headers["X-Payload-Id"]
 
 
-def test_a_restart_between_two_tries_loses_nothing(
-    receiver: Receiver, redis: Redis, settings: Settings, record: RoundRecord, clock: Clock
-) -> None:
-    receiver.answers = [500]
+def test_a_restart_between_two_tries_loses_nothing(scene: Scene, settings: Settings) -> None:
+    scene.receiver.answers = [500]
     for _ in range(2):
-        deliver(
-            Courier(Outbox(redis, settings, clock), Receivers(redis, clock), receiver.poster),
-            record.round_id,
-        )
-        clock.now += LAST_BACKOFF_S
-    assert receiver.nonces == [0, 1, 2, 3]
+        restarted = Scene(scene.redis, settings, scene.clock, scene.receiver, scene.record)
+        restarted.deliver()
+        scene.clock.now += LAST_BACKOFF_S
+    assert scene.receiver.nonces == [0, 1, 2, 3]
 
 
-def test_a_courier_that_died_on_the_way_is_replaced(
-    receiver: Receiver, outbox: Outbox, courier: Courier, record: RoundRecord, clock: Clock
-) -> None:
-    died_with = outbox.take(record.round_id)
-    deliver(courier, record.round_id)
-    assert receiver.requests == []
-    clock.now += outbox.lock_s
-    deliver(courier, record.round_id)
+def test_a_courier_that_died_on_the_way_is_replaced(scene: Scene) -> None:
+    died_with = scene.outbox.take(scene.record.round_id)
+    scene.deliver()
+    assert scene.receiver.requests == []
+    scene.clock.now += scene.outbox.lock_s
+    scene.deliver()
     assert died_with is not None
-    assert receiver.taken == [json.loads(died_with.body)]
+    assert scene.receiver.taken == [json.loads(died_with.body)]
 
 
-def test_payloads_that_wait_are_delivered_one_after_the_other(
-    outbox: Outbox, courier: Courier, receiver: Receiver, rounds: RoundStore, record: RoundRecord
-) -> None:
-    outbox._settings = outbox._settings.model_copy(update={"callback_max_artifacts": 4})
+def test_payloads_that_wait_are_delivered_one_after_the_other(scene: Scene) -> None:
+    scene.outbox._settings = scene.outbox._settings.model_copy(update={"callback_max_artifacts": 4})
     for _ in range(5):
-        compute(rounds, record)
-    rounds.switch(record, RoundState.STOPPED)
-    deliver(courier, record.round_id)
-    assert [len(payload["artifacts"]) for payload in receiver.taken] == [4] * 6
+        scene.compute()
+    scene.rounds.switch(scene.record, RoundState.STOPPED)
+    scene.deliver()
+    assert [len(payload["artifacts"]) for payload in scene.receiver.taken] == [4] * 6
 
 
-def test_a_payload_on_a_slow_line_is_not_sent_twice(
-    receiver: Receiver,
-    outbox: Outbox,
-    receivers: Receivers,
-    record: RoundRecord,
-    clock: Clock,
-    redis: Redis,
-) -> None:
-    answer = receiver.answer
+def test_a_payload_on_a_slow_line_is_not_sent_twice(scene: Scene) -> None:
+    answer = scene.receiver.answer
 
     def slowly(request: httpx.Request) -> httpx.Response:
         for _ in range(5):
-            clock.now += outbox.lock_s - 1
+            scene.clock.now += scene.outbox.lock_s - 1
             slow.renew_locks()
-            assert outbox.take(record.round_id) is None
+            assert scene.outbox.take(scene.record.round_id) is None
         return answer(request)
 
-    slow = Courier(outbox, receivers, poster(slowly))
-    deliver(slow, record.round_id)
-    assert (len(receiver.requests), outbox_status(redis, record.round_id).delivered) == (1, 4)
+    slow = scene.courier_of(poster(slowly))
+    scene.deliver(courier=slow)
+    assert (len(scene.receiver.requests), scene.status().delivered) == (1, 4)
 
 
-def test_tries_do_not_end_by_default(
-    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock
-) -> None:
-    receiver.answers = [500] * 100
+def test_tries_do_not_end_by_default(scene: Scene) -> None:
+    scene.receiver.answers = [500] * 100
     for _ in range(101):
-        deliver(courier, record.round_id)
-        clock.now += LAST_BACKOFF_S
-    assert receiver.nonces == [0, 1, 2, 3]
+        scene.deliver()
+        scene.clock.now += LAST_BACKOFF_S
+    assert scene.receiver.nonces == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -338,95 +326,65 @@ def test_tries_do_not_end_by_default(
     [("120", 120, 120), ("0", 1, 1), ("86400", 600, 600), (None, 1, 2), ("never", 1, 2)],
 )
 def test_a_receiver_says_when_the_next_try_comes(
-    outbox: Outbox,
-    receivers: Receivers,
-    record: RoundRecord,
-    clock: Clock,
-    redis: Redis,
-    wish: str | None,
-    least_s: float,
-    most_s: float,
+    scene: Scene, wish: str | None, least_s: float, most_s: float
 ) -> None:
     headers = {"Retry-After": wish} if wish else {}
     asked = poster(lambda _: httpx.Response(429, headers=headers))
-    deliver(Courier(outbox, receivers, asked), record.round_id)
-    next_at = outbox_status(redis, record.round_id).next_at
+    scene.deliver(courier=scene.courier_of(asked))
+    next_at = scene.status().next_at
     assert next_at is not None
-    assert least_s <= next_at - clock.now <= most_s
+    assert least_s <= next_at - scene.clock.now <= most_s
 
 
-def test_410_ends_a_delivery_and_all_that_would_follow(
-    courier: Courier,
-    receiver: Receiver,
-    rounds: RoundStore,
-    record: RoundRecord,
-    outbox: Outbox,
-    clock: Clock,
-    redis: Redis,
-) -> None:
-    delivery = outbox.take(record.round_id)
+def test_410_ends_a_delivery_and_all_that_would_follow(scene: Scene) -> None:
+    delivery = scene.outbox.take(scene.record.round_id)
     assert delivery is not None
-    outbox.failed(delivery, "a try before")
-    compute(rounds, record)  # waits behind that payload
-    clock.now += LAST_BACKOFF_S
-    receiver.answers = [410]
-    deliver(courier, record.round_id)
+    scene.outbox.failed(delivery, "a try before")
+    scene.compute()  # waits behind that payload
+    scene.clock.now += LAST_BACKOFF_S
+    scene.receiver.answers = [410]
+    scene.deliver()
     for _ in range(2):
-        status = outbox_status(redis, record.round_id)
+        status = scene.status()
         assert (status.dropped, status.waiting, status.waiting_bytes) == (8, 0, 0)
         assert "answered 410" in str(status.last_error)
-        compute(rounds, record)
-        clock.now += LAST_BACKOFF_S
-        assert outbox.announce() == []
-        deliver(courier, record.round_id)
-    assert len(receiver.requests) == 1
+        scene.compute()
+        scene.clock.now += LAST_BACKOFF_S
+        assert scene.outbox.announce() == []
+        scene.deliver()
+    assert len(scene.receiver.requests) == 1
 
 
 def test_after_max_retries_the_payload_is_dropped_and_the_next_one_delivered(
-    outbox: Outbox,
-    receivers: Receivers,
-    receiver: Receiver,
-    rounds: RoundStore,
-    record: RoundRecord,
-    clock: Clock,
-    caplog: pytest.LogCaptureFixture,
-    redis: Redis,
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    courier = Courier(outbox, receivers, receiver.poster, max_retries=2)
-    receiver.answers = [500, 500]
+    courier = scene.courier_of(scene.receiver.poster, max_retries=2)
+    scene.receiver.answers = [500, 500]
     for _ in range(3):
-        deliver(courier, record.round_id)
-        compute(rounds, record)
-        clock.now += LAST_BACKOFF_S
-    assert receiver.nonces == [4, 5, 6, 7, 8, 9, 10, 11]
-    assert outbox_status(redis, record.round_id).dropped == 4
+        scene.deliver(courier=courier)
+        scene.compute()
+        scene.clock.now += LAST_BACKOFF_S
+    assert scene.receiver.nonces == [4, 5, 6, 7, 8, 9, 10, 11]
+    assert scene.status().dropped == 4
     assert "is dropped after 2 tries" in caplog.text
 
 
 def test_a_delivery_is_remembered_also_when_redis_was_away_at_its_answer(
-    receivers: Receivers,
-    receiver: Receiver,
-    outbox: Outbox,
-    record: RoundRecord,
-    server: fakeredis.FakeServer,
-    monkeypatch: pytest.MonkeyPatch,
-    redis: Redis,
+    scene: Scene, server: fakeredis.FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "PAUSE_S", 0.01)
-    answer = receiver.answer
+    answer = scene.receiver.answer
 
     def redis_goes(request: httpx.Request) -> httpx.Response:
         server.connected = False
         threading.Timer(0.1, lambda: setattr(server, "connected", True)).start()
         return answer(request)
 
-    deliver(Courier(outbox, receivers, poster(redis_goes)), record.round_id)
-    assert (outbox_status(redis, record.round_id).delivered, len(receiver.requests)) == (4, 1)
+    scene.deliver(courier=scene.courier_of(poster(redis_goes)))
+    assert (scene.status().delivered, len(scene.receiver.requests)) == (4, 1)
 
 
-def test_a_body_without_end_does_not_hold_the_courier(
-    outbox: Outbox, receivers: Receivers, record: RoundRecord, redis: Redis
-) -> None:
+def test_a_body_without_end_does_not_hold_the_courier(scene: Scene) -> None:
     read: list[bytes] = []
 
     class Endless(httpx.AsyncByteStream):
@@ -437,12 +395,12 @@ def test_a_body_without_end_does_not_hold_the_courier(
                 yield read[-1]
 
     endless = poster(lambda _: httpx.Response(200, stream=Endless()))
-    deliver(Courier(outbox, receivers, endless), record.round_id)
-    assert outbox_status(redis, record.round_id).delivered == 4
+    scene.deliver(courier=scene.courier_of(endless))
+    assert scene.status().delivered == 4
 
 
 def test_the_couriers_process_follows_no_redirect(
-    redis: Redis, record: RoundRecord, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
 
@@ -453,7 +411,7 @@ def test_the_couriers_process_follows_no_redirect(
     handlers: list[Callable[[], None]] = []
 
     def stop_after_a_try() -> None:
-        wait_until(lambda: outbox_status(redis, record.round_id).failures == 1)
+        wait_until(lambda: scene.status().failures == 1)
         handlers[0]()
 
     found = [(0, 0, 0, "", (ADDRESS, 9000))]
@@ -461,23 +419,18 @@ def test_the_couriers_process_follows_no_redirect(
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", redirect)
     monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "alive")
     monkeypatch.setattr(main_module.signal, "signal", lambda _, handler: handlers.append(handler))
-    monkeypatch.setattr(main_module, "connect", lambda _: redis)
+    monkeypatch.setattr(main_module, "connect", lambda _: scene.redis)
     with ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(stop_after_a_try)
         main_module.run_courier()
         stopping.result()
     assert asked == [f"http://{ADDRESS}:9000/poc/generated"]
-    assert (
-        outbox_status(redis, record.round_id).delivered,
-        outbox_status(redis, record.round_id).waiting,
-    ) == (0, 4)
+    assert (scene.status().delivered, scene.status().waiting) == (0, 4)
 
 
-def test_deliver_is_harmless_for_an_outbox_that_is_gone(
-    courier: Courier, receiver: Receiver
-) -> None:
-    deliver(courier, "0" * 32)
-    assert receiver.requests == []
+def test_deliver_is_harmless_for_an_outbox_that_is_gone(scene: Scene) -> None:
+    scene.deliver("0" * 32)
+    assert scene.receiver.requests == []
 
 
 class Offers:
@@ -501,20 +454,20 @@ def offers() -> Offers:
 
 @pytest.fixture
 def ticker(
-    outbox: Outbox, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    scene: Scene, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Ticker]:
     monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "alive")
     monkeypatch.setattr(ticker_module, "TICK_S", 0.01)
-    ticker = Ticker(outbox, cast(Courier, offers))
+    ticker = Ticker(scene.outbox, cast(Courier, offers))
     yield ticker
     ticker.stop()
 
 
 @pytest.mark.parametrize("worker_ttl_s", [30, 3600])
 def test_a_sign_of_life_comes_twice_in_what_containers_wait_for_one(
-    redis: Redis, offers: Offers, monkeypatch: pytest.MonkeyPatch, worker_ttl_s: int
+    scene: Scene, offers: Offers, monkeypatch: pytest.MonkeyPatch, worker_ttl_s: int
 ) -> None:
-    outbox = Outbox(redis, Settings(worker_ttl_s=worker_ttl_s), Clock())
+    outbox = Outbox(scene.redis, Settings(worker_ttl_s=worker_ttl_s), Clock())
     compose = (ROOT / "compose.yaml").read_text()
     (minutes,) = re.findall(r"proofline-courier -mmin -(\d+)", compose)
     now = 0.0
@@ -538,13 +491,17 @@ def test_a_sign_of_life_comes_twice_in_what_containers_wait_for_one(
 
 
 def test_what_is_due_is_offered_once(
-    ticker: Ticker, offers: Offers, record: RoundRecord, tmp_path: Path
+    ticker: Ticker, offers: Offers, scene: Scene, tmp_path: Path
 ) -> None:
     ticker.start()
     wait_until(lambda: bool(offers.all))
     time.sleep(0.1)
     (due,) = offers.all
-    assert (due.outbox_id, due.receiver, due.is_round) == (record.round_id, "receiver:9000", True)
+    assert (due.outbox_id, due.receiver, due.is_round) == (
+        scene.record.round_id,
+        "receiver:9000",
+        True,
+    )
     assert due.waiting_bytes > 0
     assert (tmp_path / "alive").exists()
 
@@ -596,36 +553,29 @@ def test_its_sign_of_life_is_renewed_in_a_folder_of_its_own(
     assert alive.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_due_again_is_offered_again(
-    ticker: Ticker,
-    offers: Offers,
-    courier: Courier,
-    rounds: RoundStore,
-    record: RoundRecord,
-    clock: Clock,
-) -> None:
+def test_what_is_due_again_is_offered_again(ticker: Ticker, offers: Offers, scene: Scene) -> None:
     ticker.start()
     wait_until(lambda: len(offers.all) == 1)
-    deliver(courier, record.round_id)
+    scene.deliver()
     time.sleep(0.1)  # some ticks see that nothing is due
-    compute(rounds, record)
-    clock.now += LAST_BACKOFF_S
+    scene.compute()
+    scene.clock.now += LAST_BACKOFF_S
     wait_until(lambda: len(offers.all) == 2)
 
 
 def test_what_a_courier_that_died_was_offered_is_offered_again(
-    ticker: Ticker, offers: Offers, outbox: Outbox, record: RoundRecord, clock: Clock
+    ticker: Ticker, offers: Offers, scene: Scene
 ) -> None:
     ticker.start()
     wait_until(lambda: len(offers.all) == 1)
-    clock.now += outbox.lock_s
+    scene.clock.now += scene.outbox.lock_s
     wait_until(lambda: len(offers.all) == 2)
 
 
 def test_the_ticker_outlives_a_redis_that_is_away(
     ticker: Ticker,
     offers: Offers,
-    record: RoundRecord,
+    scene: Scene,
     server: fakeredis.FakeServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -638,11 +588,7 @@ def test_the_ticker_outlives_a_redis_that_is_away(
 
 
 def test_the_ticker_outlives_a_mistake(
-    ticker: Ticker,
-    offers: Offers,
-    outbox: Outbox,
-    record: RoundRecord,
-    monkeypatch: pytest.MonkeyPatch,
+    ticker: Ticker, offers: Offers, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = threading.Event()
 
@@ -651,7 +597,7 @@ def test_the_ticker_outlives_a_mistake(
         raise ValueError("a mistake")
 
     with monkeypatch.context() as patch:
-        patch.setattr(outbox, "announce", fails)
+        patch.setattr(scene.outbox, "announce", fails)
         ticker.start()
         assert failed.wait(60)
     wait_until(lambda: bool(offers.all))
@@ -752,9 +698,7 @@ def test_an_outbox_is_offered_once_however_long_it_waits_for_its_turn(
     assert sorted(due.outbox_id for due in offers.all) == sorted(ids)
 
 
-def test_a_receiver_that_answers_413_gets_the_same_in_halves(
-    outbox: Outbox, receivers: Receivers, rounds: RoundStore, record: RoundRecord, redis: Redis
-) -> None:
+def test_a_receiver_that_answers_413_gets_the_same_in_halves(scene: Scene) -> None:
     taken: list[dict[str, Any]] = []
 
     def at_most_three(request: httpx.Request) -> httpx.Response:
@@ -765,14 +709,14 @@ def test_a_receiver_that_answers_413_gets_the_same_in_halves(
         return httpx.Response(200)
 
     for _ in range(3):
-        compute(rounds, record)
-    rounds.switch(record, RoundState.STOPPED)
-    deliver(Courier(outbox, receivers, poster(at_most_three)), record.round_id)
+        scene.compute()
+    scene.rounds.switch(scene.record, RoundState.STOPPED)
+    scene.deliver(courier=scene.courier_of(poster(at_most_three)))
     assert [artifact["nonce"] for payload in taken for artifact in payload["artifacts"]] == list(
         range(16)
     )
     assert len({payload["payload_id"] for payload in taken}) == len(taken)
-    assert outbox_status(redis, record.round_id).failures == 0
+    assert scene.status().failures == 0
 
 
 def test_a_single_artifact_that_is_answered_413_failed(
@@ -788,15 +732,15 @@ def test_a_single_artifact_that_is_answered_413_failed(
 
 
 def test_a_receiver_that_does_not_answer_is_remembered_and_one_that_refuses_is_not(
-    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock, redis: Redis
+    scene: Scene,
 ) -> None:
-    receiver.answers = [*[httpx.ConnectError("refused") for _ in range(BREAKS_AT)], 500]
+    scene.receiver.answers = [*[httpx.ConnectError("refused") for _ in range(BREAKS_AT)], 500]
     for _ in range(BREAKS_AT):
-        deliver(courier, record.round_id)
-        clock.now += LAST_BACKOFF_S
-    assert [spared.receiver for spared in spared_receivers(redis)] == ["receiver:9000"]
-    deliver(courier, record.round_id)
-    assert spared_receivers(redis) == []
+        scene.deliver()
+        scene.clock.now += LAST_BACKOFF_S
+    assert [spared.receiver for spared in spared_receivers(scene.redis)] == ["receiver:9000"]
+    scene.deliver()
+    assert spared_receivers(scene.redis) == []
 
 
 def test_a_callback_urls_secret_is_in_no_log_and_no_error(
@@ -858,8 +802,8 @@ def test_own_ports_are_also_those_of_redis_and_of_apis_elsewhere(
     assert ports.now() == {8000, of_redis}
 
 
-def test_each_port_of_an_api_that_has_several_is_the_nodes_own(redis: Redis) -> None:
-    workers = WorkerRegistry(redis, Settings(api_port="8080 5000"))
+def test_each_port_of_an_api_that_has_several_is_the_nodes_own(scene: Scene) -> None:
+    workers = WorkerRegistry(scene.redis, Settings(api_port="8080 5000"))
     workers.store_api_addresses()
     found = [one for one in workers.ports() if isinstance(one, tuple)]
     assert {port for _, port in found} == {8080, 5000}
