@@ -19,10 +19,7 @@ VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Starvation:
-    """The proofs' share under constant chat, for the policy `yield` (POC_CHAT_POLICY).
-
-    Proofs get `share` of the time once chat has blocked them for `after_s` seconds.
-    """
+    """After chat has blocked proofs for `after_s` seconds, proofs get `share` of the time."""
 
     after_s: float = 60.0
     share: float = 0.05
@@ -70,9 +67,7 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`: returns the number of chat requests in the engine, without requests whose
-        answer is only being sent.
-        """
+        """`unfinished`: returns the number of chat requests that the engine still computes."""
         self._policy = policy
         self._unfinished = unfinished
         self._starvation = starvation
@@ -128,9 +123,8 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
-        """Waits up to `timeout_s` until a slice may run; returns whether it may.
-
-        A timeout of 0 only checks, and does not count as a skip.
+        """Waits up to `timeout_s` until a slice may run; returns whether it may. A timeout of 0
+        only checks, and does not count as a skip.
         """
         deadline = self._clock() + timeout_s
         with self._changed:
@@ -144,9 +138,7 @@ class ChatGate:
             return True
 
     def ran(self, started: float, busy_s: float) -> None:
-        """Records that slices started at `started` (this gate's clock) and used the engine for
-        `busy_s`.
-        """
+        """Records slices that began at `started` (this gate's clock) and took `busy_s` seconds."""
         with self._changed:
             self._proof_busy_s += busy_s
             self._pace.ran(started, busy_s)

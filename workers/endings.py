@@ -1,6 +1,4 @@
-"""Quickly ends processes that have loaded vLLM, without the interpreter's long garbage
-collection.
-"""
+"""Ends processes that have loaded vLLM, without the interpreter's long garbage collection."""
 
 import atexit
 import multiprocessing
@@ -18,7 +16,7 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Makes this multiprocessing process end with `os._exit` after its work, unless it fails."""
+    """Makes this multiprocessing process end with `end_process` after its work, unless it fails."""
     if multiprocessing.parent_process() is not None:
         # The lowest priority: after all other finalizers.
         util.Finalize(None, _end_unless_failed, exitpriority=-1)

@@ -21,11 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Keeps one worker registered, and reports its model, its counters and its leased batches.
-
-    Each beat is built from state that only ever grows: the start record, what the worker serves,
-    and whether it drains or hangs. Beats are built and sent one at a time, so no beat contains less
-    than an earlier one.
+    """Keeps one worker registered, and reports its model, its counters and its leased batches. A
+    beat never reports less than an earlier one: its state only grows, and beats are sent one at a
+    time.
     """
 
     def __init__(
@@ -63,24 +61,18 @@ class Heartbeat:
         self.beat()
 
     def drain(self) -> None:
-        """Stops taking new work at the next pulse. Does not wait, so signal handlers may call
-        it.
-        """
+        """Stops taking new work at the next pulse. Does not wait: signal handlers may call it."""
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """Reports how long the engine has made no progress while requests wait; 0 if it makes
-        progress.
-
-        Sent with the next beat. The engine's metrics are as old as the last progress.
-        """
+        """Sets for how many seconds requests have waited without progress; 0 for none."""
         if not seconds:
             self._still_since = None
         elif self._still_since is None:
             self._still_since = round(time.time() - seconds, 1)
 
     def chat_answers(self, does: bool) -> None:
-        """Reports whether the chat port answered; sent with the next beat."""
+        """Sets whether the chat port answers; the next beat reports this."""
         self._mute_since = None if does else self._mute_since or round(time.time(), 1)
 
     def hung(self) -> None:

@@ -113,9 +113,7 @@ class Housekeeper:
             jobs.recount()
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
-        """Runs a step for one job, so that an unreadable record does not stop other jobs'
-        recovery.
-        """
+        """Runs `step` for one job; an unreadable record does not stop the other jobs' recovery."""
         try:
             step(job_id)
         except Exception as error:

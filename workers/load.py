@@ -7,7 +7,6 @@ from workers.engines.options import EngineOptions
 
 def load_engine(options: EngineOptions, rpc_timeout_s: float = 60.0) -> Engine:
     """Loads an engine. ProoflineError if a package is missing or the model cannot be loaded.
-
     `rpc_timeout_s`: time limit of a vLLM micro-batch, after which the engine counts as lost.
     """
     try:

@@ -51,11 +51,10 @@ _GARBAGE_THRESHOLDS = (10_000, 10, 50)
 def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT; finishes batches in progress first.
-
-    `worker_id`: unique for every process; None generates host, slot and a random part. `redis_url`:
-    None for POC_REDIS_URL. Everything else comes from the settings (POC_...). ProoflineError if the
-    engine cannot be loaded.
+    """Runs until SIGTERM or SIGINT; finishes batches in progress first. ProoflineError if the
+    engine cannot be loaded. `worker_id`: unique for every process; None generates host, slot and a
+    random part. `redis_url`: None for POC_REDIS_URL. Everything else comes from the settings
+    (POC_...).
     """
     log_to_stderr()
     raise_file_limit()  # also for the engine's processes, which inherit the limit
@@ -68,9 +67,8 @@ def run_worker(
 
 
 class WorkerProcess:
-    """A worker: its registration, its engine, and Celery, which delivers its messages.
-
-    Only one per process: Celery's signal handlers and the engine are global to the process.
+    """A worker: its registration, its engine, and Celery, which delivers its messages. Only one per
+    process, because Celery's signal handlers and the engine are global to the process.
     """
 
     def __init__(
@@ -195,10 +193,8 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
-    """Returns the worker's Celery name and its id; Flower shows the name with the host.
-
-    The name contains the worker's GPUs, else its supervisor's slot, else its pid. Each start of a
-    worker needs a new id, so a generated id has a random part.
+    """Returns the worker's Celery name and its id, which differs at each start. The generated name
+    contains the worker's GPUs, else its supervisor's slot, else its pid.
     """
     if given:
         return given, given
@@ -211,9 +207,7 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
 def _serve_chat(
     engine: Engine, settings: Settings, secret: str | None
 ) -> tuple[ChatGate | None, int | None]:
-    """Starts the chat server unless chat is off; returns its gate and port, or None without a
-    server.
-    """
+    """Starts the chat server unless chat is off. Returns its gate and port, or (None, None)."""
     if settings.chat.mode == "off":
         return None, None
     starvation = Starvation(settings.generate_chunk_timeout_sec)

@@ -22,9 +22,7 @@ _LOG_INTERVAL_S = 10.0
 
 
 def until_redis_answers(step: Callable[[], T]) -> T:
-    """Returns the result of `step`, retried while Redis is unavailable. `step` must be
-    idempotent.
-    """
+    """Returns the result of `step`, an idempotent function, retried while Redis is unavailable."""
     logged_at = 0.0
     while True:
         try:

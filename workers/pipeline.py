@@ -1,7 +1,5 @@
 """Moves micro-batches through an engine's pipeline stages; each tick runs one slice of each stage.
-
-With one stage, slices run one after the other. With several stages, a micro-batch enters the first
-stage as soon as the previous one has left it, so no stage waits while there is work.
+With several stages, a micro-batch enters the first stage as soon as the previous one has left it.
 """
 
 from __future__ import annotations
@@ -72,9 +70,7 @@ class Pipeline:
 
     def run(self, wait: bool) -> float:
         """Runs one tick: launches each stage's next slice. Returns the newly reported device
-        seconds.
-
-        `wait`: waits until everything launched is done. An engine's error ends the failed
+        seconds. `wait`: waits until everything launched is done. An engine's error ends the failed
         micro-batches, then is raised.
         """
         begin: list[MicroBatch] = []
@@ -132,9 +128,7 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
-        """Cuts the current pass of a stage into slices; with a single stage, a slice may span
-        passes.
-        """
+        """Cuts the current pass of a stage into slices; with one stage a slice may span passes."""
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
         measured = stage if engine.sliceable else range(1)
@@ -159,17 +153,13 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: MicroBatch) -> int:
-        """Returns how many nonces a forward pass over all rows computes; all nonces without decode
-        steps.
-        """
+        """Returns how many nonces one forward pass over all rows computes."""
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Returns whether another micro-batch may start: each stage has step caches for only
-        one.
-        """
+        """Returns whether another micro-batch may start: a stage has step caches for only one."""
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]
@@ -201,10 +191,7 @@ class Pipeline:
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """Restarts the micro-batches in progress, from now on with half the size.
-
-        A micro-batch whose single nonce does not fit ends with the error.
-        """
+        """Halves the engine's limit and restarts all. A micro-batch of one nonce fails instead."""
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
         if len(largest.nonces) == 1:
@@ -226,9 +213,7 @@ class Pipeline:
         )
 
     def _forget_going(self) -> list[MicroBatch]:
-        """Removes the micro-batches in progress; the engine's processes must drop them after an
-        error.
-        """
+        """Removes and returns the micro-batches in progress; the next tick drops them."""
         going = [*self._going.values()]
         self._drop = [one.id for one in going]
         self._going.clear()
@@ -246,10 +231,9 @@ def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
 def compute_all(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
-    """Computes one value per nonce, in order; None for a nonce without a finite state.
-
-    The caller must have exclusive use of the engine. `plan`: how micro-batches are cut; None cuts
-    only calls that would last too long. SpecError if the model does not support the spec.
+    """Computes one value per nonce, in order; None for a nonce without a finite state. The caller
+    must have exclusive use of the engine. `plan`: how micro-batches are cut; None cuts only calls
+    that would last too long. SpecError if the model does not support the spec.
     """
     engine.check_spec(spec)
     if not nonces:

@@ -62,10 +62,9 @@ class Proofs:
 
     @property
     def depth(self) -> int:
-        """Returns how many micro-batches keep every stage of the engine busy.
-
-        Without chat, micro-batches run uncut and a GPU holds two, so a third must be ready when the
-        first ends. With chat there are fewer, because chat would wait for all three.
+        """Returns how many micro-batches keep every stage of the engine busy. Without chat,
+        micro-batches run uncut and a GPU holds two, so a third must be ready when the first ends.
+        With chat there are fewer, because chat would wait for all three.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
@@ -76,9 +75,7 @@ class Proofs:
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
     def submit(self, spec: ProofSpec, nonces: Sequence[int], urgent: bool = False) -> MicroBatch:
-        """Queues the nonces as one micro-batch. SpecError if the model does not support the
-        spec.
-        """
+        """Queues the nonces as one micro-batch. SpecError if the model does not support `spec`."""
         self.engine.check_spec(spec)
         micro_batch = MicroBatch(spec, nonces, urgent=urgent)
         micro_batch.future.add_done_callback(self._ended)
@@ -103,9 +100,7 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """Returns figures for the heartbeat: slices run, the gate's counters, validations of
-        chats.
-        """
+        """Returns the heartbeat's figures: slices, the gate's counters, validations of chats."""
         counted: dict[str, int | float] = {"slices": self._slices}
         if self.gate is not None:
             counted |= vars(self.gate.stats())
@@ -114,9 +109,7 @@ class Proofs:
 
     @property
     def is_lost(self) -> bool:
-        """Returns whether this process is ending because its engine is lost; the process then takes
-        no more work.
-        """
+        """Returns whether the engine is lost. This process then ends, and takes no more work."""
         if not self._is_lost:
             try:
                 self.engine.check()
@@ -125,9 +118,8 @@ class Proofs:
         return self._is_lost
 
     def note(self, error: ProoflineError) -> None:
-        """Counts an error that ended work.
-
-        Call it before the work is given back, so that a lost engine does not take the work again.
+        """Counts an error that ended work. Must be called before the work is given back, so that a
+        lost engine does not take the work again.
         """
         with self._changed:
             is_new = error is not self._last_error  # one failure may end several micro-batches
@@ -138,11 +130,8 @@ class Proofs:
                 self._is_lost = True
 
     def judge(self, error: ProoflineError) -> bool:
-        """Returns whether work that ended with `error` should be retried; False if it fails on any
-        engine.
-
-        Must be called after the work was given back: does not return if this process needs a new
-        engine.
+        """Returns whether to retry work that ended with `error`; False if it fails on any engine.
+        Must be called after the work was given back: ends this process if it needs a new engine.
         """
         self.note(error)
         if isinstance(error, SpecError):
@@ -192,10 +181,7 @@ class Proofs:
                 )
 
     def _take_orders(self) -> bool:
-        """Waits for work and takes over added and cancelled micro-batches.
-
-        Returns False if the thread must end.
-        """
+        """Waits for work; adds and cancels micro-batches. Returns False if the thread must end."""
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
@@ -208,9 +194,7 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Runs a slice of every stage, or fetches launched values if chat or a lack of slices
-        prevents a run.
-        """
+        """Runs a slice of every stage, or fetches values if chat prevents it or none is left."""
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):

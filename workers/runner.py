@@ -1,7 +1,4 @@
-"""A worker's main loop: leases nonces, computes them and stores the values.
-
-Enough micro-batches are in progress to keep every stage of the engine busy while Redis is written.
-"""
+"""A worker's main loop: leases nonces, computes some micro-batches at a time, stores the values."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ class Source(Protocol):
     """A source of leases."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Returns leases of one spec, in addition to `held`.
-
-        Returns an empty sequence if there are none now, and None at the end.
-        """
+        """Returns leases of one spec in addition to `held`: [] if none is free, None at the end."""
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
         """Returns whether the leases are still to be computed."""
@@ -68,13 +62,12 @@ class Runner:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether leases are held; for any thread."""
+        """Returns whether leases are held. Any thread may call it."""
         return bool(self._units)
 
     def run(self, is_over: Callable[[], bool]) -> bool:
-        """Computes until `is_over` and returns True, or until no work is left and returns False.
-
-        Held leases are kept if `is_over`, else given back.
+        """Computes until `is_over` and returns True, or until no work is left and returns False. If
+        it returns True, leases stay held; otherwise they are given back.
         """
         goes_on = False
         try:
@@ -85,10 +78,7 @@ class Runner:
         return goes_on
 
     def _bring_home(self) -> bool:
-        """Stores the values of the oldest leases if they are ready in time.
-
-        Returns False on failure.
-        """
+        """Stores the values of the oldest leases, if ready in time. Returns False on failure."""
         unit = self._units[0]
         try:
             values = unit.micro_batches[0].result(_LOOK_S)
@@ -130,10 +120,7 @@ class Runner:
         return True
 
     def _fill(self) -> bool:
-        """Submits as many micro-batches as the engine needs.
-
-        Returns False if there are no more leases.
-        """
+        """Submits as many micro-batches as the engine needs. Returns False without more leases."""
         while sum(len(unit.micro_batches) for unit in self._units) < self._proofs.depth:
             if not self._units or not self._units[-1].waiting:
                 leases = self._source.next(self.held)
@@ -156,9 +143,8 @@ class Runner:
         return True
 
     def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
-        """Fails leases that no engine can compute, and gives back all others.
-
-        Returns whether to continue. After its failure an engine is tried again or replaced.
+        """Fails leases that no engine can compute, and gives back all others. Returns whether to
+        continue: after a failure, the engine is tried again or replaced.
         """
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:

@@ -1,9 +1,9 @@
-"""Sizes of micro-batches and of their slices, from the measured times of earlier layers.
+"""Chooses sizes of micro-batches and of their slices, from measured times of earlier layers.
 
 Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: proofs
 are fast and chat waits briefly. If one layer of a full micro-batch takes longer than that (CPUs,
-long sequences), the micro-batch shrinks, down to one nonce. With or without chat, calls into the
-engine must be short, because a long call counts as a lost engine.
+long sequences), the micro-batch shrinks, down to one nonce. Calls into the engine must also be
+short without chat, because a long call counts as a lost engine.
 """
 
 from __future__ import annotations
@@ -84,10 +84,7 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: longest wait of chat for launched slices; None without chat.
-
-        Other arguments: see Engine.
-        """
+        """`max_step_ms`: longest wait of chat for slices; None without chat. Others: see Engine."""
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
         self._token_layer_s = token_layer_s
@@ -97,9 +94,8 @@ class SlicePlan:
 
     def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
         """Returns the nonces of the next micro-batch: `most`, or fewer if a layer would take too
-        long.
-
-        `steps`: limits a layer of a decode step instead of a forward pass over all rows.
+        long. `steps`: whether the limit holds for a decode step's layer instead of a complete
+        forward pass's.
         """
         kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
@@ -109,17 +105,14 @@ class SlicePlan:
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Cuts one stage into slices for `n` nonces, within the limit and about equally long.
-
-        Each slice has one layer until a micro-batch of this kind was measured.
+        """Cuts one stage into about equally long slices for `n` nonces, within the limit. Until a
+        micro-batch of this kind was measured, each slice has one layer.
         """
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """Cuts one decode step on one stage. Also returns how many steps fit in a slice; 1 if steps
-        are cut.
-
-        Does not cut a step until one was measured.
+        """Cuts one decode step on one stage. Returns its slices, and how many steps fit in one
+        slice (1 if steps are cut). Does not cut a step until one was measured.
         """
         layers = self._layers_within_limit(_kind(spec, steps=True), n, unknown=len(stage))
         if layers < len(stage):
@@ -129,9 +122,8 @@ class SlicePlan:
     def ran(
         self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
     ) -> None:
-        """Records that `layers` layers of `n` nonces kept their stage busy for `seconds`.
-
-        `steps`: the layers are of decode steps; layers of several steps are added up.
+        """Records that `layers` layers of `n` nonces kept their stage busy for `seconds`. `steps`:
+        whether these are layers of decode steps; several steps' layers are added up.
         """
         kind, layer_s = _kind(spec, steps), seconds / layers
         with self._lock:

@@ -39,9 +39,8 @@ class Turns:
         self._validations.leaving.set()
 
     def take(self) -> str:
-        """Takes a turn and, if work is left, queues the next one. Does nothing during another turn.
-
-        Returns a description of the computed work.
+        """Takes a turn and, if work is left, queues the next one. Returns a report of the computed
+        work; "" if another turn is in progress.
         """
         if not self._in_turn.acquire(blocking=False):
             return ""

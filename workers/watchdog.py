@@ -17,11 +17,7 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: largest time that one check may add.
-
-        A process that was stopped, or had no core to run on, must not count that time against its
-        engine.
-        """
+        """`longest_look_s`: most time that one check adds; this process may have been stopped."""
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
         self._clock = clock

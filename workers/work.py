@@ -34,9 +34,8 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 
 
 class Work:
-    """Computes its model's work on this process's engine, turn by turn.
-
-    `urgent`: computes only validations, without waiting for chat, on a thread without turns.
+    """Computes its model's work on this process's engine, turn by turn. `urgent`: computes only
+    validations, without waiting for chat, on a thread without turns.
     """
 
     def __init__(
@@ -67,10 +66,7 @@ class Work:
         self._full_logged_at = 0.0
 
     def run(self, deadline: float = math.inf) -> bool:
-        """Computes until `deadline` (time.monotonic).
-
-        Returns False if no work is left and none is held.
-        """
+        """Computes until `deadline` (time.monotonic). Returns False if no work is left or held."""
         self._passes_on = True
         goes_on = False
         try:
@@ -296,9 +292,8 @@ def _unstorable(what: str, error: Exception) -> str:
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:
-    """Builds the answer of a job whose batches are all done.
-
-    A permanent error fails the job. An error of Redis is raised, and housekeeping retries.
+    """Builds the answer of a job whose batches are all done. A permanent error fails the job. An
+    error of Redis is raised, and housekeeping retries.
     """
     try:
         jobs.finish(job_id)

@@ -36,10 +36,7 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """Queues an outbox, unless it already waits or is being delivered.
-
-        Only the loop's thread may call it.
-        """
+        """Queues an outbox that neither waits nor is being delivered. For the loop's thread."""
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()

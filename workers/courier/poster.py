@@ -204,7 +204,6 @@ class Poster:
 
     async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:
         """Raises HandshakeError if certificates caused the error and the host has TLS settings.
-
         Repeats the handshake if the receiver's refusal may have been lost.
         """
         context = self._clients.context(url)
@@ -238,7 +237,6 @@ class Poster:
         begin: Callable[[], None],
     ) -> tuple[int, float | None]:
         """Sends the request to one address. Returns the status and the seconds of Retry-After.
-
         Calls `begin` when the connection is established, before anything is sent.
         """
 
@@ -285,9 +283,8 @@ async def _race(
     addresses: Sequence[Address],
     deadline_s: float,
 ) -> tuple[Address, T]:
-    """Sends to the first address that accepts a connection. Returns the address and its answer.
-
-    The next address is tried when an address fails or does not connect for some time. The first
+    """Sends to the first address that accepts a connection. Returns the address and its answer. The
+    next address is tried when an address fails or does not connect for some time. The first
     connection cancels all other tries. Without any connection, raises the last error, or a
     HandshakeError if there was one.
     """

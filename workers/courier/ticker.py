@@ -23,9 +23,8 @@ ALIVE = Path(tempfile.gettempdir(), "proofline-courier")
 
 
 class Ticker:
-    """A thread that passes due outboxes to the courier, and renews the locks of deliveries.
-
-    Redis assigns each due outbox to one courier at a time. The thread updates the mtime of ALIVE, a
+    """A thread that passes due outboxes to the courier, and renews the locks of deliveries. Redis
+    assigns each due outbox to one courier at a time. The thread updates the mtime of ALIVE, a
     private folder, which a container's health check reads.
     """
 

@@ -32,10 +32,9 @@ class TlsClients:
         return self._tls.concerns(host)
 
     def of(self, url: httpx.URL, address: Address) -> httpx.AsyncClient:
-        """Returns the client for a url and address.
-
-        CertificateError for unusable certificates, PlainUrlError if https is required, and
-        httpx.ConnectError for IPv6 through a proxy, because httpx formats such addresses wrongly.
+        """Returns the client for a url and address. CertificateError for unusable certificates,
+        PlainUrlError if https is required, and httpx.ConnectError for IPv6 through a proxy, because
+        httpx formats such addresses wrongly.
         """
         context, proxy = None, self._proxy if self.is_proxied(address) else None
         if proxy and address.version == 6:

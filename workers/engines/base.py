@@ -51,17 +51,14 @@ class Engine(ABC):
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:
-        """Runs one tick.
-
-        EngineMemoryError: all micro-batches must be restarted with fewer nonces. EngineLostError:
-        the engine must be replaced. After every ProoflineError the engine has dropped all
-        micro-batches.
+        """Runs one tick. After every ProoflineError the engine has dropped all micro-batches:
+        EngineMemoryError asks to restart them with fewer nonces, EngineLostError to replace the
+        engine.
         """
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
-        """Returns one micro-batch's time by kernel for each device; empty if unknown.
-
-        No other work may run on the engine. SpecError if the engine cannot compute the spec.
+        """Returns one micro-batch's time by kernel for each device; empty if unknown. No other work
+        may run on the engine. SpecError if the engine cannot compute the spec.
         """
         return []
 
@@ -74,10 +71,7 @@ class Engine(ABC):
         return
 
     def pulse(self) -> Pulse:
-        """Returns the engine's progress. One thread calls it every few seconds.
-
-        An engine without this information reports that nothing waits.
-        """
+        """Returns the engine's progress. One thread calls it every few seconds."""
         return Pulse()
 
     def unfinished_chat(self) -> int:
@@ -85,10 +79,9 @@ class Engine(ABC):
         return 0
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
-        """Serves OpenAI's API behind the gate on a free port of `host`, and returns the port.
-
-        Returns None if the engine has no chat. `secret`: the required value of requests'
-        GATEWAY_SECRET_HEADER; None if none is required.
+        """Serves OpenAI's API behind the gate on a free port of `host`, and returns the port; None
+        if the engine has no chat. `secret`: the required value of requests' GATEWAY_SECRET_HEADER;
+        None if none is required.
         """
         return None
 
@@ -118,10 +111,7 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """Returns one value per nonce; None for a nonce without finite state.
-
-        SpecError if the engine cannot compute the spec.
-        """
+        """Returns a value per nonce, None without finite state. SpecError if not computable."""
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

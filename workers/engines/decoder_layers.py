@@ -43,16 +43,14 @@ def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
 
 
 def n_routed_tokens(text_config: Any) -> int | None:
-    """Returns the vocabulary size if the model's first layers route by token id; otherwise None.
-
-    Proofs of such models need token ids in addition to inputs (protocol.md, section 2.1).
+    """Returns the vocabulary size if the first layers choose experts by token id, else None. Proofs
+    of such models need token ids in addition to inputs (protocol.md, section 2.1).
     """
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
 
 def routes_by_token(gate: nn.Module) -> bool:
-    """Returns True if a gate reads each token's experts from a table (DeepSeek-V4's first layers).
-
+    """Returns whether a gate reads each token's experts from a table (DeepSeek-V4's first layers).
     Decode proofs do not replace such a gate, and do not count its layer (protocol.md, section 8.2).
     """
     return getattr(gate, "tid2eid", None) is not None

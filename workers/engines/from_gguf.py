@@ -11,9 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def main(file: Path, folder: Path) -> None:
-    """Copies the GGUF weights to a new model, because transformers cannot save a model that was
-    loaded from GGUF.
-    """
+    """Copies GGUF weights to a new model: transformers cannot save a model loaded from GGUF."""
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     fields = loaded.config.to_dict()

@@ -41,8 +41,7 @@ class HostSpan(BaseModel):
 
 
 class EngineOptions(ModelOptions):
-    """Options of a model and of the machine that serves it. Each engine uses some of the options.
-
+    """Options of a model and of the machine that serves it; each engine uses some of them.
     OptionsError if options contradict each other.
     """
 

@@ -29,9 +29,7 @@ class ReadySchemes:
         self._schemes: LRUCache[str, Scheme] = LRUCache(_KEPT)
 
     def of(self, spec: ProofSpec) -> Scheme:
-        """Returns a spec's scheme. SpecError if the spec is invalid (see load_scheme), or the
-        deployment cannot compute the scheme.
-        """
+        """Returns a spec's scheme. SpecError if this deployment cannot compute it."""
         key = spec.model_dump_json()
         scheme = self._schemes.get(key)
         if scheme is None:

@@ -31,8 +31,7 @@ def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 @contextmanager
 def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
-    """Replaces the gates' logits while the context is open, so that the seeded experts are chosen.
-
+    """Makes gates choose the seeded experts inside the context, by replacing their logits.
     SpecError if a gate computes its logits in an unknown way.
     """
     with ExitStack() as exits:

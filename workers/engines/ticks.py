@@ -26,10 +26,8 @@ class EngineMemoryError(ProoflineError):
 
 
 class Slice(NamedTuple):
-    """Decoder layers [first, end) of one pipeline stage, for one pass of one micro-batch.
-
-    In a model with only one stage, a slice may instead be several passes [step, until) through all
-    layers.
+    """Decoder layers [first, end) of one pipeline stage, for one pass of one micro-batch. With a
+    single stage, a slice may instead be several passes [step, until) through all layers.
     """
 
     micro_batch: int  # the micro-batch's id
@@ -46,10 +44,7 @@ _IDS = itertools.count()
 
 @dataclass(eq=False)
 class MicroBatch:
-    """Nonces that a worker's engine computes together.
-
-    A micro-batch of more nonces than the engine holds is divided into `parts`.
-    """
+    """Nonces that an engine computes together; divided into `parts` if they are too many."""
 
     spec: ProofSpec
     nonces: Sequence[int]
@@ -79,10 +74,7 @@ class MicroBatch:
         return min(self.part or len(self.nonces), len(self.nonces)) * self.passes.rows
 
     def result(self, timeout_s: float) -> Sequence[JsonValue] | None:
-        """Returns one value per nonce, in order, or None after `timeout_s` without result.
-
-        Raises the engine's error, or SpecError.
-        """
+        """Returns one value per nonce, or None after `timeout_s`. Raises the engine's error."""
         try:
             return self.future.result(timeout_s)
         except TimeoutError:
@@ -96,9 +88,7 @@ class MicroBatch:
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Divides the micro-batch into parts of at most `most` nonces. The last part completes the
-        micro-batch's future.
-        """
+        """Divides the micro-batch into parts of at most `most` nonces, which complete `future`."""
         firsts = range(0, len(self.nonces), most)
         self.parts = [
             MicroBatch(self.spec, self.nonces[first : first + most], urgent=self.urgent)

@@ -1,7 +1,4 @@
-"""An engine that computes the same proofs with Hugging Face's code, to verify the vLLM engine.
-
-It runs on a CPU or one GPU.
-"""
+"""An engine that computes the same proofs with Hugging Face's code, to verify the vLLM engine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -125,9 +122,7 @@ class TransformersEngine(WholeBatchEngine):
 
 @contextmanager
 def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
-    """Passes the token ids to each layer, because transformers' models accept either token ids or
-    inputs.
-    """
+    """Passes token ids to each layer, because these models accept either token ids or inputs."""
 
     def add_ids(
         module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
@@ -163,11 +158,8 @@ def _transform_sum(layer: nn.Module, transform: _Terms) -> list[torch.utils.hook
 def _transform_terms(
     layer: nn.Module, transform: _Terms
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Transforms the two terms of a layer's output separately: hidden_states and residual, as in
-    vLLM.
-
-    hidden_states is the output of the direct submodule that runs last (the MLP, or in some models a
-    norm after the MLP). residual is the rest of the layer's output.
+    """Transforms the two terms of a layer's output separately, as in vLLM: hidden_states, the
+    output of the child module that runs last (the MLP, or a norm after it), and residual, the rest.
     """
     last: list[Tensor] = []
 

@@ -40,10 +40,8 @@ class _Client(Redis):
 
 
 class RefusedError(ConnectionError, ResponseError):
-    """Redis refuses commands for a while.
-
-    Celery survives only connection errors: without this class a worker would end if it connects
-    while Redis is out of memory.
+    """Redis refuses commands for a while. A connection error, because other errors would end a
+    worker that connects while Redis is out of memory.
     """
 
 

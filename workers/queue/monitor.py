@@ -1,8 +1,6 @@
-"""`celery -A workers.queue.app flower`, with Flower's password for all of its pages.
-
-Flower serves its metrics, which name models, workers and hosts, without a password, and answers
-unknown paths and methods itself. With this module all of these return 401 except /healthcheck,
-which returns OK.
+"""`celery -A workers.queue.app flower`, with Flower's password for all of its pages. Without this
+module, Flower serves its metrics (with names of models, workers and hosts) and answers unknown
+paths without a password. Only /healthcheck stays open, and returns OK.
 """
 
 import sys
@@ -21,9 +19,7 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
 class AllSentinels(broker.RedisSentinel):
-    """Reads the lengths of queues as workers do: through any Sentinel, in the database of the
-    URL.
-    """
+    """Reads the lengths of queues through any Sentinel, in the database of the URL."""
 
     def _get_redis_client(self, broker_options: Any, broker_use_ssl: Any) -> Redis:
         limits = {

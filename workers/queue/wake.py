@@ -21,9 +21,7 @@ class Wake:
         self._own_queue = worker_queue(worker_id)
 
     def another(self) -> None:
-        """Wakes some worker of the model, because this worker took its message and now waits for
-        chat.
-        """
+        """Wakes some worker of the model, because this worker now waits for chat."""
         self._app.send_task(WORK_TASK, args=[self._model], queue=model_queue(self._model))
 
     def myself(self) -> None:

@@ -1,6 +1,4 @@
-"""Processes a chat between vLLM's server and engine: the network's fields, limits, known tokens,
-fair sharing.
-"""
+"""The steps of a chat between vLLM's server and engine: network fields, limits, fair sharing."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ class ChatPipeline:
 
     async def read(self, path: str, request: Any, values: Iterable[Any]) -> None:
         """Checks a body that vLLM's server has parsed, and yields to other work in between.
-
         `request`: Starlette's request, which keeps the JSON. `values`: the arguments of the route's
         function.
         """
@@ -54,10 +51,7 @@ class ChatPipeline:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Yields vLLM's outputs for one request.
-
-        Refuses a request immediately if possible, else at the first output.
-        """
+        """Yields vLLM's outputs for one request. Errors are raised here or at the first output."""
         if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": SALT.get()}
         told = TOLD.get()
@@ -71,9 +65,7 @@ class ChatPipeline:
         return self.fair.shared(outputs, sampling_params)
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        """Checks and registers a request to the engine core; requests of all paths come through
-        here.
-        """
+        """Checks and registers a request to the engine core, from any path."""
         self._limits.refuse(request)
         self._limits.refuse(request.sampling_params)
         self._limits.refuse_tokens(request.sampling_params)

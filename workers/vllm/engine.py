@@ -1,6 +1,4 @@
-"""The vLLM engine: an AsyncLLM on a separate thread. Proofs call methods of all ranks by name
-(`collective_rpc`).
-"""
+"""The vLLM engine: an AsyncLLM on a separate thread. Proofs call all ranks by `collective_rpc`."""
 
 from __future__ import annotations
 
@@ -52,19 +50,15 @@ class EngineFailedError(ProoflineError):
 
 
 class VllmEngine(Engine):
-    """One vLLM engine with its child processes.
-
-    Do not start two in one process: they would share GPU memory limits.
-    """
+    """One vLLM engine and its processes. Only one per process: two would share memory limits."""
 
     # Seconds that a call may take; the first calls compile kernels.
     rpc_timeout_s: float = _WARM_UP_TIMEOUT_S
 
     def __init__(self, options: EngineOptions) -> None:
-        """Loads the model; `self_tests.py` tests the engine before it takes work.
-
-        ProoflineError if vLLM is not installed, the model cannot be loaded, or the model cannot be
-        used for proofs alongside chat.
+        """Loads the model; `self_tests.py` tests the engine before it takes work. ProoflineError if
+        vLLM is not installed, the model cannot be loaded, or the model cannot be used for proofs
+        alongside chat.
         """
         self._validation = options.validation
         self._ids_for_all = options.logprob_tokens == "ids"
@@ -192,9 +186,7 @@ class VllmEngine(Engine):
         return TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: Slice) -> bool:
-        """Returns whether a pipeline stage waits for another stage's data for this slice:
-        activations, or points for the next decode step.
-        """
+        """Returns whether, for this slice, a pipeline stage waits for data of another stage."""
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
             any(one.end == stage.stop for stage in self.stages[:-1])
@@ -243,9 +235,7 @@ class VllmEngine(Engine):
         return self._run("spent")
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Sets whether steps of decode proofs are recorded and replayed, see
-        ProofRunner.use_graphs.
-        """
+        """Sets whether decode steps are recorded and replayed, see ProofRunner.use_graphs."""
         answers = self._run("use_graphs", on)
         return {
             "recorded": min(one["recorded"] for one in answers),
@@ -253,11 +243,10 @@ class VllmEngine(Engine):
         }
 
     def pulse(self) -> Pulse:
-        """Returns a progress counter, and whether unfinished chat waits for progress.
-
-        Probes the engine core periodically, and whenever there was no step since the last call. If
-        the core is idle, also probes every rank, so that a hung engine is found before a client
-        arrives. A call in progress has its own limit (rpc_timeout_s).
+        """Returns a progress counter, and whether unfinished chat waits for progress. Probes the
+        engine core periodically, and whenever there was no step since the last call. If the core is
+        idle, also probes every rank, so that a hung engine is found before a client arrives. A call
+        in progress has its own limit (rpc_timeout_s).
         """
         chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
         self._seen_steps = self._steps
@@ -280,10 +269,9 @@ class VllmEngine(Engine):
         return Pulse(self._steps + self._answers, waits)
 
     async def _ask_core(self) -> int:
-        """Returns how many requests the core has not finished.
-
-        If there are none, probes all ranks, and drops old requests that only the front end has.
-        vLLM leaves such a request there if sending it to the core fails.
+        """Returns how many requests the core has not finished. If there are none, probes all ranks,
+        and drops old requests that only the front end has: vLLM leaves a request there if sending
+        it to the core fails.
         """
         from workers.vllm.release import engine_core
 
@@ -322,11 +310,7 @@ class VllmEngine(Engine):
         return port
 
     def _score_known_tokens(self) -> Validations:
-        """Enables scoring of known tokens, which a node of the network sends to check another
-        node's chat.
-
-        Returns the counters of these validations.
-        """
+        """Enables scoring of known tokens (another node's answer); returns its counters."""
         from workers.vllm.chat.trial import choose_way
         from workers.vllm.chat_pipeline import ChatPipeline
 
@@ -400,10 +384,7 @@ class VllmEngine(Engine):
 
 
 def _values(answers: Sequence[_Answer]) -> list[Any]:
-    """Returns the values of all ranks.
-
-    EngineMemoryError or EngineFailedError with the first rank's error.
-    """
+    """Returns the ranks' values. EngineMemoryError or EngineFailedError if a rank failed."""
     failed = [answer for answer in answers if "error" in answer]
     if failed:
         in_memory = all(answer["kind"] == "memory" for answer in failed)
@@ -413,10 +394,7 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
 
 
 def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
-    """Returns whether only some of a stage's tensor-parallel ranks failed, so the others may wait.
-
-    Answers are ordered by rank.
-    """
+    """Returns whether only some ranks of a stage failed, so that its other ranks may wait."""
     n = len(answers) // n_stages
     failed = ["error" in answer for answer in answers]
     stages = [failed[first : first + n] for first in range(0, len(failed), n)]

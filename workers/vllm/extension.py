@@ -1,5 +1,4 @@
 """The class that vLLM mixes into its worker class (`worker_extension_cls`), for collective_rpc.
-
 Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays off.
 """
 
@@ -19,24 +18,19 @@ lifeline.hold()
 
 
 class ProofExtension:
-    """Proof methods of a vLLM worker. Their names begin with `proof_`, unlike vLLM's.
-
-    Each method returns {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. No
-    method raises, because vLLM reads only the first rank's exception, and would take the other
-    ranks' exceptions for answers to the next call.
+    """Proof methods of a vLLM worker. Their names begin with `proof_`, unlike vLLM's. Each returns
+    {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. No method raises, because
+    vLLM reads only the first rank's exception, and would take the other ranks' exceptions for
+    answers to the next call.
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
-        """Calls a method of ProofRunner.
-
-        The first call creates the runner, and fails if proofs would corrupt chat with this model.
-        """
+        """Calls a method of ProofRunner. Creating the runner fails if proofs would corrupt chat."""
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:
-        """Hooks known tokens and per-request logprobs into the model runner. Idempotent.
-
-        Returns what the model runner lacks for the hooks, or an empty string.
+        """Hooks known tokens and per-request logprobs into the model runner. Idempotent. Returns
+        what the model runner lacks for the hooks, or "".
         """
         return _answer(self._hook_chat)
 

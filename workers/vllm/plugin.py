@@ -10,11 +10,7 @@ from workers.vllm.start import lifeline, lone_rank, random_weights
 
 
 def register() -> None:
-    """Patches vLLM's processes: to share few cores, to end quickly, to avoid known faults, and to
-    use random weights for benchmarks.
-
-    Does nothing in a vLLM that was not started by a worker.
-    """
+    """Makes vLLM's processes share few cores, end quickly and avoid known faults."""
     if multiprocessing.parent_process() is not None:
         gc.enable()  # see start/spawned.py
     if lifeline.VARIABLE in os.environ:

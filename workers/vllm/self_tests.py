@@ -1,6 +1,4 @@
-"""Self-tests of a newly loaded engine: separate caches, slices that do not change values,
-memory.
-"""
+"""Self-tests of a newly loaded engine: separate caches, bits of slices, memory, decode steps."""
 
 from __future__ import annotations
 
@@ -72,11 +70,10 @@ class RecordingError(ProoflineError):
 
 
 def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
-    """Returns an engine that passed the tests.
-
-    If an engine broke while recording decode steps, starts another without recording: proofs and
-    chat matter more than the speed of decode proofs. Errors: see VllmEngine and the tests below.
-    RecordingError if the engine spans several hosts, which must all use the same setting.
+    """Returns an engine that passed the tests. If an engine broke while recording decode steps,
+    starts another without recording: proofs and chat matter more than the speed of decode proofs.
+    Errors: see VllmEngine and the tests below. RecordingError if the engine spans several hosts,
+    which must all use the same setting.
     """
     try:
         return _tested(options, rpc_timeout_s)
@@ -112,7 +109,6 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
 
 def check_isolation(engine: VllmEngine) -> None:
     """Compares a micro-batch with caches shared by layers to one with a cache for each layer.
-
     Sharing is disabled if the bits always differ, even if the model's results are not reproducible,
     because then sharing cannot be tested. ProoflineError if proofs write to chat's caches, or
     cannot be computed with this model.
@@ -161,10 +157,8 @@ def check_isolation(engine: VllmEngine) -> None:
 
 
 def check_slices(engine: Engine) -> None:
-    """Compares a micro-batch computed at once to one computed layer by layer.
-
-    Slicing is disabled if any bit differs. If repeated runs differ too, their distance is the
-    limit.
+    """Compares a micro-batch computed at once to one computed layer by layer. Slicing is disabled
+    if any bit differs, or if they are further apart than repeated runs are.
     """
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
@@ -183,10 +177,7 @@ def check_slices(engine: Engine) -> None:
 def _layer_by_layer(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int]
 ) -> list[JsonValue] | None:
-    """Computes values layer by layer.
-
-    Returns None if the model fails because it does not stop after a layer.
-    """
+    """Computes values layer by layer. Returns None if the model does not stop after a layer."""
     try:
         return compute_all(engine, spec, nonces, SlicePlan(0.0, 1))
     except (EngineLostError, EngineMemoryError):
@@ -197,7 +188,6 @@ def _layer_by_layer(
 
 def check_memory(engine: Engine, whole: bool) -> None:
     """Runs the largest allowed number of tokens, and halves the number until the memory suffices.
-
     `whole`: runs all layers, else only the first one, which needs as much memory. EngineMemoryError
     if not even one nonce fits.
     """
@@ -218,10 +208,7 @@ def check_memory(engine: Engine, whole: bool) -> None:
 
 
 def report_speed(engine: VllmEngine) -> None:
-    """Measures and reports how long a micro-batch takes.
-
-    Uses a full micro-batch on a GPU and a small one on a CPU, where larger ones are no faster.
-    """
+    """Measures and reports the time of a micro-batch: a full one on a GPU, a small one on a CPU."""
     info = engine.info
     seq_len = min(_LONG if engine.on_gpu else _USUAL, info.max_seq_len, info.max_batch_tokens)
     nonces = range(info.max_batch(seq_len))[: None if engine.on_gpu else _FEW]
@@ -263,10 +250,9 @@ def check_chains(engine: VllmEngine) -> None:
 
 
 def check_graphs(engine: VllmEngine) -> None:
-    """Compares replayed chains to plain ones; any different point disables replay.
-
-    Tests two chains, and as many chains as fit, because sums over ranks use other kernels for other
-    sizes. RecordingError if the engine is broken.
+    """Compares replayed chains to plain ones; any different point disables replay. Tests two
+    chains, and as many chains as fit, because sums over ranks use other kernels for other sizes.
+    RecordingError if the engine is broken.
     """
     if why_no_chains(engine.info):
         return
@@ -299,9 +285,7 @@ def _repeats_differ_as(
     plain: list[list[JsonValue]],
     replayed: list[list[JsonValue]],
 ) -> bool:
-    """Returns whether repeated plain runs also give other chains, nearly as often as replayed
-    ones.
-    """
+    """Returns whether repeated plain runs differ too, about as often as replayed ones."""
     engine.use_graphs(False)
     again = [compute_all(engine, *one) for one in work]
     return _n_others(replayed, plain) <= _MOST_OTHERS * _n_others(again, plain)

@@ -1,7 +1,4 @@
-"""Errors that refuse chat requests. Their texts are for the client.
-
-The HTTP server imports this module too, so it imports no vLLM.
-"""
+"""Errors that refuse chat requests, with texts for the client. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -12,10 +9,8 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """The error of a refused request, with its HTTP status.
-
-    Releases of vLLM answer an exception with 500, 400 or a stream event. So each refusal is also
-    recorded for its request, see `refusals`.
+    """The error of a refused request, with its HTTP status. Each is also recorded for its request
+    (see `refusals`), because releases of vLLM answer an exception with 500, 400 or a stream event.
     """
 
     status: int
@@ -31,10 +26,7 @@ class Refused(ProoflineError):
 
 
 class CannotForce(Refused):
-    """503: this node cannot score known tokens (another node's answer).
-
-    The network draws no conclusion about the node that answered.
-    """
+    """503: this node cannot score known tokens (another node's answer). It blames nobody."""
 
     status = 503
 
@@ -56,10 +48,7 @@ class Failed(Refused):
 
 
 class BadRequest(Refused):
-    """400: the request is invalid on every node.
-
-    If `param` is "enforced_tokens", the network blames the node that created the tokens.
-    """
+    """400: invalid on every node. The network blames the sender if `param` is "enforced_tokens"."""
 
     status = 400
 
@@ -75,9 +64,8 @@ def refusals() -> list[Refused]:
 
 
 def refuse_foreign(param: str, ids: Iterable[int], n_ids: int) -> None:
-    """Raises BadRequest if a token id is outside a vocabulary of `n_ids`.
-
-    The engine would die from indexing its logits or embeddings with such an id.
+    """Raises BadRequest if a token id is outside a vocabulary of `n_ids`. The engine would die from
+    indexing its logits or embeddings with such an id.
     """
     for one in ids:
         if not 0 <= one < n_ids:

@@ -1,7 +1,6 @@
 """Passes a request's options from the HTTP server to the engine: in a context variable, then in
-`SamplingParams.extra_args` (release/extra_args.py).
-
-Entries with the same names in a client's `vllm_xargs` are dropped on every path.
+`SamplingParams.extra_args` (release/extra_args.py). Entries with the same names in a client's
+`vllm_xargs` are dropped on every path.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ class RequestOptions:
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
-        """Returns the extra_args of vLLM's SamplingParams, with our entries instead of a
-        client's.
-        """
+        """Returns the extra_args of vLLM's SamplingParams: our entries replace a client's."""
         found = {name: one for name, one in (params.extra_args or {}).items() if name not in NAMES}
         if self.known is not None:
             found[KNOWN_TOKENS] = self.known

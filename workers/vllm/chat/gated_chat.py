@@ -52,9 +52,7 @@ _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware: accepts requests from the gateway only, and passes those that use the engine
-    through the chat gate.
-    """
+    """ASGI middleware: accepts only the gateway's requests; chat passes through the chat gate."""
 
     def __init__(
         self,
@@ -180,10 +178,7 @@ class _Answer:
             self._ended.set()
 
     async def run(self, app: App, scope: Scope) -> None:
-        """Forwards the answer.
-
-        If it is ended early, sends the reason in place of the answer, or as a stream's last event.
-        """
+        """Forwards the answer. After `end`, sends the reason as the answer or as its last event."""
         work = asyncio.ensure_future(app(scope, self._heard, self.send))
         ended = asyncio.create_task(self._ended.wait())
         try:

@@ -1,6 +1,5 @@
-"""Creates answers from known tokens (another node's answer), in place of vLLM's `generate`.
-
-vLLM's server renders the prompt, creates the parameters and formats the yielded outputs.
+"""Creates answers from known tokens (another node's answer), in place of vLLM's `generate`. vLLM's
+server renders the prompt, creates the parameters and formats the yielded outputs.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ _PROCESSORS = "vllm.logits_processors"
 
 
 class KnownTokens:
-    """Answers requests with known tokens, on the engine's event loop.
-
-    Create it before vLLM's `generate` is replaced.
-    """
+    """Answers requests with known tokens. Must be created before vLLM's `generate` is replaced."""
 
     def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
         """`no_hooks`: why the ranks have no hooks; empty if they have hooks."""
@@ -55,10 +51,7 @@ class KnownTokens:
         self._generate = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
-        """Sets how known tokens are scored from now on.
-
-        `no_steps`: another reason why decode steps cannot score them.
-        """
+        """Sets how known tokens are scored from now on. `no_steps`: why steps cannot score them."""
         self.validations.way = way
         self._no_steps = self._no_steps or no_steps
 
@@ -73,10 +66,7 @@ class KnownTokens:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Yields vLLM's outputs for one request.
-
-        Raises CannotForce or BadRequest immediately if possible, else at the first output.
-        """
+        """Yields vLLM's outputs. Raises CannotForce or BadRequest, here or at the first output."""
         extra = getattr(sampling_params, "extra_args", None)
         if extra and KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
@@ -92,9 +82,7 @@ class KnownTokens:
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
     ) -> Rows:
-        """Scores known tokens for the trial, without the prefix cache, so that all rows are
-        computed.
-        """
+        """Scores known tokens for the trial, without the prefix cache: all rows are computed."""
         request = await self._checked(prompt, params, request_id, {})
         if way == "steps":
             return await self._by_steps(prompt, params, tokens, request_id, {})
@@ -177,9 +165,8 @@ class KnownTokens:
         named: dict[str, Any],
         skip_cache: tuple[bool, ...] = (False, True),
     ) -> Rows:
-        """Scores all tokens in one prefill of the prompt and all tokens but the last.
-
-        If the prefix cache skips some of the rows, repeats the request without the cache.
+        """Scores all tokens in one prefill of the prompt and all tokens but the last. If the prefix
+        cache skips some of the rows, repeats the request without the cache.
         """
         before = request.prompt_token_ids
         scoring = Scoring.of(
@@ -197,9 +184,8 @@ class KnownTokens:
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> Rows:
-        """Scores with one decode step per token.
-
-        A token that the grammar refuses, and all tokens after it, are scored without the grammar.
+        """Scores with one decode step per token. A token that the grammar refuses, and all tokens
+        after it, are scored without the grammar.
         """
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)

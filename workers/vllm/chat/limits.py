@@ -1,7 +1,5 @@
-"""Limits of a request's fields that protect the engine.
-
-A number too large for its message to the engine core, or a list longer than a row of the model
-runner, could end the engine.
+"""Limits of a request's fields. A number too large for its message to the engine core, or a list
+longer than a row of the model runner, could end the engine.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ CHARS_A_TOKEN = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of request fields; the defaults are the row sizes of vLLM's V2 model runner.
-
-    The V1 runner has no limits, but all nodes of a network should refuse the same requests.
+    """Limits of request fields; the defaults are the row sizes of vLLM's V2 model runner. The V1
+    runner has no limits, but all nodes of a network should refuse the same requests.
     """
 
     allowed_token_ids: int = 1024  # repeated ids count
@@ -46,9 +43,7 @@ class Limits:
 
     def check(self, fields: Any) -> Iterator[None]:
         """Checks a parsed request or SamplingParams, and yields regularly so that other work can
-        run.
-
-        BadRequest if a value exceeds what the engine can hold.
+        run. BadRequest if a value exceeds what the engine can hold.
         """
         self._check_lengths(fields)
         n = 0
@@ -76,9 +71,7 @@ class Limits:
             pass
 
     def refuse_foreign(self, prompt: Any, params: Any) -> None:
-        """Raises BadRequest for token ids outside the model's vocabulary; vLLM checks only some of
-        them.
-        """
+        """Raises BadRequest for token ids outside the vocabulary; vLLM checks only some of them."""
         if isinstance(prompt, dict) and prompt.get("type") == "token":
             ids = prompt["prompt_token_ids"]
             refuse_foreign("prompt", (min(ids), max(ids)) if ids else (), self.n_ids)
@@ -87,7 +80,6 @@ class Limits:
 
     def refuse_tokens(self, params: Any) -> None:
         """Checks SamplingParams again after vLLM tokenized words and added the model's stop ids.
-
         Raises BadRequest. A tokenizer may have more ids than the model.
         """
         words = getattr(params, "bad_words_token_ids", None) or ()
@@ -157,9 +149,7 @@ def _check_number(name: str, value: float) -> None:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
-    """Returns the named fields of a msgspec, pydantic or dataclass object; none for other
-    objects.
-    """
+    """Returns the named fields of a msgspec, pydantic or dataclass object, else none."""
     kind = type(value)
     if names := getattr(kind, "__struct_fields__", None):
         return ((name, getattr(value, name)) for name in names if name not in _ELSEWHERE)

@@ -1,6 +1,4 @@
-"""Reads the network's request fields for validating chat: `enforced_tokens`, `enforced_str`,
-`logprobs_mode`.
-"""
+"""Reads the network's fields for validating chat: enforced_tokens, enforced_str, logprobs_mode."""
 
 from __future__ import annotations
 
@@ -29,20 +27,15 @@ class NetworkFields:
     """Reads the network's fields for one engine."""
 
     def __init__(self, n_ids: int, context: int, tokenizer: Any) -> None:
-        """`n_ids`: size of the model's vocabulary.
-
-        `context`: largest number of tokens of a prompt and its answer. `tokenizer`: None if the
-        engine has none.
+        """`n_ids`: size of the model's vocabulary. `context`: largest number of tokens of a prompt
+        and its answer. `tokenizer`: None if the engine has none.
         """
         self._n_ids = n_ids
         self._context = context
         self._tokenizer = tokenizer
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Reads the fields of a JSON body; returns None if the body has none of them.
-
-        Raises BadRequest or CannotForce.
-        """
+        """Reads the fields of a JSON body, if it has any. Raises BadRequest or CannotForce."""
         if any(name in found for name in _KNOWN):  # in a thread, because tokenizing takes long
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None

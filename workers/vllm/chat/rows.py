@@ -45,9 +45,8 @@ class Collected:
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
         """Returns the index of this chunk's first row, and the hidden states of its rows. `start`:
-        position of the chunk's first state.
-
-        After a preemption, chunks begin again at an earlier position.
+        position of the chunk's first state. After a preemption, chunks begin again at an earlier
+        position.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)
@@ -65,9 +64,7 @@ class Collected:
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> RowResults:
-        """Returns the rows; the first rows are missing if a prefix cache skipped their
-        positions.
-        """
+        """Returns the rows; the first are missing if a prefix cache skipped their positions."""
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
@@ -92,10 +89,8 @@ class Collected:
 
 
 def take(chunks: Iterable[tuple[Collected, torch.Tensor, int]], logits: Logits, cut: Cut) -> None:
-    """Collects one step's results.
-
-    `chunks`: each request's rows, the hidden states of a chunk of its prefill, and the position of
-    the chunk's first state.
+    """Collects one step's results. `chunks`: each request's rows, the hidden states of a chunk of
+    its prefill, and the position of the chunk's first state.
     """
     parts: list[tuple[Collected, int, torch.Tensor]] = []
     room = ROWS
@@ -125,9 +120,7 @@ def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut:
 def scored(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
 ) -> RowResults:
-    """Returns ids, logprobs and ranks for n known tokens, from logits (n x vocabulary) that are not
-    yet divided by the temperature.
-    """
+    """Returns ids, logprobs and ranks of n known tokens. `logits`: (n x vocabulary), unscaled."""
     if _is_fused(logits, n_best):
         from poc_core.fused import best  # imported here: only a CUDA build of torch includes Triton
 
@@ -189,9 +182,7 @@ def processed(
     logits: torch.Tensor, scoring: Scoring, seen: Occurrences | None, first: int, cut: Cut
 ) -> torch.Tensor:
     """Returns the logits (n x vocabulary, float32) from which tokens `first` to first + n - 1 would
-    be sampled.
-
-    Follows the order of vLLM's sampler. No call waits for the device.
+    be sampled. Follows the order of vLLM's sampler. No call waits for the device.
     """
     logits = logits.to(torch.float32, copy=True)
     _mask(logits, scoring, first)

@@ -16,10 +16,9 @@ PROCESSED = "processed_logprobs"
 
 @dataclass(frozen=True)
 class Scoring:
-    """Known tokens to score in one pass, and the sampling parameters for their positions.
-
-    The pass is a request with the prompt and all tokens but the last. The first token's row is
-    computed at the prompt's last position.
+    """Known tokens to score in one pass, and the sampling parameters for their positions. The pass
+    is a request with the prompt and all tokens but the last. The first token's row is computed at
+    the prompt's last position.
     """
 
     n_prompt: int
@@ -69,9 +68,7 @@ class Scoring:
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def packed(self) -> dict[str, Any]:
-        """Returns the fields as plain data, with tokens as bytes: vLLM copies and checks lists
-        number by number, several times.
-        """
+        """Returns plain data; tokens as bytes, because vLLM checks lists item by item."""
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 
     @property

@@ -16,12 +16,10 @@ SECONDS = 1.0
 
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
-    """Returns the HTTP protocol class of one server, for `uvicorn.Config(http=...)`.
-
-    `secret`: None if the server has no secret.
-
-    `most`: largest number of connections without the secret; a new one closes the oldest. None for
-    half of this process's file limit, because the gateway's connections need the rest.
+    """Returns the HTTP protocol class of one server, for `uvicorn.Config(http=...)`. `secret`: None
+    if the server has no secret. `most`: largest number of connections without the secret; a new one
+    closes the oldest. None for half of this process's file limit, because the gateway's connections
+    need the rest.
     """
     limit = most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     strangers: dict[HttpToolsProtocol, asyncio.TimerHandle] = {}  # the oldest first

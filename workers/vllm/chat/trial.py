@@ -1,6 +1,4 @@
-"""The trial at start-up: determines how an engine scores known tokens, with the deployed model and
-flags.
-"""
+"""The trial at start-up: finds how this engine scores known tokens with its model and flags."""
 
 from __future__ import annotations
 
@@ -37,9 +35,8 @@ _TEXTS = (
 
 
 async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
-    """Determines how known tokens are scored.
-
-    `wanted`: "pass", "steps", or "auto", which decodes a few answers and scores them both ways.
+    """Determines how known tokens are scored. `wanted`: "pass", "steps", or "auto", which decodes a
+    few answers and scores them both ways.
     """
     name = llm.model_config.model
     failed: dict[Way, str] = {"pass": known.why_no_pass, "steps": known.why_no_steps}

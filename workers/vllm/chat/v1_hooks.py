@@ -1,8 +1,6 @@
 """Hooks for known tokens and logprobs_mode in vLLM's V1 model runner, which runs on CPUs and
-wherever the V2 runner cannot.
-
-Methods of one runner and its sampler are replaced by methods that call the originals; vLLM's code
-is not changed.
+wherever the V2 runner cannot. Methods of one runner and its sampler are replaced by methods that
+call the originals; vLLM's code is not changed.
 """
 
 from __future__ import annotations

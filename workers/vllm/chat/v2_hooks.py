@@ -1,7 +1,6 @@
-"""Hooks for known tokens and logprobs_mode in vLLM's V2 model runner, which runs on GPUs.
-
-Methods of one runner's objects are replaced by methods that call the originals. Only the device
-knows which request a row belongs to, so the options are on the device too, by request slot.
+"""Hooks for known tokens and logprobs_mode in vLLM's V2 model runner, which runs on GPUs. Methods
+of one runner's objects are replaced by methods that call the originals. Only the device knows which
+request a row belongs to, so the options are on the device too, by request slot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Shares an engine among clients: tries grammars first, formats answers in turns, and yields the
-event loop between two engine steps.
-"""
+"""Shares an engine among clients: tries grammars, formats answers and reads reports in turns."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ class FairChat:
                 WholeAnswers(handler, self._turn_of).install()
 
     def refuse(self, body: Any) -> None:
-        """Raises BadRequest if xgrammar cannot enforce a schema in a structural tag; vLLM checks
-        only plain schemas.
-        """
+        """Raises BadRequest for a structural tag's schema that xgrammar cannot enforce."""
         for schema in schemas_in_tags(body) if self._compiles else ():
             try:
                 what = answers.unsupported(schema)
@@ -94,11 +90,10 @@ class FairChat:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
     async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
-        """Returns the engine core's next report, received with vLLM's `own` method.
-
-        vLLM processes all waiting reports without a pause, so a fast engine would block the event
-        loop. Therefore the loop is yielded between reports. Late reports are processed first for
-        some steps, because all answers wait for them, and formatting can wait.
+        """Returns the engine core's next report, received with vLLM's `own` method. vLLM processes
+        all waiting reports without a pause, so a fast engine would block the event loop. Therefore
+        the loop is yielded between reports. Late reports are processed first for some steps,
+        because all answers wait for them, and formatting can wait.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)
@@ -110,9 +105,8 @@ class FairChat:
         return told
 
     def shared(self, outputs: AsyncIterator[Any], params: Any) -> AsyncIterator[Any]:
-        """Yields vLLM's outputs for one request, in turns with other clients.
-
-        BadRequest if its grammar takes too long or too much memory.
+        """Yields vLLM's outputs for one request, in turns with other clients. BadRequest if its
+        grammar takes too long or too much memory.
         """
         asked = text_of(getattr(params, "structured_outputs", None)) if self._compiles else None
         if asked is None and max(_width(params), _width_of_prompt(params)) == 1:
@@ -175,9 +169,7 @@ class FairChat:
 
 
 def _width(asking: Any) -> int:
-    """Returns how many numbers an answer has for each token, from its parameters or logprobs
-    processor.
-    """
+    """Returns an answer's numbers per token; `asking`: SamplingParams or a logprobs processor."""
     asked = getattr(asking, "num_logprobs", None)
     return 1 if asked is None else 2 + max(0, asked)
 

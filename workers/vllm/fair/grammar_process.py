@@ -1,8 +1,7 @@
-"""The process that tries grammars, see grammars.py.
-
-Its first input line is the vocabulary. Each further line is a grammar, compiled by a forked child
-that has the vocabulary and the imports; or `null`, which ends the child. The process answers each
-grammar with one line: the error, or "". The process ends with its input.
+"""The process that tries grammars, see grammars.py. Its first input line is the vocabulary. Each
+further line is a grammar, compiled by a forked child that has the vocabulary and the imports; or
+`null`, which ends the child. The process answers each grammar with one line: the error, or "". The
+process ends with its input.
 """
 
 from __future__ import annotations
@@ -149,9 +148,7 @@ def _compile_tag(compiler: Any, text: str) -> Any:
 
 
 def _lines() -> Iterator[bytes]:
-    """Yields the input's lines without reading ahead, because select must see the remaining
-    input.
-    """
+    """Yields the input's lines without reading ahead: select must see the remaining input."""
     held = b""
     while True:
         while b"\n" not in held:

@@ -1,8 +1,6 @@
-"""Tries each grammar in a separate process before vLLM gets it.
-
-vLLM parses a grammar on its server's event loop and compiles it in its core, where nothing can stop
-the compilation: sixty bytes ({"maxLength": 1000}) took half a minute, while all other grammars
-waited.
+"""Tries each grammar in a separate process before vLLM gets it. vLLM parses a grammar on its
+server's event loop and compiles it in its core, where nothing can stop the compilation: sixty bytes
+({"maxLength": 1000}) took half a minute, while all other grammars waited.
 """
 
 from __future__ import annotations
@@ -263,9 +261,7 @@ def schemas_in_tags(body: Any) -> Iterator[Any]:
 
 
 def text_of(params: Any) -> tuple[str, str] | None:
-    """Returns kind and text of the grammar in vLLM's StructuredOutputsParams; None if there is
-    nothing to compile.
-    """
+    """Returns (kind, text) of the grammar in vLLM's StructuredOutputsParams; None without one."""
     for kind in ("json", "regex", "choice", "grammar", "structural_tag"):
         said = getattr(params, kind, None)
         if said is not None:

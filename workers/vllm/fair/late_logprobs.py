@@ -1,7 +1,6 @@
-"""Creates vLLM's logprob objects when an answer is delivered, not when the engine reports.
-
-Creating an object for each of twenty numbers of each token, for all answers of a step, blocked the
-event loop while the next step's report arrived.
+"""Creates vLLM's logprob objects when an answer is delivered, not when the engine reports. Creating
+an object for each of twenty numbers of each token, for all answers of a step, blocked the event
+loop while the next step's report arrived.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ class Late:
     __slots__ = ("before", "ids", "logprobs", "plain", "rank")
 
     def __init__(self, plain: Any, before: tuple[int, ...], row: tuple[Any, Any, Any]) -> None:
-        """`plain`: vLLM's logprobs processor of the answer, without logprobs.
-
-        `before`: preceding tokens.
-        """
+        """`plain`: vLLM's empty logprobs processor of the answer; `before`: preceding tokens."""
         self.plain, self.before = plain, before
         # Copied: the report's arrays contain those of all answers.
         self.ids, self.logprobs, self.rank = row[0].copy(), row[1].copy(), int(row[2])
@@ -54,11 +50,9 @@ def keep_late(processor: Any, request: Any) -> None:
 
 
 def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
-    """Replaces vLLM's `update_from_output`.
-
-    `forgets`: all earlier positions have been delivered and can be dropped. Kept positions of forty
-    long streams were so many objects that the garbage collector blocked the event loop for 0.2 s at
-    a time.
+    """Replaces vLLM's `update_from_output`. `forgets`: all earlier positions have been delivered
+    and can be dropped. Kept positions of forty long streams were so many objects that the garbage
+    collector blocked the event loop for 0.2 s at a time.
     """
     told = prompts = None
     if plain is not None:
@@ -78,9 +72,7 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
 
 
 def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
-    """Appends positions, cut to the answer's width: a row is as wide as the widest answer of the
-    step.
-    """
+    """Appends positions, cut to the answer's width; a row is as wide as the widest answer's."""
     width = plain.num_logprobs + 1 or None
     for ids, logprobs, rank in rows:
         before = tuple(int(one.ids[0]) for one in kept[-_CONTEXT:] if one is not None)
@@ -88,9 +80,8 @@ def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """Converts consecutive Late positions to vLLM's objects; returns other objects unchanged.
-
-    The first position of a prompt has no logprobs.
+    """Converts consecutive Late positions to vLLM's objects; returns other objects unchanged. The
+    first position of a prompt has no logprobs.
     """
     if logprobs and logprobs[0] is None:
         return [None, *made(logprobs[1:])]

@@ -1,7 +1,5 @@
-"""Delivers a streamed answer in parts.
-
-vLLM joins all output that its server has not read yet; formatting long parts would block the event
-loop.
+"""Delivers a streamed answer in parts. vLLM joins all output that its server has not read yet;
+formatting long parts would block the event loop.
 """
 
 from __future__ import annotations

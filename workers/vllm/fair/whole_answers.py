@@ -1,7 +1,6 @@
-"""Formats the logprobs of complete answers in turns, like those of streams.
-
-Formatting a number takes longer than creating vLLM's object for it, and vLLM's server formats all
-numbers of an answer without a pause.
+"""Formats the logprobs of complete answers in turns, like those of streams. Formatting a number
+takes longer than creating vLLM's object for it, and vLLM's server formats all numbers of an answer
+without a pause.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ class WholeAnswers:
     """Formats the complete answers of one of vLLM's chat handlers."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)`: waits for a turn, and returns how many positions of this width may be
-        formatted.
-        """
+        """`wait(width)`: waits for a turn, and returns how many positions may be formatted."""
         self._wait = wait
         self._handler = handler
         self._create = handler._create_chat_logprobs

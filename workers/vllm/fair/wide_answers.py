@@ -1,5 +1,4 @@
 """Limits concurrent answers with many logprobs for each token while other answers are requested.
-
 Such an answer takes several times as much of the engine's steps and the event loop as others.
 """
 
@@ -36,9 +35,7 @@ class WideAnswers:
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
-        """Waits for the client's turn; inside the context the request for n answers is in
-        progress.
-        """
+        """Waits for the client's turn; the request for n answers then runs inside the context."""
         if self._waiting or not self._has_place(n):
             turn = self._waiting.turn(client, n)
             self._let_in()

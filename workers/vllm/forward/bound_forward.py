@@ -61,7 +61,6 @@ class BoundForward:
         watch: Watch | None = None,
     ) -> Any:
         """Runs the model; returns hidden states after the last layer, else the next layer's input.
-
         `metadata`: the layout's metadata, by layer. `given`: further arguments of the model. These
         are inputs_embeds (tokens, hidden) if `layers` begin with the first layer, else
         intermediate_tensors, the output of the preceding layer.
@@ -109,10 +108,7 @@ class BoundForward:
 def transformed(
     modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
 ) -> Iterator[None]:
-    """Transforms each layer's output inside the context, and passes outputs to `watch`.
-
-    `scheme`: None for no transformation.
-    """
+    """Inside the context, passes each layer's output to `watch`, then transforms it by `scheme`."""
     handles = []
     try:
         for index in layers:

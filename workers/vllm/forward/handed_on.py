@@ -1,8 +1,7 @@
-"""Keeps all outputs of a layer if a slice ends after the layer.
-
-Layers with hyper-connections return four tensors. Pipeline stages of vLLM's models pass on fewer:
-GLM-5.3-Flash drops two, and DeepSeek-V4 merges the connections. Without a cut, the next layer
-merges them in one kernel with its first operations, which gives other bits.
+"""Keeps all outputs of a layer if a slice ends after the layer. Layers with hyper-connections
+return four tensors. Pipeline stages of vLLM's models pass on fewer: GLM-5.3-Flash drops two, and
+DeepSeek-V4 merges the connections. Without a cut, the next layer merges them in one kernel with its
+first operations, which gives other bits.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ _PREFIX = "proofline."
 def handed_on(
     modules: nn.ModuleList, layers: range, own: range, state: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """Passes all outputs of the preceding layer to the first layer.
-
-    `own`: the layers of this rank; `state`: the tensors passed to the call. Yields a dictionary
-    that the call fills with the last layer's outputs. The dictionary stays empty at the end of a
-    stage, or if vLLM passes on all outputs.
+    """Passes all outputs of the preceding layer to the first layer. `own`: the layers of this rank;
+    `state`: the tensors passed to the call. Yields a dictionary that the call fills with the last
+    layer's outputs. It stays empty at the end of a stage, or if vLLM passes on all outputs.
     """
     kept: dict[str, Tensor] = {}
     handles = []
@@ -67,7 +64,6 @@ def _in_place_of_arguments(given: Mapping[str, Tensor]) -> Any:
 
 def with_all(tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the input of a stage's next slice: all kept outputs, or the model's if none are kept.
-
     The model reads its own tensor names, so the result also has these names. Their tensors are
     arbitrary, because no layer uses them.
     """

@@ -1,8 +1,7 @@
-"""Scratch caches that replace chat's caches during a proof batch.
-
-A proof is prefill only: after a layer has run, its keys and values are not read again, except by
-layers that share another layer's cache. So one cache serves all layers of a kind, and chat's blocks
-are never touched (docs/architecture.md, "Chat and proofs").
+"""Scratch caches that replace chat's caches during a proof batch. A proof is prefill only: after a
+layer has run, its keys and values are not read again, except by layers that share another layer's
+cache. So one cache serves all layers of a kind, and chat's blocks are never touched
+(docs/architecture.md, "Chat and proofs").
 """
 
 from __future__ import annotations
@@ -48,18 +47,14 @@ class ScratchGroup:
 
 
 class ScratchCaches:
-    """Scratch caches for all layers of the model, each grown to the largest batch so far.
-
-    Layers share a cache if their caches have the same kind and shape and are never needed at the
-    same time: two caches of one decoder layer are not shared, nor is a cache that a later layer
-    reads. `private`: no cache is shared.
+    """Scratch caches for all layers of the model, each grown to the largest batch so far. Layers
+    share a cache if their caches have the same kind and shape and are never needed at the same
+    time: two caches of one decoder layer are not shared, nor is a cache that a later layer reads.
+    `private`: no cache is shared.
     """
 
     def __init__(self, runner: Any, layers: dict[str, Any]) -> None:
-        """`layers`: the attention modules by name (vLLM's static forward context).
-
-        Raises NotIsolatableError for models with caches of unknown kinds.
-        """
+        """`layers`: attention modules by name. NotIsolatableError for caches of unknown kinds."""
         self.private = False
         self._layers = layers
         self._caches: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -131,7 +126,6 @@ class ScratchCaches:
         self, n_sequences: int, n_tokens: int, zeros: Zeros | None = None
     ) -> dict[str, list[Tensor]]:
         """Creates new caches by layer; a layer that reads another layer's cache gets that cache.
-
         The caches hold `n_tokens` tokens, in complete blocks for all sequences together, and the
         states of `n_sequences`. `zeros`: allocates zeroed memory; None for torch.zeros.
         """
@@ -190,9 +184,7 @@ class ScratchCaches:
         self._caches.clear()
 
     def chats_first_blocks(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
-        """Copies, by layer, the blocks of chat's caches that a batch without isolation would write
-        to.
-        """
+        """Copies the blocks of chat's caches that a batch without isolation would write to."""
         return {
             name: [
                 cache.narrow(
@@ -230,9 +222,7 @@ class ScratchCaches:
         return tensors
 
     def _scratch(self, name: str, index: int, n_blocks: int) -> list[Tensor]:
-        """Returns caches like a layer's own, with at least `n_blocks` blocks; states are always
-        zeros.
-        """
+        """Returns caches like a layer's own, with `n_blocks` blocks or more; states are zeros."""
         group, live = self.groups[index], self._live(name)
         source = self._sources.get(name, name)
         alone = self.private or source in self._sources.values()
@@ -265,9 +255,7 @@ class ScratchCaches:
         n_blocks: int,
         zeros: Zeros | None = None,
     ) -> Tensor:
-        """Returns a cache of zeros, because even a masked NaN after a sequence's end would spoil a
-        sum.
-        """
+        """Returns a cache of zeros: even a masked NaN after a sequence's end spoils a sum."""
         page = self._page(live, name, group)
         return zeros_like(live, group.block_dim, n_blocks, page, zeros)
 
@@ -282,10 +270,9 @@ def zeros_like(
     live: Tensor, block_dim: int, n_blocks: int, page: int, zeros: Zeros | None = None
 ) -> Tensor:
     """Returns a cache with `n_blocks` blocks, and dtype, other dimensions and memory order of
-    `live`.
-
-    If blocks come first in memory, they are `page` elements apart, or as in `live` if that is less:
-    padding for kernels stays, other layers' pages in between do not. `zeros`: see `new_caches`.
+    `live`. If blocks come first in memory, they are `page` elements apart, or as in `live` if that
+    is less: padding for kernels stays, other layers' pages in between do not. `zeros`: see
+    `new_caches`.
     """
     make = zeros or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=live.device))
     sizes = list(live.shape)

@@ -21,9 +21,8 @@ _LAYOUTS_KEPT = 8
 
 
 class BlockTables:
-    """The blocks of `n` sequences of up to `capacity` tokens, one sequence after the other.
-
-    The first forward pass has `rows` tokens of each sequence.
+    """The blocks of `n` sequences of up to `capacity` tokens, one sequence after the other. The
+    first forward pass has `rows` tokens of each sequence.
     """
 
     def __init__(
@@ -61,9 +60,7 @@ class BlockTables:
         return part
 
     def slots(self, index: int, positions: torch.Tensor) -> torch.Tensor:
-        """Returns the slots of `positions` (k,) of each sequence in a group's cache, int64 (n *
-        k,).
-        """
+        """Returns each sequence's slots of `positions` (k,) in a group's cache, int64 (n * k,)."""
         if self.groups[index].is_state:  # tokens of a state have no separate slots
             return torch.zeros(self.n * len(positions), dtype=torch.int64, device=self.device)
         return (self.first_slots[index] + positions).view(-1)
@@ -71,7 +68,6 @@ class BlockTables:
 
 class Layout:
     """The positions of one forward pass in each sequence of a batch; earlier positions are cached.
-
     All batches of a shape can use one layout. Created without waiting for the device. `most`:
     largest sequence length after `move_to`.
     """
@@ -125,10 +121,9 @@ class Layout:
             slots.copy_(self._tables.slots(index, self.positions[:1]))
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the attention metadata by layer.
-
-        Rebuilt only after `move_to`, or after a chat step has overwritten the builders' buffers.
-        Building can take longer than computing a layer (GLM-5.3-Flash).
+        """Returns the attention metadata by layer. Rebuilt only after `move_to`, or after a chat
+        step has overwritten the builders' buffers: building can take longer than computing a layer
+        (GLM-5.3-Flash).
         """
         groups = [one.group for one in self._tables.groups]
         if self._builds != kv_caches.n_builds(groups):
@@ -173,9 +168,7 @@ class Whereabouts:
         self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Returns layout and caches of one forward pass. A batch with decode steps reserves its
-        caches in its first pass.
-        """
+        """Returns a pass's layout and caches. The first pass reserves caches for decode steps."""
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)
         if not shape.steps:

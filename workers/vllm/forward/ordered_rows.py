@@ -1,6 +1,4 @@
-"""Makes Marlin's experts (4 bits, in DeepSeek-V4 and Kimi-K2) reproducible by sorting their rows
-first. Chat keeps vLLM's order.
-"""
+"""Makes Marlin's experts (4 bits, in DeepSeek-V4 and Kimi-K2) reproducible: sorts their rows."""
 
 from __future__ import annotations
 
@@ -25,17 +23,13 @@ _ROWS, _EXPERTS, _N_USED, _BLOCK = (
 
 
 class OrderedRows:
-    """Wraps Marlin's matrix products and sorts their rows.
-
-    Two products of a layer use the same rows, which are sorted once.
-
-    The sorting kernel is used for a shape if the first call gave the same rows as torch's sorting.
+    """Wraps Marlin's matrix products and sorts their rows. Two products of a layer use the same
+    rows, which are sorted once. The sorting kernel is used for a shape if the first call gave the
+    same rows as torch's sorting.
     """
 
     def __init__(self, own: Any, names: Sequence[str]) -> None:
-        """`names`: names of the operation's arguments. ValueError if an expected name is
-        missing.
-        """
+        """`names`: the operation's argument names. ValueError if an expected name is missing."""
         self._own = own
         self._at = [names.index(name) for name in (_ROWS, _EXPERTS, _N_USED, _BLOCK)]
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -71,10 +65,7 @@ class OrderedRows:
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
-    """Computes `poc_core.fused.row_order.in_order` with torch's sorting.
-
-    Sorts each expert's rows in ascending order; rows after the first `n_used` are unchanged.
-    """
+    """Computes `in_order` with torch: sorts each expert's rows, up to the first `n_used` of all."""
     of_block = experts[: n_used // block]
     is_next = torch.ones_like(of_block, dtype=torch.int64)
     is_next[1:] = of_block[1:] != of_block[:-1]

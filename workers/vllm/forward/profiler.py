@@ -54,9 +54,7 @@ class MarkedScheme(PrefillScheme):
 
 @contextmanager
 def marked_norms(model: nn.Module) -> Iterator[None]:
-    """Runs each of the model's norms in a profiler range, because on CPUs other layers use the same
-    operations.
-    """
+    """Runs each norm in a profiler range: on CPUs other layers use the same operations."""
     ranges: list[record_function] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:
@@ -98,9 +96,7 @@ def profiled(
 
 
 def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Evaluates a GPU's events for `profiled`: a kernel belongs to the range in which it began, by
-    the GPU's clock.
-    """
+    """Evaluates a GPU's events for `profiled`: a kernel's step is the range in which it began."""
     ranges: list[tuple[float, float, str]] = []  # microseconds
     kernels: list[tuple[float, float, str]] = []
     for event in events:
@@ -126,9 +122,7 @@ def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str
 
 
 def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Evaluates a CPU's events for `profiled`: an operation's time excludes the operations that the
-    operation called.
-    """
+    """Evaluates a CPU's events for `profiled`: an operation's time excludes those it called."""
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:
         outer = event
@@ -140,9 +134,7 @@ def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, st
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the floating-point operations a second of a large matrix product: the best of a few
-    tries.
-    """
+    """Returns the operations a second of a large matrix product: the best of a few tries."""
     size = _PEAK_SIZE_GPU if device.type == "cuda" else _PEAK_SIZE_CPU
     a, b = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -172,7 +164,6 @@ def synchronize(device: torch.device) -> None:
 
 def matrix_flops(layers: Iterable[nn.Module], seq_len: int) -> float:
     """Returns the floating-point operations of the layers for one sequence, this rank's share.
-
     Counts matrix products and attention from the sizes stored in vLLM's linear, expert and
     attention modules, because weights may be packed or moved.
     """

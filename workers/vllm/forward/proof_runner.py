@@ -1,9 +1,7 @@
-"""Runs proof micro-batches through the vLLM model, slice by slice, in one of vLLM's processes.
-
-A slice is a run of decoder layers that works like a separate pipeline stage: between two slices
-chat may use the engine, while the micro-batch's activations stay on the device. Every
-tensor-parallel rank runs the same code and generates its own inputs; no tensor is sent to the
-ranks.
+"""Runs proof micro-batches through the vLLM model, slice by slice, in one of vLLM's processes. A
+slice is a run of decoder layers that works like a separate pipeline stage: between two slices chat
+may use the engine, while the micro-batch's activations stay on the device. Every tensor-parallel
+rank runs the same code and generates its own inputs.
 """
 
 from __future__ import annotations
@@ -89,10 +87,8 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def configure(self, codebook: str) -> dict[str, Any]:
-        """Sets this process's codebook, which can be set only once. Returns this rank's properties:
-        sizes in elements, layers, whether it can be sliced.
-
-        `codebook`: see EngineOptions.
+        """Sets this process's codebook (see EngineOptions), which can be set only once. Returns
+        this rank's properties: sizes in elements, layers, whether it can be sliced.
         """
         return {
             "hidden_size": self._hidden_size,
@@ -110,23 +106,16 @@ class ProofRunner:
         }
 
     def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
-        """Returns how many tokens each of `n_places` micro-batches could cache, see
-        StepCaches.room.
-        """
+        """Returns how many tokens each of `n_places` micro-batches can cache (StepCaches.room)."""
         return self._kept.room(n_places, limit_bytes)
 
     def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
-        """Reserves memory for decode steps.
-
-        `moe_layers`: number of layers with experts in each stage.
-        """
+        """Reserves memory for decode steps. `moe_layers`: each stage's layers with experts."""
         self._kept.reserve(n_places, n_tokens)
         self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Turns recording of decode steps on or off. Returns the number of recordings, and why
-        there can be none.
-        """
+        """Turns recording of decode steps on or off; returns their number and why there are none."""
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
@@ -135,17 +124,13 @@ class ProofRunner:
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
-        """Stops watching; returns the layers whose chat cache changed, and whether outputs are
-        equal on all ranks.
-        """
+        """Stops watching; returns the changed chat caches, and whether ranks' outputs are equal."""
         watch, self._watch = self._watch, None
         assert watch is not None, "unwatch without watch"
         return {"touched": watch.touched(), "replicated": watch.replicated}
 
     def settle(self, private: bool, replicated: bool) -> None:
-        """Sets whether caches are private, and whether outputs are equal on all tensor-parallel
-        ranks.
-        """
+        """Sets whether caches are private, and whether outputs are equal on all ranks."""
         self._caches.private, self._schemes.replicated = private, replicated
         self._bound.settle(replicated)
         self._caches.forget()
@@ -159,13 +144,11 @@ class ProofRunner:
         wait: bool,
         fetch: int | None,
     ) -> dict[str, Any]:
-        """Runs at most one of `slices` (see Slice): the one with this rank's layers.
-
-        `begin`: id, spec, nonces and part (see ticks.py) of each new micro-batch. `drop`: ids of
-        cancelled micro-batches. `wait`, `fetch`: see Tick. Returns {"refused": {id: reason}, "ran":
-        [(slice, seconds)], "values": {id: values}} for everything that ended since the last tick;
-        only the reporting rank returns values. If an error is raised, all micro-batches are
-        dropped.
+        """Runs at most one of `slices` (see Slice): the one with this rank's layers. `begin`: id,
+        spec, nonces and part (see ticks.py) of each new micro-batch. `drop`: ids of cancelled
+        micro-batches. `wait`, `fetch`: see Tick. Returns {"refused": {id: reason}, "ran": [(slice,
+        seconds)], "values": {id: values}} for everything that ended since the last tick; only the
+        reporting rank returns values. If an error is raised, all micro-batches are dropped.
         """
         for micro_batch in drop:
             self._end(micro_batch)
@@ -201,9 +184,8 @@ class ProofRunner:
         self, fields: Mapping[str, Any], nonces: Sequence[int], watch: bool
     ) -> dict[str, Any]:
         """Returns fields of a RankProfile for one micro-batch, computed in one slice of this rank's
-        layers.
-
-        `watch`: uses the profiler; without it busy_s is 0 and kernels are empty. Raises SpecError.
+        layers. `watch`: uses the profiler; without it busy_s is 0 and kernels are empty. Raises
+        SpecError.
         """
         spec = ProofSpec.model_validate(fields)
         scheme = self._schemes.of(spec)
@@ -241,9 +223,7 @@ class ProofRunner:
         }
 
     def matrix_peak(self) -> dict[str, Any]:
-        """Returns the device's name, and its operations a second in a matrix product in the model's
-        dtype.
-        """
+        """Returns the device's name, and its speed in a matrix product in the model's dtype."""
         peak = profiler.matrix_peak(self._device, self._dtype)
         return {"device": profiler.device_name(self._device), "peak_flops": peak}
 
@@ -331,10 +311,8 @@ class ProofRunner:
         )
 
     def _token_ids(self, batch: Batch, step: int, vocab_size: int) -> torch.Tensor:
-        """Returns the token ids of a pass: int32 (tokens,).
-
-        In later pipeline stages a decode step's ids are zeros: only the first stage has the points,
-        and no gate reads the ids.
+        """Returns the token ids of a pass: int32 (tokens,). In later pipeline stages a decode
+        step's ids are zeros: only the first stage has the points, and no gate reads the ids.
         """
         if self._own.start > 0 and batch.order.is_step(step):
             n_tokens = batch.order.n_tokens(step)
@@ -352,9 +330,7 @@ class ProofRunner:
         held.state = self._transfer.receive(held.batch.order.n_tokens(step))
 
     def _return_points(self, one: Slice) -> None:
-        """Sends the points to the first stage if the slice ended a pass and another pass
-        follows.
-        """
+        """Sends the points to the first stage, if the slice ended a pass but not the last one."""
         held = self._micro_batches.get(one.micro_batch)
         if held is None or one.end != len(self._layers):
             return
@@ -383,9 +359,7 @@ class ProofRunner:
 
 
 def _sent_to_host(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns a copy on the host, complete once the device's current work is done; does not
-    wait.
-    """
+    """Returns a copy on the host, complete after the device's current work. Does not wait."""
     if numbers.device.type != "cuda":
         return numbers
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

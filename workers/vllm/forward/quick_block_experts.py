@@ -1,7 +1,6 @@
 """Kernels for experts in block FP8, which write rows in the order of the experts. Bound only during
-a proof's slice, so chat keeps vLLM's kernels.
-
-The first large call of each shape tries several tiles and uses the fastest that gives vLLM's bits.
+a proof's slice, so chat keeps vLLM's kernels. The first large call of each shape tries several
+tiles and uses the fastest that gives vLLM's bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Kernels for matrix products of experts in 16 bits, which apply the activation while writing.
-Bound only during a proof's slice, so chat keeps vLLM's kernels.
-"""
+"""Kernels for products of experts in 16 bits, with the activation; chat keeps vLLM's kernels."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class Product(NamedTuple):
         )  # fmt: skip
 
     def of_opened(self, out: Tensor, opened: Tensor) -> None:
-        """Computes this second product from a first product that was written in the order of
-        experts.
-        """
+        """Computes this second product from a first one in the order of experts."""
         from poc_core.fused.experts import product_by_expert_
 
         assert self.share is not None
@@ -155,7 +151,6 @@ class LayerCall:
 
     def multiply(self, product: Product | None, own: Compute) -> None:
         """Computes the second product, or delays the first until its activation is requested.
-
         `product`: None if the kernels do not support it.
         """
         opened, self._opened = self._opened, None
@@ -196,10 +191,7 @@ class LayerCall:
             by_row()
 
     def open_gates(self, output: Tensor, given: Tensor, own: Compute, is_ours: bool) -> None:
-        """Computes the first product and its activation.
-
-        `is_ours`: the kernels support this activation.
-        """
+        """Computes the first product and its activation; `is_ours`: a kernel supports it."""
         product, self._waiting = self._waiting, None
         if product is None:
             own()
@@ -229,9 +221,7 @@ class LayerCall:
             self._opened = Opened(product, output, room, bool(is_better), way)
 
     def _room(self, product: Product, output: Tensor) -> Tensor | None:
-        """Returns memory for the first product in the order of experts, in vLLM's memory; None if
-        that is too small.
-        """
+        """Returns part of vLLM's memory for the first product by expert; None if too small."""
         from poc_core.fused.experts import rows_by_expert
 
         space, columns = self._space, output.shape[1]

@@ -1,9 +1,8 @@
 """A layer's experts in MXFP4, unpacked to bfloat16 for products of many rows; bound only during a
-proof's slice, so chat keeps Marlin.
-
-Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows per
-expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The numbers
-are Marlin's, but their sums have another order. POC_EXPERTS=fast turns this on.
+proof's slice, so chat keeps Marlin. Marlin unpacks a weight again for each 64 rows. A proof's
+micro-batch has hundreds of rows per expert: unpacking a layer's weights once and multiplying in 16
+bits takes half the time. The numbers are Marlin's, but their sums have another order.
+POC_EXPERTS=fast turns this on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """MiniMax's norms of queries and keys as fused kernels, bound only during a proof's slice: chat
-keeps vLLM's code.
-
-On a rank with all heads vLLM computes them element by element in float32: ten passes over memory.
-Under tensor parallelism vLLM has its own kernels.
+keeps vLLM's code. On a rank with all heads vLLM computes them element by element in float32: ten
+passes over memory. Under tensor parallelism vLLM has its own kernels.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ Norms = Callable[[Any, Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes each norm in one kernel that adds in torch's order. ValueError for unsupported
-    rows.
-    """
+    """Computes each norm in one kernel that adds in torch's order. ValueError for other rows."""
     # imported here: Triton comes with CUDA builds
     from poc_core.fused.norms import can_norm, rms_norm
 

@@ -1,7 +1,6 @@
-"""Fused kernels that replace vLLM's operations during a proof's slice; chat keeps vLLM's.
-
-A kernel is used for a shape only if its bits equal those of vLLM's operation: the first large call
-of each shape runs both, on its first rows and on numbers of all magnitudes.
+"""Fused kernels that replace vLLM's operations during a proof's slice; chat keeps vLLM's. A kernel
+is used for a shape only if its bits equal those of vLLM's operation: the first large call of each
+shape runs both, on its first rows and on numbers of all magnitudes.
 """
 
 from __future__ import annotations
@@ -399,9 +398,7 @@ class StandIn:
 
 
 def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Returns numbers (rows, columns) whose magnitude grows by row up to 2^60, with zeros of both
-    signs.
-    """
+    """Returns numbers (rows, columns) that grow by row to 2^60, with zeros of both signs."""
     generator = torch.Generator(like.device).manual_seed(rows)
     normal = torch.randn(rows, columns, generator=generator, device=like.device)
     exponents = torch.linspace(-133, 60 if like.dtype is torch.bfloat16 else 12, rows)
@@ -417,9 +414,8 @@ ROUTER = "vllm::fp32_router_gemm_dispatch"
 
 
 class SharedRouter:
-    """Routes a share of the rows on each tensor-parallel rank.
-
-    Used if the ranks have the same rows and a row's bits do not depend on the number of rows.
+    """Routes a share of the rows on each tensor-parallel rank. Used if the ranks have the same rows
+    and a row's bits do not depend on the number of rows.
     """
 
     def __init__(self, own: Any) -> None:
@@ -431,9 +427,7 @@ class SharedRouter:
         return getattr(self._own, name)
 
     def __call__(self, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """Returns the router's output for x. `rest`: in later releases, whether Blackwell's kernel
-        may be used.
-        """
+        """Routes x. `rest`: in later releases, whether Blackwell's kernel may be used."""
         rank, n_ranks = parallel.tensor_ranks()
 
         def by_shares() -> Tensor:

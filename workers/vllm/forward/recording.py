@@ -1,6 +1,4 @@
-"""Records device work once and replays it: on a GPU as a CUDA graph, which launches many kernels in
-one call.
-
+"""Records device work once and replays it: on a GPU as a CUDA graph, one call for many kernels.
 Recorded work reads and writes only tensors that keep their addresses.
 """
 
@@ -37,10 +35,7 @@ RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
 
 
 def why_off(shares_sums: bool) -> str:
-    """Returns why this engine records nothing; empty if it records.
-
-    `shares_sums`: True with several ranks.
-    """
+    """Returns why this engine records nothing, or "". `shares_sums`: it has several ranks."""
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH}=off"
     allocator = " ".join(os.environ.get(name, "") for name in _ALLOCATOR).lower()
@@ -58,14 +53,11 @@ class NotReplayableError(RuntimeError):
 class Recorder(Protocol):
     def record(self, work: Callable[[], Any]) -> Replay:
         """Records the work without running it, so its state does not advance; returns its replay.
-
         If ranks share the work, an error on one rank raises on all.
         """
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns arguments with the values of `new` for work recorded with `kept`. Raises
-        NotReplayableError.
-        """
+        """Returns `kept` work's arguments with the values of `new`. Raises NotReplayableError."""
 
 
 class GraphRecorder:
@@ -120,9 +112,7 @@ class RunAgain:
         return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns the new arguments uncopied: vLLM's metadata for CPUs contains pointers into
-        itself.
-        """
+        """Returns `new` uncopied: vLLM's metadata for CPUs contains pointers into itself."""
         return new
 
 
@@ -132,7 +122,6 @@ def recorder_for(device: torch.device, sums: RecordedSums) -> Recorder:
 
 def refill(kept: Any, new: Any) -> None:
     """Copies the tensors of `new`, a dataclass of plain fields, into the tensors of `kept`.
-
     NotReplayableError if anything else differs, or a field may hide tensors.
     """
     if type(kept) is not type(new):
@@ -156,11 +145,8 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """Returns whether `kept` needs no copy, because it is `new` itself or the recorded work fills
-    it.
-
-    The work fills FlashMLA's plan if the plan is empty. An empty dictionary of the layers' plans
-    needs no copy either.
+    """Returns whether `kept` needs no copy, because it is `new` or the recorded work fills it:
+    FlashMLA's plan if it is empty, and an empty dictionary of the layers' plans.
     """
     if isinstance(kept, dict):
         return not kept and not new

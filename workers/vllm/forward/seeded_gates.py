@@ -1,5 +1,4 @@
 """Chooses experts by a seed instead of the gates of vLLM's models (protocol.md, section 8.2).
-
 Applies only during a proof's slice; chat is not affected.
 """
 
@@ -35,10 +34,7 @@ _TOP_K = (
 
 
 class Gates:
-    """The gates of this pipeline stage's layers of experts, in the model's order.
-
-    Gates that route by token id are not included.
-    """
+    """This stage's gates of layers of experts, in order, without those that route by token id."""
 
     def __init__(self, layers: nn.ModuleList, own: range, text_config: Any) -> None:
         self._by_layer: dict[int, list[nn.Module]] = {}
@@ -79,7 +75,6 @@ class Gates:
     @contextmanager
     def seeded(self, layers: range, first_experts: FirstExperts | None) -> Iterator[None]:
         """Makes the logits of the gates of `layers` select the seeded experts inside the context.
-
         The model processes the logits as usual. `first_experts`: None changes nothing. RuntimeError
         if a gate was not called, or was called for other rows.
         """

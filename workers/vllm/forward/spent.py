@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 
 class Spent:
-    """Seconds by part, and the number of slices.
-
-    On the host: `launch_s` (includes `metadata_s`), `waits_s` (for the device, before a launch),
-    `between_s` (between calls of the rank). On the device: `busy_s`.
+    """Seconds by part, and the number of slices. On the host: `launch_s` (includes `metadata_s`),
+    `waits_s` (for the device, before a launch), `between_s` (between calls of the rank). On the
+    device: `busy_s`.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,4 @@
-"""Transfers between pipeline stages: activations to the next stage, a decode step's points to the
-first stage.
-"""
+"""Transfers between pipeline stages: activations forward, a decode step's points to the first."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ _ALIGNMENT = 512
 
 
 class Place:
-    """A set of caches, one per layer, that one micro-batch uses at a time.
-
-    On a GPU their memory is reserved permanently; on a CPU it grows with the micro-batch.
+    """A set of caches, one per layer, that one micro-batch uses at a time. On a GPU their memory is
+    reserved permanently; on a CPU it grows with the micro-batch.
     """
 
     def __init__(self, memory: Tensor | None) -> None:
@@ -34,10 +33,7 @@ class Place:
         self._used = 0
 
     def make(self, scratch: ScratchCaches, n_sequences: int, n_tokens: int) -> None:
-        """Creates caches of zeros for one shape, in place of the earlier ones.
-
-        On a GPU a shape's caches always have the same addresses.
-        """
+        """Creates caches of zeros for one shape. On a GPU they always have the same addresses."""
         self.caches.clear()  # freed before the new ones are created
         self._used = 0
         zeros = None if self.memory is None else self._zeros
@@ -87,10 +83,8 @@ class StepCaches:
         return None
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
-        """Returns how many tokens fit into each of `n_places` places. A sequence's states count as
-        `state` tokens.
-
-        `limit_bytes`: for all places; None for a share of the free memory.
+        """Returns how many tokens fit into each of `n_places` places; states count as `state`
+        tokens. `limit_bytes`: for all places; None for a share of the free memory.
         """
         if limit_bytes is None and self.on_gpu:
             limit_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(self._device)[0])
@@ -113,9 +107,7 @@ class StepCaches:
             self.places.append(place)
 
     def take(self, n: int, positions: int) -> Place:
-        """Takes a place for `n` new sequences of `positions` tokens; `free` must give the place
-        back.
-        """
+        """Takes a place, until `free`, for `n` new sequences of `positions` tokens."""
         place = next(place for place in self.places if not place.is_taken)
         n_tokens = n * -(-positions // self.block) * self.block
         n_states = n if self._per_state else 0

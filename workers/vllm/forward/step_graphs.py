@@ -1,7 +1,6 @@
-"""A rank's decode steps, recorded once for each shape and replayed.
-
-If recording or replay is not possible, steps run operation by operation. Tensor-parallel ranks
-record and replay the same steps and agree on this, because a sum waits for all ranks.
+"""A rank's decode steps, recorded once for each shape and replayed. If that is not possible, steps
+run operation by operation. Tensor-parallel ranks record and replay the same steps and agree on
+this, because a sum waits for all ranks.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class StepGraphs:
 
     def output(self, held: DeviceBatch, layers: range, step: int) -> Any:
         """Runs one step; returns (nonces, hidden) after the final norm, or the next stage's input.
-
         Returns None if the step must run operation by operation. The next replay overwrites the
         returned tensor.
         """
@@ -138,10 +136,7 @@ class StepGraphs:
     def _recorded(
         self, held: DeviceBatch, tables: BlockTables, place: Place, step: int
     ) -> RecordedStep:
-        """Records the step with its current inputs.
-
-        Raises any error of a backend that cannot be recorded.
-        """
+        """Records the step with its current inputs. May raise any error of a backend."""
         part = Part(self._layers, self._n_layers, self._gates.numbers, self._vocab_size)
         recorded = _on_all_ranks(lambda: RecordedStep(held.batch, tables, part, self._recorder))
         _on_all_ranks(lambda: recorded.fill(held.batch, step, held.state))
@@ -157,10 +152,7 @@ class StepGraphs:
 
 
 def _on_all_ranks(work: Callable[[], T]) -> T:
-    """Runs the work and fails on all tensor-parallel ranks if it fails on one.
-
-    All ranks must call this.
-    """
+    """Runs the work; fails on all tensor-parallel ranks if it fails on one. All ranks must call."""
     failure: Exception | None = None
     try:
         done = work()
@@ -181,9 +173,7 @@ class Part(NamedTuple):
 
 
 class RecordedStep:
-    """A recorded decode step for micro-batches of one shape and Place; copies all inputs into its
-    own tensors.
-    """
+    """A recorded decode step of one shape and Place; copies all inputs into its own tensors."""
 
     hidden_size: int
 
@@ -205,11 +195,8 @@ class RecordedStep:
         self._replay: Replay | None = None
 
     def fill(self, batch: Batch, step: int, state: Mapping[str, Tensor] | None = None) -> None:
-        """Sets the inputs to those of a micro-batch's step.
-
-        NotReplayableError if the step is of another kind than the recorded step.
-
-        `state`: the output of the previous stage.
+        """Sets the inputs to those of a micro-batch's step. `state`: the output of the previous
+        stage. NotReplayableError if the step is of another kind than the recorded step.
         """
         self._layout.move_to(batch.order.positions(step).start)
         if state is not None:
@@ -232,10 +219,7 @@ class RecordedStep:
         )
 
     def record(self, forward: BoundForward, caches: Caches) -> None:
-        """Records the step, after `fill`; `caches()` binds the caches of the step's Place.
-
-        An error on one rank raises on all.
-        """
+        """Records the step after `fill`, with the context `caches()`. Any rank's error raises."""
 
         def work() -> Any:
             assert self._metadata is not None, "nothing was filled in"
@@ -252,9 +236,7 @@ class RecordedStep:
         self._replay = self._recorder.record(work)
 
     def replayed(self) -> Any:
-        """Runs the step with its current inputs: returns (nonces, hidden), or the next stage's
-        input.
-        """
+        """Runs the step with its inputs: returns (nonces, hidden), or the next stage's input."""
         assert self._replay is not None, "nothing was recorded"
         output = self._replay()
         if self._part.layers.stop == self._part.n_layers:

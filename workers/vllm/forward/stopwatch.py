@@ -1,6 +1,4 @@
-"""Measures how long slices use a device, and limits the number of slices waiting on the device,
-because a GPU's launches return immediately.
-"""
+"""Measures how long slices use a device, and limits how many of them wait on the device."""
 
 from __future__ import annotations
 
@@ -15,9 +13,8 @@ MOST_IN_FLIGHT = 2
 
 
 class Stopwatch:
-    """Measures successive runs of device work; each run has a `tag`.
-
-    Uses the host's clock, because a CPU has done the work when the call returns.
+    """Measures successive runs of device work; each run has a `tag`. Uses the host's clock, because
+    a CPU has done the work when the call returns.
     """
 
     def __init__(self) -> None:
@@ -52,9 +49,7 @@ class Stopwatch:
 
 
 class EventStopwatch(Stopwatch):
-    """A stopwatch for GPUs that uses events in the stream: times are the GPU's, without additional
-    waits.
-    """
+    """A stopwatch for GPUs: events in the stream measure the GPU's time, without further waits."""
 
     def __init__(self) -> None:
         super().__init__()

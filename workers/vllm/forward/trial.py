@@ -27,9 +27,8 @@ class Trial(Generic[V]):
         self.found: dict[Any, V] = {}
 
     def of(self, key: Any, find: Callable[[], V]) -> V | None:
-        """Returns a key's result, running `find` the first time.
-
-        Returns None for a new key during a recording, because a trial waits for its result.
+        """Returns a key's result, running `find` the first time. Returns None for a new key during
+        a recording, because a trial waits for its result.
         """
         if key not in self.found:
             if torch.cuda.is_current_stream_capturing():
@@ -39,9 +38,8 @@ class Trial(Generic[V]):
 
 
 def is_right(what: str, why_not: Callable[[], str]) -> bool:
-    """Returns whether `why_not` finds no error; logs the error otherwise.
-
-    Exceptions are caught, because an error in a kernel would end the engine.
+    """Returns whether `why_not` finds no error; logs the error otherwise. Exceptions are caught,
+    because an error in a kernel would end the engine.
     """
     try:
         why = why_not()
@@ -54,9 +52,8 @@ def is_right(what: str, why_not: Callable[[], str]) -> bool:
 
 @contextmanager
 def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Replaces a function of one of vLLM's classes or modules inside the context.
-
-    `other` is called with the original function and its arguments. `of`: None changes nothing.
+    """Replaces a function of one of vLLM's classes or modules inside the context. `other` is called
+    with the original function and its arguments. `of`: None changes nothing.
     """
     if of is None:
         yield
@@ -77,9 +74,7 @@ def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
 
 
 def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
-    """Returns the index of the fastest of `ways` that writes the same bits as `own` to `out` (rows,
-    ...); None if `own` is fastest.
-    """
+    """Returns the index of the fastest of `ways` with the bits of `own` in `out`; else None."""
     own()
     expected = out[::_EVERY].clone()
     found, least_ms = None, milliseconds(own)

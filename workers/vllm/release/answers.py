@@ -101,10 +101,7 @@ def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tens
 
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
-    """Returns the parameters of a one-pass request.
-
-    `skip_cache`: also computes positions that are in the prefix cache.
-    """
+    """Returns a one-pass request's parameters. `skip_cache`: also computes cached positions."""
     return SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -120,9 +117,7 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
     """Returns the parameters for decoding known tokens: the client's parameters without those that
-    end or shape the answer.
-
-    Tokens that could have ended the answer stay masked before min_tokens.
+    end or shape the answer. Tokens that could have ended the answer stay masked before min_tokens.
     """
     kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
     kept.pop(TOKEN_IDS, None)
@@ -162,10 +157,8 @@ def core_output(request_id: str, tokens: list[int], rows: Rows) -> Any:
 
 
 def shape_logprobs(processor: Any, request: Any) -> None:
-    """Changes the logprobs of an answer that the output processor has just begun.
-
-    Names tokens by their ids if the request asks for ids. A one-pass request keeps its prompt's
-    logprobs as Rows.
+    """Changes the logprobs of an answer that the output processor has just begun. Names tokens by
+    their ids if the request asks for ids. A one-pass request keeps its prompt's logprobs as Rows.
     """
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
@@ -224,10 +217,8 @@ def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
 
 
 def leave_schemas_to_trials() -> None:
-    """Stops vLLM's server from converting schemas, expressions and structural tags.
-
-    The conversion would block its event loop for seconds, and the trial compiles each of them
-    anyway.
+    """Stops vLLM's server from converting schemas, expressions and structural tags. The conversion
+    would block its event loop for seconds, and the trial compiles each of them anyway.
     """
     from vllm.v1.structured_output import backend_xgrammar
 
@@ -253,9 +244,7 @@ _MOST_NAMED = 64
 
 
 def unsupported(schema: Any) -> str:
-    """Returns the parts of a schema that xgrammar cannot enforce, such as "At #/properties/a:
-    multipleOf."; or "".
-    """
+    """Returns what xgrammar cannot enforce, such as "At #/properties/a: multipleOf."; or ""."""
     from vllm.v1.structured_output.backend_xgrammar import (
         has_xgrammar_unsupported_json_features as lacks,
     )
@@ -267,9 +256,7 @@ def unsupported(schema: Any) -> str:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Finds the innermost part for which `lacks` is true; returns its path and the unsupported
-    keywords.
-    """
+    """Returns the innermost part's path for which `lacks` is true, and its bad keywords."""
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
         path, schema = path + found[0], found[1]
@@ -309,24 +296,17 @@ class _Ids:
 
 
 class Answer:
-    """The answer to a request as if the known tokens had been sampled, with vLLM's stop rules,
-    detokenizer and outputs.
-    """
+    """The answer as if the known tokens had been sampled, with vLLM's stop rules and outputs."""
 
     def __init__(self, llm: Any, request: Any, text: str | None, tokens: list[int]) -> None:
-        """`request`: vLLM's EngineCoreRequest, checked and complete. `text`: the prompt's text.
-
-        `tokens`: the known tokens.
-        """
+        """`request`: vLLM's EngineCoreRequest. `text`: the prompt. `tokens`: the known tokens."""
         self._llm, self._request, self._text = llm, request, text
         self._ends = Request.from_engine_core_request(request, None)
         self.tokens = self._cut(tokens)
 
     def _cut(self, tokens: list[int]) -> list[int]:
-        """Cuts the tokens after the first that ends the answer.
-
-        No token ends the answer before min_tokens, though releases after 0.28 stop at tokens that
-        they would not have sampled.
+        """Cuts the tokens after the first that ends the answer. No token ends the answer before
+        min_tokens, though releases after 0.28 stop at tokens that they would not have sampled.
         """
         params, ends = self._request.sampling_params, self._ends
         limit = self._llm.model_config.max_model_len
@@ -346,9 +326,7 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """Yields vLLM's RequestOutputs for successive parts of the tokens; for streams, one per
-        token.
-        """
+        """Yields vLLM's RequestOutputs for parts of the tokens; for streams, one per token."""
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
         requests = self._children(processor)
         params = self._request.sampling_params
@@ -363,10 +341,7 @@ class Answer:
                 return
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Returns the logprobs if vLLM names their tokens.
-
-        If tokens are named by ids, adds the logprobs directly and returns None.
-        """
+        """Returns logprobs that vLLM names; if ids name them, adds them here and returns None."""
         if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape

@@ -27,9 +27,7 @@ def known_arguments(parser: Any) -> set[str]:
 
 def hold_tools_to_schemas(parser: Any) -> None:
     """Makes a required or named tool's arguments follow its schema by default, as up to release
-    0.28.
-
-    By default 0.32 does not constrain a tool that is not `strict`: arguments were [] or "en".
+    0.28. By default 0.32 does not constrain a tool that is not `strict`: arguments were [] or "en".
     """
     if "tool-strict-level" in known_arguments(parser):
         parser.set_defaults(tool_strict_level="parameter")
@@ -54,10 +52,7 @@ Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
 
 
 def check_bodies(app: Any, check: Check) -> None:
-    """Calls `check` for each parsed body before the route's function runs.
-
-    The route raises the errors of `check`.
-    """
+    """Calls `check` for each parsed body before the route's function runs, in the route."""
     for route in app.routes:
         dependant = getattr(route, "dependant", None)
         if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):

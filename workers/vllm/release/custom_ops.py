@@ -18,10 +18,9 @@ _EAGER = ("vllm_c", "triton", "native")
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """Selects vLLM's kernels for norms, as in an eager deployment.
-
-    In a compiled deployment norms are compiled code, which a proof's forward pass skips: without
-    the kernels, proofs would run norms operation by operation.
+    """Selects vLLM's kernels for norms, as in an eager deployment. In a compiled deployment norms
+    are compiled code, which a proof's forward pass skips: without the kernels, proofs would run
+    norms operation by operation.
     """
     if not torch.cuda.is_available():
         yield
@@ -52,9 +51,7 @@ def _eager_priority() -> Any:
 
 
 def operation(name: str) -> Any | None:
-    """Returns one of vLLM's operations, such as _C::rms_norm; None if this release or device lacks
-    it.
-    """
+    """Returns vLLM's operation, such as _C::rms_norm; None if this release or device lacks it."""
     import vllm._custom_ops  # noqa: F401  # loads the compiled operations
 
     namespace, _, own = name.partition("::")
@@ -68,10 +65,7 @@ def argument_names(operation: Any) -> list[str]:
 
 @contextmanager
 def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replaces these operations of vLLM for calls from Python.
-
-    Recorded and compiled code still calls the original operations.
-    """
+    """Replaces operations of vLLM for calls from Python, not in recorded or compiled code."""
     own = {name: operation(name) for name in others}
     _put(others)
     try:
@@ -90,10 +84,7 @@ def _put(operations: Mapping[str, Any]) -> None:
 
 
 def enable_custom_ops(engine_args: Any) -> None:
-    """Enables vLLM's kernels for all other fused operations, which are chosen at model load.
-
-    An operator's setting takes precedence.
-    """
+    """Enables all other fused kernels at model load; an operator's setting takes precedence."""
     config = engine_args.compilation_config
     if not any(word in ("all", "none") for word in config.custom_ops):
         config.custom_ops.append("all")
@@ -108,18 +99,14 @@ def query_and_key_norms() -> Any | None:
 
 
 def triton_experts() -> Any | None:
-    """Returns the module whose TritonExperts multiply with Triton's kernel; None if this release
-    has it elsewhere.
-    """
+    """Returns the module of Triton's experts; None if this release has it elsewhere."""
     found = _module("fused_moe.experts.triton_moe")
     names = ("TritonExperts", "invoke_fused_moe_triton_kernel")
     return found if all(hasattr(found, name) for name in names) else None
 
 
 def marlin_experts() -> Any | None:
-    """Returns the class of experts with weights in Marlin's layout; None if this release has it
-    elsewhere.
-    """
+    """Returns the class of experts in Marlin's layout; None if this release has it elsewhere."""
     return getattr(_module("fused_moe.experts.marlin_moe"), "MarlinExperts", None)
 
 
@@ -142,9 +129,7 @@ def sum_of_experts(
 
 
 def limit_of_gates(experts: Any) -> float | None:
-    """Returns the clamp limit of a TritonExperts' gate and up projections in any release; None if
-    there is no limit.
-    """
+    """Returns the clamp limit of a TritonExperts' gate and up projections; None without a limit."""
     said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
     limits = (getattr(getattr(experts, of, None), name, None) for of, name in said)
     return next((float(one) for one in limits if one is not None), None)
@@ -152,9 +137,8 @@ def limit_of_gates(experts: Any) -> float | None:
 
 def scales_are_powers() -> bool:
     """Returns whether TritonExperts run activation and quantisation separately, with scales that
-    are powers of two.
-
-    This is so on Hopper if DeepGEMM can be imported and VLLM_USE_DEEP_GEMM_E8M0 is not 0.
+    are powers of two. This is so on Hopper if DeepGEMM can be imported and VLLM_USE_DEEP_GEMM_E8M0
+    is not 0.
     """
     return bool(getattr(triton_experts(), "is_deep_gemm_e8m0_used", lambda: False)())
 

@@ -21,9 +21,7 @@ _NICE = 10
 
 
 def let_readers_sleep() -> None:
-    """Makes vLLM's processes sleep between two polls for a message on CPUs, instead of calling
-    sched_yield.
-
+    """Makes vLLM's processes sleep between two polls for a message on CPUs, instead of sched_yield.
     sched_yield costs nothing if each process has its own core. On machines with fewer cores, Linux
     6.18 left everything else on such a core waiting for many seconds: the API, other engines,
     chat's clients.
@@ -37,10 +35,9 @@ def let_readers_sleep() -> None:
 
 
 def compile_grammars_after_steps() -> None:
-    """Gives an engine core's steps priority over the threads that compile grammars.
-
-    Also limits xgrammar, which uses eight threads for one grammar: the threads would compete with a
-    step even at low priority.
+    """Gives an engine core's steps priority over the threads that compile grammars. Also limits
+    xgrammar, which uses eight threads for one grammar: the threads would compete with a step even
+    at low priority.
     """
     from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
@@ -71,7 +68,7 @@ def compile_grammars_after_steps() -> None:
 
 
 def let_core_count() -> None:
-    """Adds a utility method to the engine core that returns its number of unfinished requests."""
+    """Adds a method to the engine core that returns its number of unfinished requests."""
     from vllm.v1.engine.core import EngineCore
 
     def proof_unfinished(core: Any) -> int:
@@ -89,9 +86,8 @@ async def unfinished_in_core(llm: Any) -> int:
 
 
 def step_logger(count: Callable[[], None]) -> Any:
-    """Returns a stat logger for AsyncLLM that calls `count` for every report of the engine core.
-
-    The logger turns stats on, so that every step reports, even one that gives no request a token.
+    """Returns a stat logger for AsyncLLM that calls `count` for every report of the engine core. It
+    turns stats on, so that every step reports, even one that gives no request a token.
     """
 
     class StepLogger(StatLoggerBase):
@@ -117,11 +113,10 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 
 @contextmanager
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
-    """Makes an engine core with only one rank compute in the core's process, as on a GPU.
-
-    On CPUs vLLM starts another process for that rank, because OpenMP reads the CPUs of its threads
-    at process start. Here the core starts with the rank's CPUs. This saves a third of the CPU time
-    and memory of a start.
+    """Makes an engine core with only one rank compute in the core's process, as on a GPU. On CPUs
+    vLLM starts another process for that rank, because OpenMP reads the CPUs of its threads at
+    process start. Here the core starts with the rank's CPUs. This saves a third of the CPU time and
+    memory of a start.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1

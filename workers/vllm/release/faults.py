@@ -69,10 +69,7 @@ def _backend(name: str) -> Any:
 
 
 def why_unknown(said: str) -> str | None:
-    """Explains vLLM's error text for an unknown model class; None for other texts.
-
-    The explanation replaces vLLM's list of its hundreds of classes.
-    """
+    """Explains vLLM's error text for an unknown model class, which lists hundreds; else None."""
     from vllm.version import __version__
 
     found = _UNKNOWN.search(said)
@@ -108,9 +105,7 @@ def why_not_on_cpus(engine_args: Any) -> str | None:
 
 def why_not_startable(config: Any) -> str | None:
     """Returns why vLLM would fail after minutes of loading or at the first chat; None if it would
-    not.
-
-    vLLM 0.25 gives the 8-bit cache of sparse attention a shape that differs from its memory
+    not. vLLM 0.25 gives the 8-bit cache of sparse attention a shape that differs from its memory
     (vllm-project/vllm#48378). On CPUs a chat step with latent attention (MLA) and an 8-bit cache
     ends the engine (seen with 0.32).
     """
@@ -142,11 +137,10 @@ def why_not_startable(config: Any) -> str | None:
 
 
 def plan_for_caches_of_8_bits() -> None:
-    """Passes FlashInfer the right dtype for the 8-bit cache of sparse attention, on Hopper.
-
-    vLLM 0.30 and 0.31 pass uint8, the storage type, which FlashInfer refuses: GLM-5.3-Flash with
-    the network's --kv-cache-dtype fp8 does not start (vllm-project/vllm#55221; fixed in 0.32). Must
-    be called in each of vLLM's processes before attention is created.
+    """Passes FlashInfer the right dtype for the 8-bit cache of sparse attention, on Hopper. vLLM
+    0.30 and 0.31 pass uint8, the storage type, which FlashInfer refuses: GLM-5.3-Flash with the
+    network's --kv-cache-dtype fp8 does not start (vllm-project/vllm#55221; fixed in 0.32). Must be
+    called in each of vLLM's processes before attention is created.
     """
     import torch
     from vllm.platforms import current_platform
@@ -169,10 +163,8 @@ def plan_for_caches_of_8_bits() -> None:
 
 
 def receive_activations(runner: Any) -> None:
-    """Allocates the buffer for the previous pipeline stage's activations, on CPUs.
-
-    vLLM 0.32 allocates it in a warm-up that eager CPU engines skip. Without the buffer the first
-    chat ends the engine.
+    """Allocates the buffer for the previous pipeline stage's activations, on CPUs. vLLM 0.32
+    allocates it in a warm-up that eager CPU engines skip; the first chat would end the engine.
     """
     import torch
     from vllm.distributed.parallel_state import get_pp_group
@@ -186,12 +178,11 @@ def receive_activations(runner: Any) -> None:
 
 
 def keep_generators(runner: Any) -> None:
-    """Keeps the random generator of a seeded request from being rewound, on CPUs.
-
-    vLLM's V1 model runner rewinds the generator after sampling from a part of a prompt, which CPU
-    generators do not support: "CPU Generator does not use offset" ended the engine of 0.32 if a
-    seeded prompt took several steps. Without rewinding, the random numbers after such a prompt
-    depend on how the prompt was divided.
+    """Keeps the random generator of a seeded request from being rewound, on CPUs. vLLM's V1 model
+    runner rewinds the generator after sampling from a part of a prompt, which CPU generators do not
+    support: "CPU Generator does not use offset" ended the engine of 0.32 if a seeded prompt took
+    several steps. Without rewinding, the random numbers after such a prompt depend on how the
+    prompt was divided.
     """
     import torch
 

@@ -64,12 +64,10 @@ def attention_groups(runner: Any) -> Iterator[Any]:
 
 
 def cache_kind(group: Any) -> str | None:
-    """Returns the kind of the group's caches; None if proofs cannot have separate caches of this
-    kind.
-
-    "tokens": blocks with a sequence's tokens only. "state": one block for each sequence of any
-    length. Kinds are matched by name, because derived kinds may hold more: an encoder's states, or
-    sinks that are written once into the cache bound at that time.
+    """Returns the kind of the group's caches; None if proofs cannot have separate ones of this
+    kind. "tokens": blocks with a sequence's tokens only. "state": one block for each sequence of
+    any length. Kinds are matched by name, because derived kinds may hold more: an encoder's states,
+    or sinks that are written once into the cache bound at that time.
     """
     kinds = {_KINDS.get(type(one).__name__) for one in _specs(group.kv_cache_spec)}
     return kinds.pop() if len(kinds) == 1 else None
@@ -80,9 +78,7 @@ def _specs(spec: Any) -> list[Any]:
 
 
 def page_bytes(group: Any, layer_name: str, content: int) -> int:
-    """Returns the bytes between two blocks of a layer's cache, without other layers' blocks in
-    between.
-
+    """Returns the bytes between two blocks of a layer's cache, without other layers' blocks.
     `content`: bytes of a block's content. Kernels require padding or alignment for some blocks.
     """
     spec = group.kv_cache_spec
@@ -97,9 +93,7 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Returns the number of blocks per sequence in a state's table: one, plus those for checkpoints
-    and speculation.
-    """
+    """Returns the blocks per sequence in a state's table, also for checkpoints and drafts."""
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
     return max(1, -(-seq_len // block_size)) + getattr(spec, "num_speculative_blocks", 0)
@@ -107,9 +101,8 @@ def state_table_width(group: Any, seq_len: int) -> int:
 
 def checkpoints(group: Any, first: int) -> int:
     """Returns the columns of a state's table in which a prefill of `first` tokens leaves earlier
-    states.
-
-    Releases after 0.2x copy a state from the middle of a prefill into the column before the last.
+    states. Releases after 0.2x copy a state from the middle of a prefill into the column before the
+    last.
     """
     spec = group.kv_cache_spec
     if not getattr(spec, "num_prefill_checkpoint_blocks", 0):
@@ -119,7 +112,6 @@ def checkpoints(group: Any, first: int) -> int:
 
 def carries_state(group: Any) -> bool:
     """Returns whether a state of this kind continues between steps in the block named by its table.
-
     True for gated delta nets (Kimi's too) and ring buffers of uncompressed keys: in vLLM's sources
     their kernels locate a sequence only by positions and the table.
     """
@@ -130,9 +122,7 @@ def carries_state(group: Any) -> bool:
 
 
 def cache_source(layer: Any) -> str | None:
-    """Returns the name of the layer whose keys and values this layer reads instead of writing its
-    own.
-    """
+    """Returns the layer whose keys and values this layer reads; None if it writes its own."""
     return getattr(layer, "kv_sharing_target_layer_name", None)
 
 
@@ -157,17 +147,13 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
 
 
 def kernel_block_size(group: Any) -> int:
-    """Returns the tokens per block of the attention kernel; may be a divisor of the manager's block
-    size.
-    """
+    """Returns the attention kernel's tokens per block, perhaps a divisor of the manager's size."""
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Returns the dimension of a layer's cache that indexes blocks.
-
-    Up to 0.2x the backend defines the shape; newer releases bind to every layer a view whose first
-    dimension is the block.
+    """Returns the dimension of a layer's cache that indexes blocks. Up to 0.2x the backend defines
+    the shape; newer releases bind to every layer a view whose first dimension is the block.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
     if shape_of is None:
@@ -183,9 +169,7 @@ def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
 
 
 def n_builds(groups: Sequence[Any]) -> int:
-    """Returns how often the groups' builders built metadata since the first call of this
-    function.
-    """
+    """Returns how often the groups' builders built metadata since this function's first call."""
     return sum(_counted(group.get_metadata_builder(0)) for group in groups)
 
 
@@ -204,9 +188,7 @@ def _build_and_count(builder: Any, method: Callable[..., Any], *args: Any, **kwa
 
 
 def build_attention_metadata(group: Any, **fields: Any) -> Any:
-    """Builds the attention backend's metadata for a batch; drops `fields` that the release does not
-    have.
-    """
+    """Builds a batch's attention metadata; drops `fields` that the release does not have."""
     common = CommonAttentionMetadata(
         **{name: value for name, value in fields.items() if name in _METADATA_FIELDS}
     )
@@ -218,10 +200,8 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
 
 
 def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
-    """Converts a block table for a builder that joins parts of blocks itself.
-
-    Only GLM-5.3-Flash's indexer in 0.30 and 0.31 needs this: its cache has larger blocks than
-    attention's.
+    """Converts a block table for a builder that joins parts of blocks itself. Only GLM-5.3-Flash's
+    indexer in 0.30 and 0.31 needs this: its cache has larger blocks than attention's.
     """
     part: int | None = getattr(builder, "kernel_block_size", None)
     n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
@@ -234,9 +214,8 @@ def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
 
 @contextmanager
 def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
-    """Yields the builder with this batch's states in place of the states of chat's last step.
-
-    The V2 runner of newer releases stores on the builder which block holds each sequence's state.
+    """Yields the builder with this batch's states in place of the states of chat's last step. The
+    V2 runner of newer releases stores on the builder which block holds each sequence's state.
     """
     if not hasattr(builder, _TOLD_STATES):
         yield builder
@@ -254,10 +233,8 @@ def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
 
 def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
     """Adapts a step's metadata (by layer) to work that is recorded once and replayed at other
-    positions.
-
-    Since 0.28 the metadata of DeepSeek-V4's compressor contains whether the step ends a block of
-    positions; the kernel runs unless the value is False.
+    positions. Since 0.28 the metadata of DeepSeek-V4's compressor contains whether the step ends a
+    block of positions; the kernel runs unless the value is False.
     """
     for one in metadata.values():
         if getattr(one, _ENDS_A_BLOCK, None) is not None:
@@ -266,9 +243,7 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns a fingerprint of vLLM's shared buffers, which move when they grow: their addresses,
-    or with `alike_on_ranks` their sizes in bytes.
-    """
+    """Returns the addresses of vLLM's shared buffers, or with `alike_on_ranks` their bytes."""
     try:
         from vllm.v1.worker.workspace import (
             current_workspace_manager,

@@ -22,10 +22,7 @@ def forward_context(
     n_tokens: int,
     slot_mapping: dict[str, torch.Tensor],
 ) -> AbstractContextManager[Any]:
-    """Returns the context of a model's forward pass.
-
-    Compiled code is skipped, because it would not call the layers' hooks.
-    """
+    """Returns a forward pass's context, without compiled code, which would not call hooks."""
     context: AbstractContextManager[Any] = set_forward_context(
         metadata, vllm_config, num_tokens=n_tokens, slot_mapping=slot_mapping, skip_compiled=True
     )
@@ -33,10 +30,9 @@ def forward_context(
 
 
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
-    """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`.
-
-    None if the module cannot run part of the layers, or if chat between slices would overwrite data
-    that one layer leaves for the next.
+    """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`. None if the
+    module cannot run part of the layers, or if chat between slices would overwrite data that one
+    layer leaves for the next.
     """
     shared = (
         getattr(text_config, "index_topk_freq", 1) > 1
@@ -109,10 +105,9 @@ def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
 
 
 def forget_unfinished_forward(model: nn.Module) -> None:
-    """Resets shared experts after a forward pass that an exception ended.
-
-    Shared experts keep their result until a mixture of experts reads it, and otherwise refuse to
-    compute again, even for chat.
+    """Resets shared experts after a forward pass that an exception ended. Shared experts keep their
+    result until a mixture of experts reads it, and otherwise refuse to compute again, even for
+    chat.
     """
     for module in model.modules():
         if type(module).__name__ == "SharedExperts":
@@ -120,9 +115,7 @@ def forget_unfinished_forward(model: nn.Module) -> None:
 
 
 def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
-    """Returns the final norm if the model's forward ends before the norm, like Kimi-Linear's since
-    0.28.
-    """
+    """Returns the final norm if the model's forward lacks it, as Kimi-Linear's since 0.28."""
     for module in model.modules():
         norm = getattr(getattr(module, "model", None), "norm", None)
         if isinstance(norm, nn.Module) and norms_in_logits(type(module)):
@@ -131,9 +124,7 @@ def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
 
 
 def norms_in_logits(model: type) -> bool:
-    """Returns whether a class computes the final norm in `compute_logits`, by the names in its
-    code.
-    """
+    """Returns whether `compute_logits` of a class computes the final norm, by names in its code."""
     compute = getattr(model, "compute_logits", None)
     return compute is not None and "norm" in inspect.unwrap(compute).__code__.co_names
 
@@ -158,10 +149,8 @@ def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
 
 
 def look_at_models_here() -> None:
-    """Makes vLLM inspect model classes in this process.
-
-    By default vLLM inspects each new class in another process, which imports all of vLLM, so that
-    CUDA is not initialised here.
+    """Makes vLLM inspect model classes in this process. By default each class is inspected in
+    another process, which imports all of vLLM, so that CUDA is not initialised here.
     """
     from vllm.model_executor.models import registry
 

@@ -19,10 +19,7 @@ def tensor_ranks() -> tuple[int, int]:
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of all tensor-parallel ranks in order.
-
-    All ranks must call, with equally many rows.
-    """
+    """Returns all tensor-parallel ranks' rows in order. All must call, with equally many rows."""
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
     torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)
@@ -40,10 +37,7 @@ def do_all_tensor_ranks(say_so: bool) -> bool:
 
 
 def is_replicated(x: torch.Tensor) -> bool:
-    """Returns whether this tensor-parallel rank's tensor equals the first rank's.
-
-    All ranks must call.
-    """
+    """Returns whether this rank's tensor equals the first tensor-parallel rank's. All must call."""
     group = get_tp_group()
     if group.world_size == 1:
         return True
@@ -58,10 +52,7 @@ def is_first_tensor_rank() -> bool:
 
 
 def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
-    """Overwrites the tensor of each tensor-parallel rank with the first rank's.
-
-    All ranks must call.
-    """
+    """Overwrites each rank's tensor with the first tensor-parallel rank's. All ranks must call."""
     group = get_tp_group()
     if group.world_size > 1:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
@@ -80,10 +71,8 @@ def n_stages() -> int:
 @contextmanager
 def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
     """Yields the stream for recording a CUDA graph that may hold sums over the tensor-parallel
-    ranks.
-
-    Yields None with a single rank, for which any stream works. All ranks must enter and leave the
-    context. If one rank fails inside, the other ranks raise RuntimeError.
+    ranks. Yields None with a single rank, for which any stream works. All ranks must enter and
+    leave the context. If one rank fails inside, the other ranks raise RuntimeError.
     """
     group = get_tp_group()
     if group.world_size == 1:
@@ -113,9 +102,7 @@ def _sums_capture() -> Any:
 
 
 def send(tensors: Iterable[torch.Tensor], stage: int) -> list[Any]:
-    """Starts sending to a pipeline stage; keep the returned handles and the tensors until each
-    handle `is_completed`.
-    """
+    """Starts sending to a pipeline stage. Keep handles and tensors until they are completed."""
     group = get_pp_group()
     to = group.ranks[stage]
     return [torch.distributed.isend(one, to, group=group.device_group) for one in tensors]
@@ -129,9 +116,7 @@ def receive(tensors: Iterable[torch.Tensor], stage: int) -> None:
 
 
 def wait_for_pending_sends(worker: Any) -> None:
-    """Waits for an earlier chat step's asynchronous sends to the next stage, before this rank
-    sends.
-    """
+    """Waits until an earlier chat step's asynchronous sends to the next stage are complete."""
     for handle in getattr(worker, "_pp_send_work", None) or ():
         handle.wait()
     if hasattr(worker, "_pp_send_work"):

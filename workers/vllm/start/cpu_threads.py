@@ -1,7 +1,5 @@
-"""Assigns CPUs to vLLM's processes on machines without GPUs.
-
-By default vLLM assigns a NUMA node to each rank, and refuses to start more ranks than there are
-nodes. So two workers on one machine would use the same CPUs.
+"""Assigns CPUs to vLLM's processes on machines without GPUs. By default vLLM assigns a NUMA node to
+each rank, so two workers on one machine would use the same CPUs.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def divide(n_ranks: int) -> None:
-    """Divides this process's CPUs among `n_ranks` ranks.
-
-    Does nothing if the user has set VARIABLE, or if vLLM's default has enough NUMA nodes.
+    """Divides this process's CPUs among `n_ranks` ranks. Does nothing if the user has set VARIABLE,
+    or if vLLM's default has enough NUMA nodes.
     """
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return
@@ -28,9 +25,8 @@ def divide(n_ranks: int) -> None:
 
 
 def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str, str]:
-    """Returns environment variables that give worker `index` of `n_workers` its own CPUs.
-
-    Empty for a single worker, or if the user has set VARIABLE.
+    """Returns environment variables that give worker `index` of `n_workers` its own CPUs. Empty for
+    a single worker, or if the user has set VARIABLE.
     """
     if n_workers == 1 or VARIABLE in os.environ or not hasattr(os, "sched_getaffinity"):
         return {}
@@ -43,9 +39,7 @@ def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str,
 
 
 def shares(cpus: Sequence[int], n_ranks: int) -> str:
-    """Returns the value of VARIABLE: equal ranges of neighbouring CPUs, or "nobind" if there are
-    fewer CPUs than ranks.
-    """
+    """Returns VARIABLE's value: equal ranges of neighbouring CPUs, or "nobind" for too few CPUs."""
     size = len(cpus) // n_ranks
     if size == 0:
         return "nobind"

@@ -1,5 +1,4 @@
-"""A follower: the process of a host that runs a part of an engine; the worker is on the head host.
-
+"""A follower: the process of a host that runs a part of an engine whose worker is on the head host.
 A follower takes no work, and has no queue and no worker record. It waits for the head, computes for
 the head's engine, and ends with the head. Its supervisor then restarts it.
 """
@@ -25,10 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def run_follower(options: EngineOptions) -> None:
-    """Runs until the head ends, or after SIGTERM until the head's batches are finished.
-
-    Exits the process instead of returning. ProoflineError if this host's part of the engine cannot
-    be loaded, or was lost.
+    """Runs until the head ends, or after SIGTERM until the head's batches are finished. Exits the
+    process instead of returning. ProoflineError if this host's part of the engine cannot be loaded,
+    or was lost.
     """
     log_to_stderr()
     raise_file_limit()  # the engine's processes inherit the limit

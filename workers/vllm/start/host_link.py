@@ -47,9 +47,8 @@ Message = dict[str, Any]
 
 
 class Connection:
-    """One end of a connection between two hosts. Each message is a line of JSON.
-
-    OSError if the other end is gone or sends an invalid message.
+    """One end of a connection between two hosts. Each message is a line of JSON. OSError if the
+    other end is gone or sends an invalid message.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -98,9 +97,7 @@ class Connection:
         threading.Thread(target=beat, name="host-beats", daemon=True).start()
 
     def keep(self, hear: Callable[[Message], None], lost: Callable[[str], None]) -> None:
-        """Starts a thread that passes messages to `hear`, and calls `lost` once with the reason
-        when the connection is lost.
-        """
+        """Starts a thread that passes messages to `hear`. It calls `lost` once, with the reason."""
 
         def listen() -> None:
             try:
@@ -217,7 +214,6 @@ class Head:
 
 def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
     """Returns a follower's connection to the head, and vLLM's arguments for this host's part.
-
     Returns when all hosts are connected. Retries without limit while the head is unavailable,
     refuses this host or waits for other hosts.
     """
@@ -287,9 +283,8 @@ def vllm_words(span: HostSpan, address: str, port: int) -> list[str]:
 
 
 def use_address(address: str) -> None:
-    """Makes vLLM, Gloo and NCCL open their ports between hosts only on this address.
-
-    By default they choose the address of the route to the internet, or of the host's name.
+    """Makes vLLM, Gloo and NCCL open their ports between hosts only on this address. By default
+    they choose the address of the route to the internet, or of the host's name.
     """
     os.environ["VLLM_HOST_IP"] = address
     # The head's store is used. Otherwise rank 0 would open a store on all addresses of its host.
@@ -333,10 +328,7 @@ def _found(host: str, port: int) -> Any:
 
 
 def _store(address: str) -> tuple[Any, int]:
-    """Opens torch's store on a free port of this address only. Returns the store and the port.
-
-    The store closes when the returned object is freed.
-    """
+    """Opens torch's store on a free port of this address; returns the store and the port."""
     from torch.distributed import TCPStore
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -37,9 +37,7 @@ EXTENSION = "workers.vllm.extension.ProofExtension"
 
 @contextmanager
 def garbage_may_wait() -> Iterator[None]:
-    """Disables garbage collection while the context is open. During vLLM's imports, collection
-    would take a fifth of the time, and imports make no garbage.
-    """
+    """Disables garbage collection in the context: a fifth of the time of vLLM's imports."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -52,10 +50,9 @@ def garbage_may_wait() -> Iterator[None]:
 async def start(
     options: EngineOptions, on_step: Callable[[], None], of_hosts: Sequence[str] = ()
 ) -> tuple[Any, Any, Any]:
-    """Returns the AsyncLLM, its configuration and its server's arguments, created on this loop.
-
-    The loop calls `on_step` for each step of the engine. `of_hosts`: arguments for this host's part
-    of an engine over several hosts (host_link.py).
+    """Returns the AsyncLLM, its configuration and its server's arguments, created on this loop. The
+    loop calls `on_step` for each step of the engine. `of_hosts`: arguments for this host's part of
+    an engine over several hosts (host_link.py).
     """
     args, engine_args, config = _configured(options, of_hosts, headless=False)
     from vllm.usage.usage_lib import UsageContext
@@ -75,10 +72,7 @@ async def start(
 
 
 def follow(options: EngineOptions, of_hosts: Sequence[str]) -> None:
-    """Runs a follower host's ranks until one of them ends.
-
-    ProoflineError if the ranks cannot be started.
-    """
+    """Runs a follower host's ranks until one of them ends. ProoflineError if they cannot start."""
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     with garbage_may_wait():
@@ -155,9 +149,8 @@ def _configured(
 
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:
-    """Parses command-line tokens with vLLM's parser. SettingsError if the parser refuses them.
-
-    By default the parser prints hundreds of lines of usage, and ends this loop but not the process.
+    """Parses command-line tokens with vLLM's parser. SettingsError if the parser refuses them. By
+    default the parser prints hundreds of lines of usage, and ends this loop but not the process.
     """
 
     def refuse(why: str) -> NoReturn:
@@ -173,10 +166,7 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
 
 
 def send_no_comments(args: Any) -> None:
-    """Turns off vLLM's keep-alive comments, because the network node drops streams with comments.
-
-    The API keeps streams open instead.
-    """
+    """Turns off vLLM's keep-alive comments: the network node drops streams with comments."""
     if getattr(args, "sse_keep_alive_interval", 0):
         logger.warning("left out --sse-keep-alive-interval: a node settles that by itself")
         args.sse_keep_alive_interval = 0

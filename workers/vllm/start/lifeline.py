@@ -1,5 +1,4 @@
 """Ends vLLM's processes with the worker that started them, because orphans would keep GPU memory.
-
 vLLM's workers end with the engine core. But the core ends only on request of the process that
 started it, and a killed process makes no request.
 """
@@ -33,9 +32,7 @@ def offer() -> None:
 
 
 def hold() -> None:
-    """Starts a thread that ends this vLLM worker and its engine core when the process that called
-    `offer` ends.
-    """
+    """Starts a thread that ends this process and its engine core with the process of `offer`."""
     main = int(os.environ.get(VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if not main or parent is None or parent.pid is None:

@@ -67,10 +67,7 @@ HOPELESS = {
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:
-    """Returns why a worker that never got ready would fail again, according to its log.
-
-    Returns None if another start may succeed.
-    """
+    """Returns why a worker that never got ready would fail again, by its log; else None."""
     causes = HOPELESS | {_NOT_ON_CPUS: NO_OTHER_START, _UNKNOWN: NO_OTHER_START}
     return next(
         (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None

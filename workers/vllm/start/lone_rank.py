@@ -9,12 +9,10 @@ _FAKE = "fake"
 
 
 def listen_to_nobody() -> None:
-    """Replaces Gloo's groups of a single rank by groups that need no connections.
-
-    Each Gloo group listens on a port, thirteen in an engine of one rank. Gloo ends the process if a
-    client opens more connections than the process may have files. A group of one exchanges nothing,
-    so torch's `fake` backend is enough. Must be called in each of vLLM's processes before groups
-    are created.
+    """Replaces Gloo's groups of a single rank by groups that need no connections. Each Gloo group
+    listens on a port, thirteen in an engine of one rank. Gloo ends the process if a client opens
+    more connections than the process may have files. A group of one exchanges nothing, so torch's
+    `fake` backend is enough. Must be called in each of vLLM's processes before groups are created.
     """
     dist: Any = import_module("torch.distributed")
     import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend

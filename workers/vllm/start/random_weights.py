@@ -47,9 +47,7 @@ def are_enabled() -> bool:
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """Draws all weights. Weights of the same name are equal on all ranks, whose shards have the
-    same shape.
-    """
+    """Draws all weights; those of the same name are equal on all ranks, whose shards are alike."""
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         is_norm = "norm" in type(module).__name__.lower()

@@ -1,7 +1,6 @@
-"""Distinguishes an engine with irreproducible results from an engine that computes wrongly.
-
-Some kernels add in the order in which their threads arrive: sparse attention when it selects
-tokens, and some mixtures of experts.
+"""Distinguishes an engine with irreproducible results from an engine that computes wrongly. Some
+kernels add in the order in which their threads arrive: sparse attention when it selects tokens, and
+some mixtures of experts.
 """
 
 from __future__ import annotations
@@ -34,12 +33,10 @@ def as_near_as_repeats(
     expected: list[JsonValue],
     compute: Callable[[], list[JsonValue] | None],
 ) -> bool:
-    """Returns True if another way of computing gives the engine's artifacts: bit for bit, or as
-    close as repeated runs of the engine.
-
-    `expected`: the engine's artifacts. `compute`: computes in the other way, or returns None if
-    that is impossible. Both ways are run a few times, because perhaps only one run in five differs.
-    One bit-identical run is enough.
+    """Returns whether another way of computing gives the engine's artifacts: bit for bit, or as
+    close as repeated runs of the engine. `expected`: the engine's artifacts. `compute`: computes in
+    the other way, or returns None if that is impossible. Both ways are run a few times, because
+    perhaps only one run in five differs. One bit-identical run is enough.
     """
     seen = compute()
     if seen is None or seen == expected:
@@ -61,9 +58,7 @@ def as_near_as_repeats(
 
 
 def _apart(values: list[JsonValue], others: list[JsonValue], k_dim: int) -> float:
-    """Returns the largest L2 distance of two micro-batches' artifacts; infinite if a nonce has a
-    value in only one of them.
-    """
+    """Returns the largest L2 distance of artifacts; infinite if only one run has a value."""
     pairs = [pair for pair in zip(values, others, strict=True) if pair[0] != pair[1]]
     if any(None in pair for pair in pairs):
         return math.inf

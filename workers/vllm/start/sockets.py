@@ -17,9 +17,8 @@ _NAME = len("/01234567-89ab-cdef-0123-456789abcdef") + 1
 
 
 class Sockets:
-    """A folder for vLLM's sockets until `remove`. Creating it removes dead processes' folders.
-
-    A lock on the folder shows that its process lives. Process ids would be ambiguous, because
+    """A folder for vLLM's sockets until `remove`. Creating it removes dead processes' folders. A
+    lock on the folder shows that its process lives. Process ids would be ambiguous, because
     containers may share the temporary folder. An operator's VLLM_RPC_BASE_PATH is not changed.
     """
 
@@ -51,9 +50,7 @@ class Sockets:
 
 
 def _locked(folder: Path) -> int | None:
-    """Locks the folder. Returns the descriptor, or None if another process holds the lock or the
-    folder cannot be opened.
-    """
+    """Locks the folder. Returns the descriptor; None if it is locked already or not accessible."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # the folder is gone or belongs to another user

@@ -16,9 +16,7 @@ if __name__ == "__mp_main__":
 
 @contextmanager
 def main_of_children() -> Iterator[None]:
-    """Makes this module the main module of spawned processes, because they do not need the imports
-    of the command's main module.
-    """
+    """Makes this the main module of spawned processes, which need none of the command's imports."""
     plugins = importlib.metadata.entry_points(group="vllm.general_plugins", name="proofline")
     if not plugins or "VLLM_PLUGINS" in os.environ:
         yield
