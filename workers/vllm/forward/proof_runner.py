@@ -115,7 +115,7 @@ class ProofRunner:
         self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Turns recording of decode steps on or off; returns their number and why there are none."""
+        """Turns recording of decode steps on or off; returns its count and what prevents it."""
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
