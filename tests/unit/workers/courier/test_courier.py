@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -141,21 +141,17 @@ def compute(rounds: RoundStore, record: RoundRecord) -> None:
     complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
 
 
+@dataclass
 class Scene:
     """A courier and the one receiver of a round of which four artifacts are due."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        settings: Settings,
-        clock: Clock,
-        receiver: Receiver,
-        record: RoundRecord,
-    ) -> None:
-        self.redis, self.clock, self.receiver, self.record = redis, clock, receiver, record
-        self.rounds = RoundStore(redis, settings, clock)
-        self.outbox = Outbox(redis, settings, clock)
-        self.courier = self.courier_of(receiver.poster)
+    redis: Redis
+    clock: Clock
+    rounds: RoundStore
+    outbox: Outbox
+    courier: Courier
+    receiver: Receiver
+    record: RoundRecord
 
     def courier_of(self, poster: Poster, max_retries: int | None = None) -> Courier:
         receivers = Receivers(self.redis, self.clock)
@@ -173,9 +169,15 @@ class Scene:
 
 @pytest.fixture
 def scene(
-    redis: Redis, settings: Settings, clock: Clock, receiver: Receiver, record: RoundRecord
+    redis: Redis,
+    clock: Clock,
+    rounds: RoundStore,
+    outbox: Outbox,
+    courier: Courier,
+    receiver: Receiver,
+    record: RoundRecord,
 ) -> Scene:
-    return Scene(redis, settings, clock, receiver, record)
+    return Scene(redis, clock, rounds, outbox, courier, receiver, record)
 
 
 def test_a_payload_is_posted_as_json_with_its_id(scene: Scene) -> None:
@@ -273,8 +275,8 @@ def test_a_payload_that_was_taken_but_not_answered_comes_again_with_the_same_id(
 def test_a_restart_between_two_tries_loses_nothing(scene: Scene, settings: Settings) -> None:
     scene.receiver.answers = [500]
     for _ in range(2):
-        restarted = Scene(scene.redis, settings, scene.clock, scene.receiver, scene.record)
-        restarted.deliver()
+        scene.outbox = Outbox(scene.redis, settings, scene.clock)
+        scene.deliver(courier=scene.courier_of(scene.receiver.poster))
         scene.clock.now += LAST_BACKOFF_S
     assert scene.receiver.nonces == [0, 1, 2, 3]
 
@@ -454,11 +456,11 @@ def offers() -> Offers:
 
 @pytest.fixture
 def ticker(
-    scene: Scene, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    outbox: Outbox, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Ticker]:
     monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "alive")
     monkeypatch.setattr(ticker_module, "TICK_S", 0.01)
-    ticker = Ticker(scene.outbox, cast(Courier, offers))
+    ticker = Ticker(outbox, cast(Courier, offers))
     yield ticker
     ticker.stop()
 
