@@ -3,6 +3,7 @@ its processes.
 """
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from cli.supervise import redis_server
+from poc_core.serving import logs
 from tests.harness.chat_client import vllm_args
 from tests.stacks.round_client import FAST, RoundClient
 from tests.stacks.up import PATIENCE_S, Up
@@ -62,6 +64,21 @@ def skip_without_gpu(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def no_log_handlers_stay() -> Iterator[None]:
+    """Removes the handlers of a command that ran in this process: their stderr is closed after the
+    test, and each later log line would print an error to another test's stderr.
+    """
+    yield
+    for name in (*vars(logs)["_OURS"], *vars(logs)["_READ_BY_SUPERVISORS"]):
+        logger = logging.getLogger(name)
+        if not logger.propagate:
+            logger.propagate = True
+            logger.setLevel(logging.NOTSET)
+            for handler in [one for one in logger.handlers if type(one) is logging.StreamHandler]:
+                logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
