@@ -130,5 +130,8 @@ def _read(connection: socket.socket) -> Received | None:
     headers = [(name, value.strip()) for name, _, value in (entry.partition(":") for entry in rest)]
     length = int(next((value for name, value in headers if name.lower() == "content-length"), "0"))
     while len(body) < length:
-        body += connection.recv(65536)
+        more = connection.recv(65536)
+        if not more:
+            return None
+        body += more
     return Received(line, headers, body)

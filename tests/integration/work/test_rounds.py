@@ -301,7 +301,7 @@ class TestKilled:
         finish(client, receiver)
 
     def test_courier(self, client: StackClient, receiver: Receiver) -> None:
-        receiver.delay_s = 4
+        receiver.delay_s = 60  # until it is set to less
         client.start(receiver)
         client.wait(lambda: receiver.n_unanswered > 0, 60, "a delivery under way")
         old = client.kill("courier")

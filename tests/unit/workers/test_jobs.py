@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,13 +188,19 @@ def test_what_comes_meanwhile_joins_what_is_computed(
 
 
 def test_a_turn_ends_at_its_time_and_the_next_one_goes_on_with_what_is_in_hand(
-    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
+    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = make_runner(None)
+    runner, now = make_runner(None), Clock()
+    monkeypatch.setattr(work_module, "time", SimpleNamespace(monotonic=now))
     job_ids = [jobs.create(job_of(spec, list(range(n)))) for spec, n in ((SPEC, 2), (OTHER, 3))]
     go_on = threading.Event()
-    engine.events[0] = lambda: go_on.wait(60)
-    assert runner.run(time.monotonic() + 0.05)
+
+    def time_passes() -> None:
+        now.now += 10
+        go_on.wait(60)
+
+    engine.events[0] = time_passes
+    assert runner.run(now.now + 10)
     assert runner._runner.held  # noqa: SLF001
     go_on.set()
     assert not runner.run()

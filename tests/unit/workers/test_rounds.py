@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import fakeredis
@@ -32,6 +33,7 @@ from workers.work import Work
 
 MICRO_BATCH_S = 0.02
 STEP_S = 0.25  # of steps that end in time
+N_SLICES = 5  # of short steps
 TWO_LEASES = 100  # bytes: more than a lease of 4 nonces takes in the outbox, less than two do
 LONG_STEP_S = 60.0  # of steps that end by what happens in them, on a machine with other work too
 
@@ -75,16 +77,17 @@ class RoundSteps:
         rounds: RoundStore,
         publish: Callable[[str], None],
         step_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         store = work_of(rounds, worker_id)
         store.rounds = rounds
         self._work = Work(proofs, store)
-        self._publish, self._step_s = publish, step_s
+        self._publish, self._step_s, self._clock = publish, step_s, clock
         self.leave = self._work.leaving.set
         self.held = lambda: store.hand.summary().partition(":")[2]
 
     def step(self, round_id: str) -> None:
-        if self._work.run(time.monotonic() + self._step_s):
+        if self._work.run(self._clock() + self._step_s):
             self._publish(round_id)
 
 
@@ -107,9 +110,24 @@ def runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundSte
 
 
 @pytest.fixture
-def timed_runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundSteps:
-    """Its steps end in time."""
-    return RoundSteps(proofs, "w1", rounds, published.append, STEP_S)
+def short_steps(
+    rounds: RoundStore, published: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Proofs], RoundSteps]:
+    """Its steps end, by a clock that counts slices, after some of them."""
+
+    def made(proofs: Proofs) -> RoundSteps:
+        def clock() -> float:
+            return len(cast(FakeEngine, proofs.engine).ticks)
+
+        monkeypatch.setattr("workers.work.time", SimpleNamespace(monotonic=clock))
+        return RoundSteps(proofs, "w1", rounds, published.append, N_SLICES, clock)
+
+    return made
+
+
+@pytest.fixture
+def short_runner(proofs: Proofs, short_steps: Callable[[Proofs], RoundSteps]) -> RoundSteps:
+    return short_steps(proofs)
 
 
 @pytest.fixture
@@ -184,19 +202,19 @@ def test_a_step_computes_one_lease_after_the_other(
 
 
 def test_a_step_ends_in_time_and_queues_the_next(
-    timed_runner: RoundSteps, record: RoundRecord, published: list[str]
+    proofs: Proofs, rounds: RoundStore, record: RoundRecord, published: list[str]
 ) -> None:
     began = time.monotonic()
-    timed_runner.step(record.round_id)
+    RoundSteps(proofs, "w1", rounds, published.append, STEP_S).step(record.round_id)
     assert time.monotonic() - began >= STEP_S
     assert published == [record.round_id]
 
 
 def test_the_next_step_goes_on_where_the_last_ended(
-    timed_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
+    short_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
-    timed_runner.step(record.round_id)
-    timed_runner.step(record.round_id)
+    short_runner.step(record.round_id)
+    short_runner.step(record.round_id)
     nonces = arrived(redis, record)
     assert nonces == list(range(len(nonces)))
     assert processed(rounds, record) == len(nonces)
@@ -204,11 +222,15 @@ def test_the_next_step_goes_on_where_the_last_ended(
 
 @pytest.mark.parametrize("n_stages", [1, 2, 3])
 def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_idle(
-    rounds: RoundStore, redis: Redis, record: RoundRecord, n_stages: int
+    rounds: RoundStore,
+    redis: Redis,
+    record: RoundRecord,
+    short_steps: Callable[[Proofs], RoundSteps],
+    n_stages: int,
 ) -> None:
     engine = engine_for_four(n_stages)
     proofs = Proofs(engine)
-    runner = RoundSteps(proofs, "w1", rounds, lambda _: None, 0.5)
+    runner = short_steps(proofs)
     for _ in range(4):
         runner.step(record.round_id)
         assert leases(redis, record) >= n_stages
@@ -223,26 +245,26 @@ def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_i
 
 
 def test_what_is_in_hand_after_the_last_step_goes_back(
-    timed_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
+    short_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
-    timed_runner.step(record.round_id)
+    short_runner.step(record.round_id)
     assert leases(redis, record) > 0
     rounds.switch(record, RoundState.VALIDATING)
-    timed_runner.step(record.round_id)
+    short_runner.step(record.round_id)
     n_arrived = len(arrived(redis, record))
     rounds.switch(record, RoundState.GENERATING)
     assert lease_of(rounds, record, "w2").place == n_arrived
 
 
 def test_what_is_in_hand_of_an_earlier_round_goes_back(
-    timed_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
+    short_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
-    timed_runner.step(record.round_id)
+    short_runner.step(record.round_id)
     assert leases(redis, record) > 0
     stop(rounds, record)()
     second = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert second is not None
-    timed_runner.step(second.round_id)
+    short_runner.step(second.round_id)
     assert leases(redis, record) == 0
     assert leases(redis, second) > 0
     assert_first(arrived(redis, second), 0)

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -64,6 +65,37 @@ def queue() -> Queue:
 
 
 Make = Callable[..., Turns]
+TURN_S = 60.0
+
+
+class FirstSlice:
+    """What the engine computes first: a turn's time passes within it, and it lasts until it is to
+    end.
+    """
+
+    def __init__(self, engine: FakeEngine, time: Clock) -> None:
+        self._time = time
+        self._may_end = threading.Event()
+        self.then: Callable[[], object] = lambda: None
+        engine.events[0] = self._happens
+
+    def _happens(self) -> None:
+        self.then()
+        self._time.now += TURN_S
+        assert self._may_end.wait(60)
+
+    def ends(self) -> None:
+        self._may_end.set()
+
+
+@pytest.fixture
+def first_slice(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FirstSlice]:
+    time = Clock()
+    for module in ("turns", "work"):
+        monkeypatch.setattr(f"workers.{module}.time", SimpleNamespace(monotonic=time))
+    found = FirstSlice(engine, time)
+    yield found
+    found.ends()
 
 
 @pytest.fixture
@@ -72,13 +104,13 @@ def make(
 ) -> Iterator[Make]:
     started: list[Proofs] = []
 
-    def made(turn_s: float = 60.0, gate: ChatGate | None = None) -> Turns:
+    def made(gate: ChatGate | None = None) -> Turns:
         proofs = Proofs(engine, gate)
         started.append(proofs)
         store = work_of(jobs, "w1")
         urgent = Work(proofs, store, urgent=True)
         work = Work(proofs, store, pass_on=queue.another)
-        return Turns(MODEL, work, urgent, cast(Wake, queue), turn_s)
+        return Turns(MODEL, work, urgent, cast(Wake, queue), TURN_S)
 
     workers.heartbeat(worker_record("w1"))
     yield made
@@ -139,37 +171,49 @@ def test_a_round_comes_before_jobs_which_go_on_in_the_same_turn(
 
 
 def test_what_is_held_of_jobs_is_completed_before_a_round_begins(
-    make: Make, jobs: JobStore, rounds: RoundStore, engine: FakeEngine, queue: Queue
+    turns: Turns,
+    jobs: JobStore,
+    rounds: RoundStore,
+    engine: FakeEngine,
+    queue: Queue,
+    first_slice: FirstSlice,
 ) -> None:
-    turns = make(0.05)
     job_id = jobs.create(new_job([1000]))
-    engine.layer_s = 0.1
     turns.take()
     assert (queue.waiting, status(jobs, job_id)) == (1, JobStatus.RUNNING)
-    engine.layer_s = 0.0
     record = a_round(rounds)
     behind = jobs.create(new_job([1001]))
-    begun: list[list[int]] = engine.begun
-    while status(jobs, job_id) is JobStatus.RUNNING:
-        assert begun == [[1000]]
-        turns.take()
-    while len(begun) < 3:
-        turns.take()
-    assert status(jobs, job_id) is JobStatus.COMPLETED
-    assert status(jobs, behind) is JobStatus.QUEUED
-    assert rounds.generating(MODEL) == record.round_id
+    found: list[JobStatus] = []
+
+    def round_begins() -> None:
+        found.extend(status(jobs, one) for one in (job_id, behind))
+        rounds.switch(record, RoundState.STOPPED)
+
+    engine.events[1] = round_begins
+    first_slice.ends()
+    turns.take()
+    assert found == [JobStatus.COMPLETED, JobStatus.QUEUED]
+    assert engine.begun[0] == [1000]
+    assert 0 in engine.begun[1]  # of the round
+    assert status(jobs, behind) is JobStatus.COMPLETED
 
 
 def test_a_round_that_ended_between_two_turns_is_given_back_and_chat_let_in(
-    make: Make, rounds: RoundStore, redis: Redis, engine: FakeEngine, queue: Queue
+    make: Make,
+    rounds: RoundStore,
+    redis: Redis,
+    engine: FakeEngine,
+    queue: Queue,
+    first_slice: FirstSlice,
 ) -> None:
     gate = ChatGate(parse_chat_policy("exclusive"), engine.unfinished_chat, Starvation())
-    turns = make(0.1, gate)
+    turns = make(gate)
     record = a_round(rounds)
     turns.take()
     assert queue.waiting == 1
     assert not gate.enter_chat()
     rounds.switch(record, RoundState.STOPPED)
+    first_slice.ends()
     queue.waiting = 0  # the message is lost
     turns.look()
     assert queue.waiting == 1
@@ -206,12 +250,11 @@ def test_a_turn_that_raises_leaves_the_way_free_for_the_next(
 
 
 def test_a_worker_that_is_to_end_publishes_no_further_turn_and_holds_nothing(
-    make: Make, jobs: JobStore, engine: FakeEngine, queue: Queue
+    turns: Turns, jobs: JobStore, queue: Queue, first_slice: FirstSlice
 ) -> None:
-    turns = make(0.05)
     job_ids = [jobs.create(new_job([nonce], model=MODEL)) for nonce in range(3)]
-    engine.layer_s = 0.1
-    engine.events[0] = turns.leave
+    first_slice.then = turns.leave
+    first_slice.ends()
     turns.take()
     turns.end()
     assert queue.waiting == 0
@@ -220,12 +263,11 @@ def test_a_worker_that_is_to_end_publishes_no_further_turn_and_holds_nothing(
 
 
 def test_what_is_held_between_two_turns_is_given_back_at_the_end(
-    make: Make, jobs: JobStore, engine: FakeEngine
+    turns: Turns, jobs: JobStore, first_slice: FirstSlice
 ) -> None:
-    turns = make(0.05)
     job_id = jobs.create(new_job([0, 1]))
-    engine.layer_s = 0.2
     turns.take()
+    assert pending(jobs, job_id) == []
     turns.end()
     assert pending(jobs, job_id) == [0]
 
@@ -245,11 +287,9 @@ def test_a_worker_looks_for_jobs_by_itself_and_waits_for_one_message(
 
 
 def test_a_worker_whose_message_was_lost_goes_on_with_the_batches_that_it_holds(
-    make: Make, jobs: JobStore, engine: FakeEngine, queue: Queue
+    turns: Turns, jobs: JobStore, queue: Queue, first_slice: FirstSlice
 ) -> None:
-    turns = make(0.05)
     job_id = jobs.create(new_job([0, 1]))
-    engine.layer_s = 0.2
     turns.take()
     queue.waiting = 0  # Redis lost it
     assert pending(jobs, job_id) == []
@@ -289,7 +329,7 @@ def test_a_job_that_waits_for_chat_wakes_another_worker_and_keeps_the_turn_until
     make: Make, jobs: JobStore, engine: FakeEngine, queue: Queue
 ) -> None:
     gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat, Starvation())
-    turns = make(60.0, gate)
+    turns = make(gate)
     engine.chat = 1
     job_id = jobs.create(new_job([0]))
     thread = threading.Thread(target=turns.take)

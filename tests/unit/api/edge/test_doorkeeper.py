@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from api.edge import private_peers
+from api.edge import doorkeeper, private_peers
 from api.edge.doorkeeper import OPEN, ROLES, Rates, keys_wanted, role_of, salts_wanted
 from api.edge.keys import OF_NETWORK_NODE, KeyFile, Role
 from poc_core.settings import Settings
@@ -238,7 +238,11 @@ class TestRates:
         assert rates.take("a") == 0
         assert rates.take("a") == pytest.approx(100)
 
-    def test_beyond_it_the_api_answers_429(self, opened: Opened) -> None:
+    def test_beyond_it_the_api_answers_429(
+        self, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        still = Clock()
+        monkeypatch.setattr(doorkeeper, "Rates", lambda per_second, _: Rates(per_second, still))
         client = opened(listens_on="127.0.0.1", max_requests_per_s=0.5)
         answers = [client.post("/api/v1/pow/generate", json=body()) for _ in range(6)]
         assert [answer.status_code == 429 for answer in answers] == [False] * 5 + [True]

@@ -77,15 +77,13 @@ async def test_who_shows_no_secret_is_closed(said: bytes, monkeypatch: pytest.Mo
         await server.end_of(await server.opened(said))  # it ends
 
 
-async def test_the_wrong_secret_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "SECONDS", 0.1)
+async def test_the_wrong_secret_is_none() -> None:
     wrong = f"GET / HTTP/1.1\r\nHost: x\r\n{GATEWAY_SECRET_HEADER}: s3cre\r\n\r\n".encode()
     async with served() as server:
         assert b"ok" in await server.end_of(await server.opened(wrong))  # and then it ends
 
 
-async def test_the_gateways_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "SECONDS", 0.1)
+async def test_the_gateways_connection_stays() -> None:
     async with served() as server, httpx.AsyncClient(base_url=server.url) as client:
         first = await client.get("/", headers=OWN)
         stream = first.extensions["network_stream"]
