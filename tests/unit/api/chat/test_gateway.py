@@ -5,6 +5,7 @@ import gzip
 import http.client
 import json
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -1215,8 +1216,11 @@ class TestIdleConnections:
     def test_that_the_worker_has_closed_cost_it_no_request(
         self, api: httpx.Client, start: Start, services: Services, n_workers: int
     ) -> None:
+        calls: list[Call] = []
+
         def answers_and_closes_late(call: Call) -> None:
             """Closes the connection when the next request is already on it."""
+            calls.append(call)
             call.answer(ANSWER)
             call.connection.recv(65536)
 
@@ -1228,6 +1232,7 @@ class TestIdleConnections:
         assert len(worker.received) == 4
         assert all(other.received == [] for other in others)
         assert not services.redis.keys("poc:chat:*")
+        calls[-1].connection.shutdown(socket.SHUT_RDWR)  # which the API would keep for a minute
 
 
 class TestTimes:
