@@ -19,7 +19,6 @@ from cli.shipped import shipped_models
 from tests.harness.marks import needs_vllm
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
-from workers.vllm.release import answers
 from workers.vllm.release.extra_args import TOKEN_IDS
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
@@ -452,6 +451,8 @@ async def test_what_xgrammar_does_not_take_of_a_schema_is_named(
 
 
 def test_nor_of_one_in_a_structural_tag(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.vllm.release import answers
+
     chat = installed(Refusing(tokenizer, None)).fair
 
     def asked(schema: Any) -> Any:

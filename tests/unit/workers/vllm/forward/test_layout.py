@@ -1,15 +1,19 @@
 """When slices build attention metadata again: after somebody else used the builder."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-pytest.importorskip("vllm")
+from tests.harness.marks import needs_vllm
 
-from workers.vllm.forward.kv_isolation import ScratchGroup
-from workers.vllm.forward.layout import BlockTables, Layout
+if TYPE_CHECKING:
+    from workers.vllm.forward.layout import Layout
+
+pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
 BLOCK = 4
 
@@ -40,6 +44,9 @@ def layout(builder: Builder) -> Layout:
 
 
 def layout_of(builder: Builder, n: int, positions: range) -> Layout:
+    from workers.vllm.forward.kv_isolation import ScratchGroup
+    from workers.vllm.forward.layout import BlockTables, Layout
+
     device = torch.device("cpu")
     group = SimpleNamespace(get_metadata_builder=lambda _index: builder)
     groups = [ScratchGroup(group, BLOCK, ("attn",), 0, False)]
