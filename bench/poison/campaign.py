@@ -23,9 +23,9 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from api.chat.bounds import Excess, excess
 from bench.poison.requests import Maker
 from cli.machine import cpu_memory
+from poc_core.serving.chat_bounds import Excess, excess
 from tests.integration.chat_checks.known import Server, chat, served, text_of
 from tests.stacks.deployments import QWEN3
 from workers.vllm.release import api_server

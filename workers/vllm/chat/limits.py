@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from poc_core.serving.chat_bounds import TOKEN_CHARS
 from workers.vllm.chat.errors import BadRequest, refuse_foreign
 
 # Range of msgpack's integers; vLLM's server uses msgpack to talk to its core.
@@ -21,8 +22,6 @@ _LENGTH_PENALTY = 10
 _AT_ONCE = 4096
 # Fields of vLLM's request to its core that are checked separately or created by vLLM.
 _ELSEWHERE = {"sampling_params", "prompt_token_ids", "prompt_is_token_ids", "mm_features"}
-# Characters of a text for each of its allowed tokens: tokenizing takes time by the length.
-CHARS_A_TOKEN = 8
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Limits:
             if not isinstance(value, str):
                 _check_length(name, value, getattr(self, name), what)
         words = getattr(fields, "bad_words", None) or ()
-        most = CHARS_A_TOKEN * self.bad_words_tokens
+        most = TOKEN_CHARS * self.bad_words_tokens
         if sum(map(len, words)) > most:
             raise BadRequest(f"bad_words may have {most} characters together.", "bad_words")
         ranges = {

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
+from poc_core.serving.chat_bounds import KNOWN_TOKENS, TOKEN_ID, unfit
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
 from workers.vllm.chat.fields import RequestOptions
-from workers.vllm.chat.limits import CHARS_A_TOKEN
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
-_KNOWN = ("enforced_tokens", "enforced_str")
 _MODES = {
     "raw": "raw_logprobs",
     "raw_logprobs": "raw_logprobs",
     "processed": "processed_logprobs",
     "processed_logprobs": "processed_logprobs",
 }
-_ID = re.compile(r"(?:token_id:)?(-?[0-9]+)")
 # More digits than any id has, and fewer than Python refuses to parse.
 _MOST_DIGITS = 20
 
@@ -36,7 +33,7 @@ class NetworkFields:
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
         """Reads the fields of a JSON body, if it has any. Raises BadRequest or CannotForce."""
-        if any(name in found for name in _KNOWN):  # in a thread, because tokenizing takes long
+        if not found.keys().isdisjoint(KNOWN_TOKENS):  # in a thread: tokenizing takes long
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None
 
@@ -50,31 +47,20 @@ class NetworkFields:
         return RequestOptions(True, mode, known, known is not None and _lets_model_call(found))
 
     def _known(self, found: dict[str, Any]) -> list[int] | None:
-        text, enforced = found.get("enforced_str"), found.get("enforced_tokens")
-        if text is None and enforced is None:
+        name = next((name for name in KNOWN_TOKENS if found.get(name) is not None), None)
+        if name is None:
             return None
-        ids = self._of_tokens(enforced) if text is None else self._of_text(text)
-        self._refuse_many(len(ids))
+        if fault := unfit(name, found[name], self._context):
+            raise BadRequest(fault)
+        ids = (self._of_text if name == "enforced_str" else self._of_tokens)(found[name])
+        if len(ids) >= self._context:  # vLLM would blame max_tokens
+            raise BadRequest(
+                f"{len(ids)} known tokens do not fit this node's context of {self._context}."
+            )
         return ids
-
-    def _refuse_many(self, n_ids: int) -> None:
-        if n_ids >= self._context:  # vLLM would blame max_tokens
-            raise BadRequest(
-                f"{n_ids} known tokens do not fit this node's context of {self._context}."
-            )
-
-    def _refuse_long(self, length: int) -> None:
-        """Refuses a too long text before tokenization, which takes a second per megabyte."""
-        if length > CHARS_A_TOKEN * self._context:
-            raise BadRequest(
-                f"A text of {length} characters is longer than the known tokens may be: this node"
-                f" has a context of {self._context} tokens, and takes {CHARS_A_TOKEN} for each."
-            )
 
     def _of_text(self, text: Any) -> list[int]:
         param = "enforced_str"
-        if isinstance(text, str):
-            self._refuse_long(len(text) - 3 * text.count("    "))  # as api/chat/bounds.py
         ids = self._encode(text) if isinstance(text, str) else []
         if not ids:
             raise BadRequest("enforced_str must be a text of one token or more.", param)
@@ -85,20 +71,17 @@ class NetworkFields:
         tokens = enforced.get("tokens") if isinstance(enforced, dict) else None
         if not isinstance(tokens, list) or not tokens:
             raise BadRequest('enforced_tokens must be {"tokens": [...]} with one token or more.')
-        self._refuse_many(len(tokens))
         for n, one in enumerate(tokens):
             if not isinstance(one, dict) or not isinstance(one.get("token"), str):
                 raise BadRequest(
                     f'enforced_tokens.tokens[{n}] must be {{"token": "9707"}}: an id, as a string.'
                 )
-        texts = (one["token"] for one in tokens)
-        self._refuse_long(sum(len(text) for text in texts if not _ID.fullmatch(text)))
         ids = [self._id(one["token"]) for one in tokens]
         refuse_foreign("enforced_tokens", ids, self._n_ids)
         return ids
 
     def _id(self, token: str) -> int:
-        if said := _ID.fullmatch(token):
+        if said := TOKEN_ID.fullmatch(token):
             return int(said[1][:_MOST_DIGITS])
         ids = self._encode(token)
         if not ids:

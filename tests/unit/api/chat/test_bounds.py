@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from api.chat.bounds import FIELDS, KNOWN_TOKENS, PATHS, Excess, excess
 from poc_core.records import ModelInfo
+from poc_core.serving.chat_bounds import FIELDS, KNOWN_TOKENS, PATHS, Excess, excess
 from poc_core.serving.openai_paths import PASSED_ON
 
 CONTEXT = 4096
@@ -47,7 +47,7 @@ def test_every_path_that_is_passed_on_and_has_a_body_is_bounded() -> None:
 
 
 def test_every_field_whose_entries_are_prompts_has_a_row() -> None:
-    named = {name for row in FIELDS for name in row.fields.split()} | KNOWN_TOKENS.keys()
+    named = {name for row in FIELDS for name in row.fields.split()} | {*KNOWN_TOKENS}
     assert {name for _, prompts in PATHS.values() for name in prompts} <= named
 
 

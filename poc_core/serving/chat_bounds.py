@@ -1,9 +1,8 @@
-"""Limits of a chat request, so that no request can occupy an engine alone.
-
-Two tables hold the limits: of paths and of fields. A path in neither table is not forwarded
-(poc_core/serving/openai_paths.py).
+"""Limits of a chat request, in two tables: of paths and of fields. API and workers use them, so
+that no request can occupy an engine alone.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,7 +28,7 @@ _INPUTS, _INPUT_TOKENS = 2048, 300_000
 # Characters of a text for each token of the context, and characters of a text that the client wants
 # truncated. Tokens are shorter than this on average in every language; four spaces count as one
 # character.
-_TOKEN_CHARS, _TRUNCATED_CHARS = 8, 128 * 1024
+TOKEN_CHARS, _TRUNCATED_CHARS = 8, 128 * 1024
 # Levels of nested lists and objects.
 _DEEPEST = 64
 # Tokens that vLLM computes for a completion without max_tokens.
@@ -143,9 +142,10 @@ _WITHIN = {
     "tool_choice": {"function": _OBJECT},
     "response_format": {"json_schema": _OBJECT},
 }
-# Characters of a known token, in a text to encode or in an id. The worker reports all other errors,
-# because its error texts decide who is blamed for the tokens.
-KNOWN_TOKENS = {"enforced_str": 8, "enforced_tokens": 32}
+# The network's fields for the known tokens of an answer, and the text of a token that is an id. The
+# worker reports all other errors, because its error texts decide who is blamed for the tokens.
+KNOWN_TOKENS = ("enforced_str", "enforced_tokens")
+TOKEN_ID = re.compile(r"(?:token_id:)?(-?[0-9]+)")
 
 # Fields of a message, or of a part, that hold further parts; fields of a part that hold bytes.
 _PARTS = {"content", "output"}
@@ -154,6 +154,7 @@ _MEDIA = {
     "source", "file_data",
 }  # fmt: skip
 
+_UNFIT = "{} does not fit this node's context of {}."
 _NUMBER = TypeAdapter(int)
 
 
@@ -179,12 +180,24 @@ def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
     """
     context = max((info.max_seq_len for info in infos), default=0)
     if context and b'"enforced_tokens"' in body and body.count(b'"token"') > context:
-        return _unfit("enforced_tokens", context)
+        return Excess(_UNFIT.format("enforced_tokens", context), None)
     return None
 
 
-def _unfit(name: str, context: int) -> Excess:
-    return Excess(f"{name} does not fit this node's context of {context}.", None)
+def unfit(name: str, said: Any, context: int) -> str | None:
+    """Returns an error if a field has more known tokens than an answer may have, else None.
+
+    Counts characters instead of tokenizing, which takes a second per megabyte. Ids count as tokens.
+    """
+    tokens = said.get("tokens") if isinstance(said, dict) else said
+    is_long = False
+    if isinstance(tokens, str):
+        is_long = _length(tokens) > TOKEN_CHARS * context
+    elif isinstance(tokens, list):
+        texts = (one.get("token") for one in tokens[:context] if isinstance(one, dict))
+        words = (text for text in texts if isinstance(text, str) and not TOKEN_ID.fullmatch(text))
+        is_long = len(tokens) >= context or sum(map(_length, words)) > TOKEN_CHARS * context
+    return _UNFIT.format(name, context) if is_long else None
 
 
 def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | int | None:
@@ -201,8 +214,8 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
     sizes: dict[str, _Size] = {}
     for name, said in asked.items() if kind != "form" else ():
         if name in KNOWN_TOKENS:
-            if context and _is_long(said, context, KNOWN_TOKENS[name]):
-                return _unfit(name, context)
+            if context and (fault := unfit(name, said, context)):
+                return Excess(fault, None)
             continue
         row = _row(name, path)
         if fault := _fault(name, said, row) if said is not None or (name,) == prompts else None:
@@ -221,7 +234,7 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
     total, room = sum(size.text for size in sizes.values()), many * context
     # -1: as many tokens as the context has
     kept = _number(asked, "truncate_prompt_tokens") or -(asked.get("truncation") == "auto")
-    if total > (max(room * _TOKEN_CHARS, _TRUNCATED_CHARS) if kept else room * _TOKEN_CHARS):
+    if total > (max(room * TOKEN_CHARS, _TRUNCATED_CHARS) if kept else room * TOKEN_CHARS):
         return _long(sizes, total, room)
     if kind == "tokens":
         return None
@@ -301,34 +314,22 @@ def _inputs(given: Mapping[str, int], sizes: Mapping[str, _Size], context: int) 
     if n > _INPUTS:
         field = max(given, key=lambda name: given[name])
         return Excess(f"One request may have {_INPUTS} inputs, this has {n}.", field)
-    each = max(context * _TOKEN_CHARS, _TRUNCATED_CHARS)
+    each = max(context * TOKEN_CHARS, _TRUNCATED_CHARS)
     for name, size in sizes.items():
         if size.longest > each:
-            return _long({name: size}, size.longest, each // _TOKEN_CHARS)
+            return _long({name: size}, size.longest, each // TOKEN_CHARS)
     total = sum(size.text * (n if given.get(name) == 1 else 1) for name, size in sizes.items())
     room = max(_WHOLE_CONTEXTS * context, _INPUT_TOKENS)
-    return _long(sizes, total, room) if total > room * _TOKEN_CHARS else None
+    return _long(sizes, total, room) if total > room * TOKEN_CHARS else None
 
 
 def _long(sizes: Mapping[str, _Size], total: int, tokens: int) -> Excess:
     field = max(sizes, key=lambda name: sizes[name].text)
     return Excess(
         f"This model's maximum context length allows {tokens} tokens here, at most"
-        f" {tokens * _TOKEN_CHARS} characters of text; this has {total}.",
+        f" {tokens * TOKEN_CHARS} characters of text; this has {total}.",
         field,
     )
-
-
-def _is_long(said: Any, context: int, each: int) -> bool:
-    """Returns whether there are more known tokens than an answer may have."""
-    tokens = said.get("tokens") if isinstance(said, dict) else said
-    if isinstance(tokens, str):
-        return _length(tokens) > each * context
-    if not isinstance(tokens, list):
-        return False
-    texts = (one.get("token") for one in tokens[:context] if isinstance(one, dict))
-    length = sum(_length(text) for text in texts if isinstance(text, str))
-    return len(tokens) >= context or length > each * context
 
 
 def _row(name: str, path: str) -> Row:
@@ -381,7 +382,7 @@ def _measure(said: Any, row: Row) -> _Size:
             if isinstance(one, str):
                 size = _length(one)
             elif isinstance(one, list) and all(type(each) is int for each in one):
-                size = _TOKEN_CHARS * len(one)
+                size = TOKEN_CHARS * len(one)
             elif isinstance(one, list | dict) and len(one) > row.entries:
                 return _Size(text, longest, f"has more than {row.entries} entries")
             elif isinstance(one, list):
