@@ -82,7 +82,7 @@ def create_app(
         docs_url=None,  # FastAPI's pages load external scripts; routes/console.py serves ours
         redoc_url=None,
     )
-    app.state.services = services or Services.create(settings)
+    app.state.services = services or Services(settings)
     app.state.salts_caches = salts_wanted(settings, listens_on)
     # From the innermost to the outermost: access is decided last, on the path that the routes
     # match.

@@ -26,6 +26,8 @@ MISTAKE = {"detail": "The node failed; its log has the reason."}
 # logs.
 _MAX_PROBLEMS = 10
 _MAX_NAME = 64
+# Errors of other packages that are answers to a client.
+_REFUSALS = (QueueFullError, AnswerTooLargeError, BodyError, ClaimsError)
 
 
 def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPException:
@@ -57,11 +59,8 @@ def install(app: FastAPI) -> None:
     """Registers a handler for every exception that a route may raise."""
     for redis_error in (*TRANSIENT, ResponseError):
         app.add_exception_handler(redis_error, _redis_away)
-    app.add_exception_handler(QueueFullError, _queue_full)
-    app.add_exception_handler(AnswerTooLargeError, _answer_too_large)
-    app.add_exception_handler(BodyError, _bad_body)
-    app.add_exception_handler(ClaimsError, _other_claims)
-    app.add_exception_handler(RequestValidationError, _bad_request)
+    for refusal in (*_REFUSALS, RequestValidationError):
+        app.add_exception_handler(refusal, _refused)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
     app.add_exception_handler(Exception, _bug)
 
@@ -78,28 +77,18 @@ async def _redis_away(_: Request, error: Exception) -> JSONResponse:
     return _answer(unavailable(f"The node cannot reach its Redis; try again in {RETRY_AFTER_S} s."))
 
 
-async def _queue_full(_: Request, error: Exception) -> JSONResponse:
-    return _answer(unavailable(str(error), 429))
-
-
-async def _answer_too_large(_: Request, error: Exception) -> JSONResponse:
-    return _answer(HTTPException(413, str(error)))
-
-
-async def _bad_body(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, BodyError)
-    return _answer(
-        malformed([{"loc": ("body", *error.loc), "msg": str(error), "type": error.kind}])
-    )
-
-
-async def _other_claims(_: Request, error: Exception) -> JSONResponse:
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    match error:
+        case QueueFullError():
+            return _answer(unavailable(str(error), 429))
+        case AnswerTooLargeError():
+            return _answer(HTTPException(413, str(error)))
+        case BodyError():
+            problem = {"loc": ("body", *error.loc), "msg": str(error), "type": error.kind}
+            return _answer(malformed([problem]))
+        case RequestValidationError():
+            return _answer(malformed(error.errors()))
     return _answer(HTTPException(400, str(error)))
-
-
-async def _bad_request(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return _answer(malformed(error.errors()))
 
 
 async def _nobody_there(_: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -51,26 +52,17 @@ _VALIDATIONS = {
 _WAYS = ("pass", "steps")
 
 
+@dataclass(frozen=True)
 class NodeMetrics(Collector):
     """Collects the node's metrics. A round's totals restart with each round."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        read_health: Callable[[], tuple[Health, Overview | None]],
-        jobs: JobStore,
-        outbox: Outbox,
-        workers: WorkerRegistry,
-        chats: Chats,
-        stats_of_round: Callable[[Overview], dict[str, Any]],
-    ) -> None:
-        self._settings = settings
-        self._read_health = read_health
-        self._jobs = jobs
-        self._outbox = outbox
-        self._workers = workers
-        self._chats = chats
-        self._stats_of_round = stats_of_round
+    _settings: Settings
+    _read_health: Callable[[], tuple[Health, Overview | None]]
+    _jobs: JobStore
+    _outbox: Outbox
+    _workers: WorkerRegistry
+    _chats: Chats
+    _stats_of_round: Callable[[Overview], dict[str, Any]]
 
     def collect(self) -> Iterable[Metric]:
         health, seen = self._read_health()

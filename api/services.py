@@ -1,8 +1,7 @@
-"""The app's services, created once; each route names those that it uses."""
+"""The app's services, created once. Each route names the services that it uses."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from anyio import CapacityLimiter
@@ -41,13 +40,13 @@ from poc_core.state import (
     RoundStore,
     WorkerRegistry,
     connect,
-    registry,
 )
 from poc_core.state.delivery.receivers import Receivers
 from poc_core.state.downloads import DownloadStore
 from poc_core.state.overview import Overviews
 from poc_core.state.past.events import Events
 from poc_core.state.past.history import History
+from poc_core.state.registry import CHAT_MEMORY_S
 
 # Requests a second to check hosts' tokens, for each address, with bursts of ten.
 _TOKENS_PER_S = 1.0
@@ -57,106 +56,59 @@ _LARGE_CHATS = 1
 REPORT_S = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Services:
-    settings: Settings
-    redis: Redis
-    now: Callable[[], float]  # seconds since the epoch
-    jobs: JobStore
-    workers: WorkerRegistry
-    rounds: RoundStore
-    outbox: Outbox
-    receivers: Receivers
-    overviews: Overviews
-    health: HealthReader
-    deployments: DeploymentStore
-    invitations: Invitations
-    downloads: Downloads
-    history: History
-    events: Events
-    chats: Chats
-    dispatcher: Dispatcher
-    gateway: Gateway
-    gpus: GpuWatch
-    inline: InlineJobs
-    admission: Admission
-    round_control: RoundControl
-    deploying: Deploying
-    node_metrics: Page
-    metrics: NodeMetrics
-    work: Work
-    view: Callable[[], View]
-    model_cache: ModelCache = field(default_factory=ModelCache)
-    token_rates: Rates = field(default_factory=lambda: Rates(_TOKENS_PER_S, time.monotonic))
-    refusals: Refusals = field(default_factory=Refusals)
-    live: Live = field(default_factory=Live)
-    together: Together = field(default_factory=Together)
-    large_chats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_CHATS))
+    """The services of one app. Tests pass their own Redis, dispatcher and clock."""
 
-    @classmethod
-    def create(
-        cls,
+    def __init__(
+        self,
         settings: Settings,
         redis: Redis | None = None,
         dispatcher: Dispatcher | None = None,
         clock: Callable[[], float] = time.time,
-    ) -> "Services":
-        """Creates the services for `settings`. Tests pass their own Redis, dispatcher and clock."""
+    ) -> None:
         watched = redis or connect(settings, patient=False, timeout_s=PATIENCE_S)
-        redis = redis or connect(settings, patient=False)
-        overviews = Overviews(redis, clock)
-        workers = WorkerRegistry(redis, settings, clock)
-        jobs = JobStore(redis, settings, clock)
-        deployments = DeploymentStore(redis, settings, clock)
-        rounds, outbox = RoundStore(redis, settings, clock), Outbox(redis, settings, clock)
-        dispatcher = dispatcher or Dispatcher(settings)
-        inline = InlineJobs(settings, jobs, rounds)
-        chats = Chats()
-        health = HealthReader(overviews, RedisWatch(watched, clock), settings, clock)
-        history, events = History(redis), Events(redis, clock)
-        round_control = RoundControl(settings, workers, rounds, jobs, outbox, dispatcher)
-        stats_of = round_control.stats_of
-        work = Work(jobs, rounds, outbox, redis)
-
-        def node() -> Node:
-            return Node(workers.live(), deployments.machines(), deployments.status())
-
-        return cls(
-            settings=settings,
-            redis=redis,
-            now=clock,
-            jobs=jobs,
-            workers=workers,
-            rounds=rounds,
-            outbox=outbox,
-            receivers=Receivers(redis, clock),
-            overviews=overviews,
-            health=health,
-            deployments=deployments,
-            invitations=Invitations(redis, clock),
-            downloads=Downloads(DownloadStore(redis, clock), settings),
-            dispatcher=dispatcher,
-            history=history,
-            events=events,
-            chats=chats,
-            gateway=Gateway(
-                ChatWorkers(workers, registry.CHAT_MEMORY_S, keeping=deployments.keeping), chats
-            ),
-            gpus=GpuWatch(settings.host),
-            inline=inline,
-            admission=Admission(settings, jobs, workers, dispatcher, inline),
-            round_control=round_control,
-            deploying=Deploying(settings, deployments, rounds, jobs),
-            node_metrics=Page(node, fetch),
-            metrics=NodeMetrics(settings, health.read, jobs, outbox, workers, chats, stats_of),
-            work=work,
-            view=partial(View, settings, overviews, health, history, events, jobs, work, stats_of),
+        self.redis = redis = redis or connect(settings, patient=False)
+        self.settings = settings
+        self.now = clock  # seconds since the epoch
+        self.jobs = jobs = JobStore(redis, settings, clock)
+        self.workers = workers = WorkerRegistry(redis, settings, clock)
+        self.rounds = rounds = RoundStore(redis, settings, clock)
+        self.outbox = outbox = Outbox(redis, settings, clock)
+        self.receivers = Receivers(redis, clock)
+        self.overviews = overviews = Overviews(redis, clock)
+        self.health = health = HealthReader(overviews, RedisWatch(watched, clock), settings, clock)
+        self.deployments = deployments = DeploymentStore(redis, settings, clock)
+        self.invitations = Invitations(redis, clock)
+        self.downloads = Downloads(DownloadStore(redis, clock), settings)
+        self.history = history = History(redis)
+        self.events = events = Events(redis, clock)
+        self.chats = chats = Chats()
+        self.dispatcher = dispatcher = dispatcher or Dispatcher(settings)
+        chat_workers = ChatWorkers(workers, CHAT_MEMORY_S, keeping=deployments.keeping)
+        self.gateway = Gateway(chat_workers, chats)
+        self.gpus = GpuWatch(settings.host)
+        self.inline = inline = InlineJobs(settings, jobs, rounds)
+        self.admission = Admission(settings, jobs, workers, dispatcher, inline)
+        self.round_control = RoundControl(settings, workers, rounds, jobs, outbox, dispatcher)
+        self.deploying = Deploying(settings, deployments, rounds, jobs)
+        self.node_metrics = Page(
+            lambda: Node(workers.live(), deployments.machines(), deployments.status()), fetch
         )
+        stats_of = self.round_control.stats_of
+        self.metrics = NodeMetrics(settings, health.read, jobs, outbox, workers, chats, stats_of)
+        self.work = work = Work(jobs, rounds, outbox, redis)
+        self.view = partial(
+            View, settings, overviews, health, history, events, jobs, work, stats_of
+        )
+        self.model_cache = ModelCache()
+        self.token_rates = Rates(_TOKENS_PER_S, time.monotonic)
+        self.refusals = Refusals()
+        self.live = Live()
+        self.together = Together()
+        self.large_chats = CapacityLimiter(_LARGE_CHATS)
 
     def reporting(self) -> Periodic:
-        """Returns a thread that reports this process's counters to Redis each second and logs
-        errors.
-        """
+        """Returns a thread that reports this process's counters to Redis each second."""
         started = [f"The API {VERSION} has started on {self.settings.host}."]
         told_addresses_at = float("-inf")
 

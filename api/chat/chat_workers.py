@@ -67,9 +67,7 @@ class ChatWorkers:
             return self._left()
 
     async def is_ready(self, worker_id: str) -> bool:
-        """Returns whether the worker was ready at most `cache_s` ago, or in the last reading while
-        Redis is unavailable.
-        """
+        """Returns whether the worker was ready in the reading that `remembered` uses."""
         try:
             await self.remembered()
         except (TimeoutError, *TRANSIENT):
@@ -77,10 +75,7 @@ class ChatWorkers:
         return any(worker.id == worker_id for worker in self._workers)
 
     async def now(self) -> list[WorkerRecord]:
-        """Returns the workers that are ready now.
-
-        Used before a client gets "no worker for this model".
-        """
+        """Reads Redis again and returns the ready workers."""
         return await self._not_older_than(self._clock())
 
     def lost(self, worker_id: str) -> None:
@@ -88,10 +83,9 @@ class ChatWorkers:
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Records that an engine died during a request (a fingerprint).
+        """Records that an engine died during a request; returns how many engines died during it.
 
-        Returns how many engines died during this request. Returns 0 if Redis is unavailable; this
-        death is then not recorded.
+        `request`: its fingerprint. Without Redis, records nothing and returns 0.
         """
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)

@@ -1,5 +1,4 @@
-"""A pool of HTTP clients that share the requests to workers, so that no client has many
-connections.
+"""A pool of HTTP clients for requests to workers. Each client has few connections.
 
 httpx looks at all connections of a client several times for each request: during 600 answers in
 progress, a request took four times as much CPU time as a single request.

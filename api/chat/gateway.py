@@ -7,13 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import (
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import quote
@@ -46,27 +40,15 @@ log = logging.getLogger(__name__)
 _LOOKUP_TIMEOUT_S = 5.0
 # Headers of a single connection (RFC 9110, 7.6.1), and headers that httpx or uvicorn create.
 _HOP_HEADERS = {
-    b"connection",
-    b"keep-alive",
-    b"proxy-authenticate",
-    b"proxy-authorization",
-    b"te",
-    b"trailer",
-    b"transfer-encoding",
-    b"upgrade",
-    b"expect",
-    b"host",
-    b"date",
-    b"server",
+    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
+    *(b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"host", b"date", b"server"),
 }
 _PRINTABLE = bytes(range(0x21, 0x7F))
 # Request headers that only the gateway may set.
-_OURS = {
-    b"content-length",
-    GATEWAY_SECRET_HEADER.encode(),
-    GATEWAY_CLIENT_HEADER.encode(),
-    GATEWAY_SALT_HEADER.encode(),
-}
+_SECRET, _CLIENT, _SALT = (
+    name.encode() for name in (GATEWAY_SECRET_HEADER, GATEWAY_CLIENT_HEADER, GATEWAY_SALT_HEADER)
+)
+_OURS = {b"content-length", _SECRET, _CLIENT, _SALT}
 
 
 @dataclass(frozen=True)
@@ -93,7 +75,7 @@ class DeadlyRequestError(Exception):
 
 
 class _Way:
-    """How far a request has been sent."""
+    """The progress of a request on its connection to a worker."""
 
     def __init__(self) -> None:
         self.is_new = False  # the connection was opened for this request
@@ -108,9 +90,7 @@ class _Way:
 
 
 class Gateway:
-    """Sends each request to a worker of its model: to one that caches its prefix, or the least
-    busy.
-    """
+    """Sends each request to a worker that caches its prefix, else to the least busy worker."""
 
     def __init__(self, workers: ChatWorkers, chats: Chats) -> None:
         self.workers = workers
@@ -125,7 +105,7 @@ class Gateway:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Sorts workers by load, after the worker that caches the beginning of the prompt."""
+        """Returns the worker that caches the prompt's beginning, then the others by load."""
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
@@ -236,7 +216,7 @@ class Gateway:
         rest: AsyncIterator[bytes],
         is_suspect: bool,
     ) -> AsyncIterator[bytes]:
-        """Yields the body as it comes. A stream whose worker dies ends with an error event.
+        """Yields the body's bytes. A stream whose worker dies ends with an error event.
 
         Other answers raise httpx's TransportError, so that no client takes a partial answer for a
         complete one. `is_suspect`: another engine died during this request.
@@ -275,9 +255,7 @@ class Gateway:
                 await self.workers.outlived(await _fingerprint(request))
 
     async def _died_with(self, worker: WorkerRecord, request: ProxyRequest) -> int:
-        """Records that the worker's engine died; returns how many engines died during equal
-        requests.
-        """
+        """Records an engine's death; returns how many engines died during equal requests."""
         what = f"A request of {request.client} to {_path_of(request)[:80]}"
         return await self.workers.died_with(worker.id, await _fingerprint(request), what)
 
@@ -340,9 +318,7 @@ class ProxiedAnswer(Response):
 async def _passed_on(
     path: str, answer: httpx.Response, body: AsyncIterator[bytes], sending: Sending
 ) -> None:
-    """Sends a worker's answer. If its first event is an error, the answer gets the error's
-    status.
-    """
+    """Sends a worker's answer; a stream that begins with an error gets the error's status."""
     first, failed = await _next(body), None
     if _is_stream(answer):
         failed = failure(path, first)
@@ -376,10 +352,7 @@ async def _cancel(response: httpx.Response) -> None:
 
 
 async def _client_gone(receive: Receive) -> None:
-    """Returns once the client has disconnected.
-
-    The request's body was read before, so no other message can come.
-    """
+    """Returns once the client has disconnected. The request's body was read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -398,11 +371,11 @@ def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Reque
     headers = [header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS]
     # A worker must see neither addresses nor names of keys.
     client = blake2b(request.client.encode(), digest_size=8).hexdigest().encode()
-    salt = [(GATEWAY_SALT_HEADER.encode(), request.salt.encode())] if request.salt else []
+    salt = [(_SALT, request.salt.encode())] if request.salt else []
     return httpx.Request(
         request.method,
         _url(worker, request.path),
-        headers=[*headers, *_secret(worker), (GATEWAY_CLIENT_HEADER.encode(), client), *salt],
+        headers=[*headers, *_secret(worker), (_CLIENT, client), *salt],
         content=request.body or None,
         extensions={"timeout": TIMEOUT.as_dict(), "trace": way.note},
     )
@@ -416,11 +389,7 @@ def _end_to_end(headers: Headers) -> Headers:
 
 
 def _secret(worker: WorkerRecord) -> Headers:
-    return (
-        [(GATEWAY_SECRET_HEADER.encode(), worker.chat_secret.encode())]
-        if worker.chat_secret
-        else []
-    )
+    return [(_SECRET, worker.chat_secret.encode())] if worker.chat_secret else []
 
 
 def _url(worker: WorkerRecord, path: bytes) -> httpx.URL:

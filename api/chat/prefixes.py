@@ -1,4 +1,4 @@
-"""Guesses which worker's prefix cache holds the beginning of a chat request."""
+"""Guesses which worker's prefix cache has the beginning of a chat request."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """Returns a hash for each block of `text`, at least one. `last`: hash of the preceding
-    block.
-    """
+    """Returns a hash for each block of `text`, at least one; `last`: the preceding block's hash."""
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
@@ -87,7 +85,7 @@ def _chain(text: str, last: bytes) -> list[bytes]:
 
 
 class PrefixMemory:
-    """Remembers which worker last computed each beginning of a prompt, as a guess at its cache.
+    """Remembers the worker that last computed each beginning of a prompt, and may cache it.
 
     Runs on the event loop only, without locks.
     """
@@ -110,9 +108,7 @@ class PrefixMemory:
     def order(
         self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
     ) -> list[WorkerRecord]:
-        """Returns `workers` in the order of attempts.
-
-        `workers` must be sorted by load, least busy first.
+        """Returns `workers`, sorted by load before, in the order of attempts.
 
         The first is the worker that has computed most of the prompt, else the worker assigned to
         the conversation's opening by its hash. A worker with its full share of the requests in
@@ -149,7 +145,5 @@ def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
 
 
 def _weight(opening: bytes, worker_id: str) -> bytes:
-    """Returns a weight for rendezvous hashing: if a worker comes or goes, all other workers keep
-    their conversations.
-    """
+    """Returns a weight for rendezvous hashing: few conversations move if a worker comes or goes."""
     return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

@@ -1,6 +1,4 @@
-"""Server-sent events between a worker and its client: errors at a stream's beginning, and
-keep-alives.
-"""
+"""Server-sent events to a client: keep-alives, and errors at a stream's beginning."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _EARLY = {"response.created", "response.queued", "response.in_progress"}
 async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
     """Reads a stream up to the first event that shows whether the answer failed."""
     head = b""
-    while _telling(head) is None:
+    while _decisive(head) is None:
         chunk = await anext(chunks, b"")
         head += chunk
         if not chunk:
@@ -38,10 +36,8 @@ async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def failure(path: str, head: bytes) -> tuple[int, Any] | None:
-    """Returns the status and body of the error that a stream begins with; None if there is no
-    error.
-    """
-    event = _telling(head)
+    """Returns status and body of the error that a stream begins with; None without an error."""
+    event = _decisive(head)
     if event is None:
         return None
     try:
@@ -59,7 +55,7 @@ def failure(path: str, head: bytes) -> tuple[int, Any] | None:
     return status, shaped(path, status, {"error": error})
 
 
-def _telling(head: bytes) -> tuple[str, bytes] | None:
+def _decisive(head: bytes) -> tuple[str, bytes] | None:
     """Returns name and data of the first complete event that shows whether the answer failed."""
     for event in head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         name, data = "", b""
@@ -75,9 +71,7 @@ def _telling(head: bytes) -> tuple[str, bytes] | None:
 
 
 class Sending:
-    """An answer to a client, sent by two tasks: one forwards a worker's bytes, one sends empty
-    lines.
-    """
+    """An answer that two tasks send: one forwards a worker's bytes, one sends empty lines."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""Requests that were in an engine when it died. Each is sent to one more worker.
+"""Requests during which an engine died. Each is sent to one more worker.
 
 If that worker dies too, all API processes refuse the request for ten minutes
 (WorkerRegistry.died_with).
@@ -76,9 +76,7 @@ class Engine:
             self._next(request)
 
     def was_ended_by_another(self, request: object) -> bool:
-        """Returns whether another request ended the engine, or is starting and may have ended
-        it.
-        """
+        """Returns whether another request ended the engine, or starts and may have ended it."""
         known = self._culprit or self._suspect
         return known is not None and known is not request
 

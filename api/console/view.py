@@ -1,6 +1,7 @@
 """The console's view of the node, read from Redis."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import JsonValue
@@ -9,11 +10,11 @@ from api.console import fleet, past
 from api.console.work import Work
 from api.health.judgement import Health
 from api.health.reading import HealthReader, health_answer
-from api.health.roster import names_of
+from api.health.roster import deployment_state, names_of
 from api.reading.live import Sections
 from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
-from poc_core.serving.deployments import DeploymentState, DeploymentStatus
+from poc_core.serving.deployments import DeploymentStatus
 from poc_core.settings import Settings
 from poc_core.state import JobStore
 from poc_core.state.client import TRANSIENT
@@ -28,31 +29,23 @@ _CHAT_STEPS = 60
 _SHORTEST_S = min(STEPS)
 
 
+@dataclass
 class View:
     """Reads the node repeatedly and caches final data. Must be used by one thread at a time."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        overviews: Overviews,
-        health: HealthReader,
-        history: History,
-        events: Events,
-        jobs: JobStore,
-        work: Work,
-        stats_of_round: Callable[[Overview], dict[str, Any]],
-    ) -> None:
-        self._settings = settings
-        self._overviews = overviews
-        self._health = health
-        self._history = history
-        self._events = events
-        self._jobs = jobs
-        self._work = work
-        self._stats_of_round = stats_of_round
-        self._ended: dict[str, dict[str, Any]] = {}  # lines of Work.listed, by id
-        self._steps: dict[int, dict[str, Any]] = {}  # the last steps sent, by step length
-        self._first_token: float | None = None
+    _settings: Settings
+    _overviews: Overviews
+    _health: HealthReader
+    _history: History
+    _events: Events
+    _jobs: JobStore
+    _work: Work
+    _stats_of_round: Callable[[Overview], dict[str, Any]]
+    # lines of Work.listed, by id
+    _ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # the last steps sent, by step length
+    _steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _first_token: float | None = None
 
     def read(self) -> Sections:
         """Returns all sections; while Redis is unavailable, only the time, the problem and the
@@ -136,15 +129,9 @@ class View:
 
 
 def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[str, Any]:
-    state = status.state
-    # workers that were started one by one
-    if not status.hosts and state is not DeploymentState.FAILED:
-        states = {worker.state for worker in workers}
-        state = DeploymentState.STARTING if "starting" in states else DeploymentState.IDLE
-        state = DeploymentState.RUNNING if "ready" in states else state
     told = {"host", "state", "model", "workers", "ready", "error", "vllm_version", "left_out"}
     return {
-        "state": state.value,
+        "state": deployment_state(status, workers).value,
         "model": status.wanted.name if status.wanted else None,
         "by": status.record.by if status.record else None,
         "asked_at": status.record.asked_at if status.record else None,

@@ -1,6 +1,7 @@
 """Jobs and rounds for the console: one line each in lists, all details on their own pages."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
@@ -33,14 +34,14 @@ _VERDICT = (
 )
 
 
+@dataclass(frozen=True)
 class Work:
     """Reads jobs and rounds from Redis."""
 
-    def __init__(self, jobs: JobStore, rounds: RoundStore, outbox: Outbox, redis: Redis) -> None:
-        self._jobs = jobs
-        self._rounds = rounds
-        self._outbox = outbox
-        self._redis = redis
+    _jobs: JobStore
+    _rounds: RoundStore
+    _outbox: Outbox
+    _redis: Redis
 
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the newest jobs and rounds, the newest first.

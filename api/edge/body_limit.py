@@ -31,7 +31,7 @@ BODY_DONE = "proofline.body_done"
 
 @dataclass(eq=False)
 class _Body:
-    """The bytes of one request body in memory."""
+    """Size and progress of one request body in memory."""
 
     client: str
     begun_at: float  # by BodyLimit's clock, in seconds
@@ -47,7 +47,7 @@ class _Body:
 
 
 class Room:
-    """A limited memory for bodies, which clients share."""
+    """Accounts for the memory of all request bodies, which clients share."""
 
     def __init__(self, n_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._n_bytes = n_bytes
@@ -62,9 +62,7 @@ class Room:
         return _Body(client, now, now)
 
     def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
-        """Reserves `n_bytes` for a body and returns True; returns False if there is no memory
-        left.
-        """
+        """Reserves `n_bytes` for a body. Returns False if there is not enough memory."""
         while (
             n_bytes
             and body.n_bytes + n_bytes > _SMALL_BYTES
@@ -97,7 +95,7 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """Returns the body to drop in favour of `asking`; None if `asking` must wait."""
+        """Returns the body to drop in favour of `asking`; None if `asking` has to be refused."""
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]

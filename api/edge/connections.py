@@ -76,12 +76,10 @@ class Limits:
 
 
 class Places:
-    """The connections of one server, by what they wait for, and each client's share of them.
+    """The open connections of one server, grouped by what they wait for, and counted by client.
 
-    Any client may use free places. When they are used up, connections are closed in this order:
-    late clients, then clients that may still send a request. If too many answers are in progress,
-    the youngest answer of the client with most of them is ended; answers cannot take the reserved
-    places.
+    Above the limit of connections, the client with most connections in `late`, else in `fresh`,
+    loses its oldest. Above the limit of answers, the client with most answers loses its youngest.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -139,10 +137,9 @@ def limited(limits: Limits) -> type[asyncio.Protocol]:
 
 
 class _InPieces(asyncio.BufferedProtocol):
-    """Reads a request in small pieces until its handler starts, because an event loop reads up to
-    256 KiB at once.
+    """Reads small pieces until a request's handler starts.
 
-    Otherwise 1,000 waiting requests held 130 MB of bodies.
+    asyncio's reads of 256 KiB held 130 MB of bodies for 1,000 waiting requests.
     """
 
     # shared by all connections: the bytes are copied at once
@@ -298,7 +295,7 @@ class _Limited(HttpToolsProtocol):
 
     @property
     def has_begun(self) -> bool:
-        """Returns whether a request has begun and its body is not yet complete."""
+        """Returns whether the request's handler has started and more of the body may come."""
         return self._headers_done and self._starts is None
 
     def make_room(self) -> None:
@@ -324,9 +321,9 @@ class _Limited(HttpToolsProtocol):
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Delays a request until its body has arrived, or the beginning of a larger body.
+        """Delays the handler until the body has arrived, or the first 8 KiB of a larger body.
 
-        A started request without a body takes ten times the memory of its headers.
+        A started handler without a body takes ten times the memory of the headers.
         """
         if self._headers_done and cycle is self.cycle:
             self._starts = partial(super()._start_asgi_task, cycle, app)

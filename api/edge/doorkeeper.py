@@ -156,7 +156,7 @@ class Doorkeeper:
         return any(address in network for network in self._trusted)
 
     def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
-        """Returns the caller whose key is in these headers; None if two headers differ."""
+        """Returns the caller of the key in these headers; None if unknown, or if headers differ."""
         keys = {_key(name, value.decode("latin-1")) for name, value in given}
         return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 
@@ -206,8 +206,8 @@ class Rates:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str) -> float:
-        """Takes a token and returns 0; returns the seconds until a token is available if there is
-        none.
+        """Takes a token and returns 0; without a free token, returns the seconds until there is
+        one.
         """
         now = self._clock()
         full_at = max(now, self._full_at.get(client, now)) + 1 / self._per_second

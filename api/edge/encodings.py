@@ -57,7 +57,7 @@ class _Decoder(Protocol):
     is_whole: bool  # the encoded data is complete
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Decodes more bytes. ValueError if the bytes are not valid in this encoding."""
+        """Yields the next bytes in decoded pieces. ValueError if the bytes are invalid."""
 
 
 class _Body:

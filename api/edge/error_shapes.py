@@ -37,7 +37,7 @@ class ErrorShapes:
 
 
 class _Answer:
-    """Buffers an error until it is complete."""
+    """An answer to a client; buffers an error until the error can be rewritten."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class _Answer:
 
 
 def _reshaped(path: str, status: int, body: bytes) -> bytes:
-    """Returns the error's body in the right form, unchanged if the form is right."""
+    """Returns the error's body in the client's form."""
     said = said_by(body)
     right = shaped(path, status, said)
     return body if right == said else json.dumps(right).encode()

@@ -12,9 +12,7 @@ _PER_S = 500.0
 
 
 class InTurns:
-    """Middleware: among waiting requests, starts first the client with the fewest started
-    requests.
-    """
+    """Middleware: starts waiting requests, first those of the client with the fewest started."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,5 +1,4 @@
-"""Blocks requests of foreign web pages, because the operator's browser reaches loopback and private
-networks.
+"""Blocks requests of foreign web pages, which the operator's browser could send to this node.
 
 Without permission a page can send any POST with a simple content type, with the page's Origin
 (CSRF), or with a domain that resolves to this address as Host (DNS rebinding). The network node

@@ -50,9 +50,7 @@ def is_private(address: Address) -> bool:
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
-    """Returns the gateways of this machine's routes, and the address that Docker gives the gateway
-    in each of its networks.
-    """
+    """Returns the gateways of this machine's routes, and Docker's gateway in each local network."""
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
         words = line.split()

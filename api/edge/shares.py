@@ -17,16 +17,14 @@ T = TypeVar("T", bound=Hashable)
 
 
 def client_of(scope: Scope) -> str:
-    """Returns the client that a request counts for: the name of its key, else its peer's
-    network.
-    """
+    """Returns a request's client: the name of its key, else its peer's address (IPv6: /64)."""
     peer = scope.get("client")
     return scope.get(CLIENT) or (of_address(peer[0]) if peer else "")
 
 
 @lru_cache(maxsize=4096)
 def of_address(host: str) -> str:
-    """Returns the client at a peer's address; a host that is no address is its own client."""
+    """Returns the client at an address: the address (IPv6: its /64); a name stays as it is."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -39,7 +37,7 @@ def of_address(host: str) -> str:
 
 
 class Holdings(Generic[T]):
-    """Counts each client's holdings, ordered by age. Every call takes constant time."""
+    """Things that clients hold, such as connections, by client and age; takes constant time."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[T, None]] = {}
@@ -66,13 +64,13 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """Returns the oldest entry of the client with the most entries; of several such clients,
-        the first that had so many.
+        """Returns the oldest thing of the client that holds most; among equals, of the first to
+        hold so many.
         """
         return next(iter(self._largest()))
 
     def youngest(self) -> T:
-        """Returns the youngest entry of the client that `oldest` selects."""
+        """Returns the youngest thing of the client that `oldest` selects."""
         return next(reversed(self._largest()))
 
     def _largest(self) -> OrderedDict[T, None]:

@@ -1,4 +1,4 @@
-"""Derives the node's health from the records in Redis, as a pure function: all processes agree."""
+"""Derives the node's health from Redis' records by a pure function, so that all processes agree."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,11 @@ from poc_core.serving.places import LATELY_S
 from poc_core.state.delivery.outbox import BAD_CERTIFICATES
 from poc_core.state.overview import Overview
 
-# Seconds without a heartbeat until a supervisor or a chat port, or the courier, counts as silent.
-HOST_SILENT_S = 5.0
-COURIER_SILENT_S = 3.0
+# Seconds without a heartbeat until a supervisor or a chat port, and the courier, counts as silent.
+HOST_SILENT_S, COURIER_SILENT_S = 5.0, 3.0
 # Failed tries in a row until a receiver is reported, and restarts within LATELY_S until a worker is
 # reported.
-MANY_FAILURES = 2
-MANY_RESTARTS = 3
+MANY_FAILURES, MANY_RESTARTS = 2, 3
 # Seconds for which a round without ready workers counts as continuing while a worker restarts.
 REPLACED_S = 600.0
 # Workers that one reason names.
@@ -39,16 +37,13 @@ KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "cour
 
 @dataclass(frozen=True)
 class Reason:
-    """A problem as text: `what` ("0 of 8 workers ready"), its duration, and `more` (": ...").
-
-    `since`: seconds since the epoch, or None if unknown.
-    """
+    """A problem: a phrase ("0 of 8 workers ready"), its duration, and the rest of the sentence."""
 
     kind: str  # of KINDS
     level: Level
-    what: str
-    more: str = ""
-    since: float | None = None
+    what: str  # the phrase
+    more: str = ""  # the rest, such as ": h1/gpu0 loads its model"
+    since: float | None = None  # seconds since the epoch; None if unknown
 
     def text(self, now: float) -> str:
         """Returns the problem as a sentence without a full stop."""
@@ -58,7 +53,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All data from which the health is derived."""
+    """The input of `judge`."""
 
     now: float  # seconds since the epoch
     seen: Overview | None  # None if Redis does not answer
@@ -70,11 +65,11 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Health:
-    """The node's condition and the reasons for it. `since`: its beginning, or None if unknown."""
+    """The node's condition and the reasons for that condition."""
 
     level: Level
     reasons: Sequence[Reason]  # the worst first; empty if all is well
-    since: float | None
+    since: float | None  # when the condition began; None if unknown
     seats: Sequence[Seat] = ()
 
     @property
@@ -87,7 +82,7 @@ class Health:
 
 
 def judge(snapshot: Snapshot) -> Health:
-    """Derives the node's health from a snapshot."""
+    """Returns the node's health."""
     seen, now = snapshot.seen, snapshot.now
     if seen is None:
         since = snapshot.redis_away_since
@@ -113,10 +108,9 @@ def judge(snapshot: Snapshot) -> Health:
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """Explains why a generating round continues without a ready worker.
+    """Explains that a generating round waits for its only worker to restart.
 
-    The round is stored in Redis and continues when a worker restarts, so the node has not failed.
-    Returns None if no round is generating, if a worker is ready, or if no worker restarts within
+    Returns None if no round is generating, a worker is ready, or no worker restarts within
     REPLACED_S.
     """
     record = seen.round.record if seen.round is not None else None
@@ -130,7 +124,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """Returns whether a supervisor restarts the worker, within REPLACED_S of its end."""
+    """Returns whether a supervisor is restarting the worker, at most REPLACED_S after its end."""
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")
@@ -170,9 +164,7 @@ def _nobody(seen: Overview) -> Reason:
 
 
 def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
-    """Reports that Redis was emptied recently: clients would wait in vain for its jobs and
-    rounds.
-    """
+    """Reports that Redis was emptied recently; its jobs and rounds will never complete."""
     record = seen.deployment.record
     at = record.restored_at if record is not None else None
     if at is not None and snapshot.now - at < LATELY_S:
@@ -257,7 +249,7 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
 
 
 def _named(seats: Sequence[Seat]) -> str:
-    """Names the seats with the reason why each is not ready; names the first few of many."""
+    """Lists the first few seats, each with the reason why the worker is not ready."""
     if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
         return f"each {seats[0].why}"
     told = [f"{seat.name} {seat.why}" for seat in seats[:_MOST_NAMED]]

@@ -1,6 +1,7 @@
-"""Reads the node's health, and formats it for every answer that reports it."""
+"""Reads the node's health, and formats the health for answers."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from api.health.judgement import Health, Snapshot, judge, replacement
@@ -11,23 +12,17 @@ from poc_core.state.client import is_transient
 from poc_core.state.overview import Overview, Overviews
 
 
+@dataclass(frozen=True)
 class HealthReader:
-    """Derives the health from the current state of Redis, or from the silence of Redis."""
+    """Reads Redis and derives the node's health, also while Redis does not answer."""
 
-    def __init__(
-        self,
-        overviews: Overviews,
-        watch: RedisWatch,
-        settings: Settings,
-        clock: Callable[[], float],
-    ) -> None:
-        self._overviews = overviews
-        self.watch = watch
-        self._settings = settings
-        self.now = clock
+    _overviews: Overviews
+    watch: RedisWatch
+    _settings: Settings
+    now: Callable[[], float]  # seconds since the epoch
 
     def read(self) -> tuple[Health, Overview | None]:
-        """Returns the health, and the overview behind it; None if Redis does not answer."""
+        """Returns the health and the overview of Redis; the overview is None if Redis is silent."""
         if self.watch.is_mute:  # asking Redis would take seconds
             return self.of(None), None
         try:
@@ -40,7 +35,7 @@ class HealthReader:
         return self.of(seen), seen
 
     def of(self, seen: Overview | None) -> Health:
-        """Returns the health for an overview; None stands for a Redis that does not answer."""
+        """Returns the health for an overview; `seen`: None if Redis does not answer."""
         if seen is not None:
             self.watch.note_back()
         return judge(
@@ -62,21 +57,11 @@ class HealthReader:
 def health_answer(health: Health, now: float) -> dict[str, Any]:
     """Returns the health in the form of answers.NodeHealth."""
     return {
-        "level": health.level.value,
+        "level": health.level,
         "since": health.since,
         "workers": len(health.seats),
         "workers_ready": health.n_ready,
-        "reasons": [
-            {
-                "kind": reason.kind,
-                "level": reason.level.value,
-                "text": reason.text(now),
-                "what": reason.what,
-                "more": reason.more,
-                "since": reason.since,
-            }
-            for reason in health.reasons
-        ],
+        "reasons": [vars(reason) | {"text": reason.text(now)} for reason in health.reasons],
     }
 
 

@@ -1,7 +1,7 @@
-"""Detects within seconds that Redis is unavailable, also without requests, and logs it.
+"""Detects and logs within seconds that Redis is unavailable, also without requests.
 
-Also reloads scripts that Redis has lost, because other processes are not allowed to, and kills a
-script that blocks Redis for long.
+Also reloads scripts that Redis has lost, because other processes lack the right to load scripts,
+and kills a script that blocks Redis for long.
 """
 
 import logging
@@ -33,9 +33,7 @@ UNKILLABLE = (
 
 
 class RedisWatch:
-    """A thread of the API that pings Redis every second; failures of requests are recorded as
-    well.
-    """
+    """A thread that pings Redis every second. Requests also report whether Redis answers."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
         """`redis`: client with a timeout of PATIENCE_S. `clock`: seconds since the epoch."""
@@ -44,11 +42,10 @@ class RedisWatch:
         self._looks: Periodic | None = None
         self.away_since: float | None = None  # seconds since the epoch; None while Redis answers
         self.trouble = AWAY
-        # Redis accepts connections and does not answer, so each request takes long
-        self.is_mute = False
+        self.is_mute = False  # whether Redis accepts connections without answering
 
     def start(self) -> None:
-        """Starts the thread, once for all applications that share their services."""
+        """Starts the thread, unless another application with these services has started it."""
         if self._looks is None:
             self._looks = Periodic("redis-watch", LOOK_S, self.look)
             self._looks.start()

@@ -1,11 +1,11 @@
-"""The node's workers by name: one seat for each place, which stays when the worker restarts."""
+"""The node's workers by name. A worker's name and seat outlive restarts of its process."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from poc_core.records import SILENT_S, WorkerRecord
-from poc_core.serving.deployments import HostReport, HostState
+from poc_core.serving.deployments import DeploymentState, DeploymentStatus, HostReport, HostState
 from poc_core.serving.places import WorkerPlace
 from poc_core.state.overview import Overview
 
@@ -15,9 +15,9 @@ AT_WORK = (HostState.STARTING, HostState.SERVING)
 
 @dataclass(frozen=True)
 class Seat:
-    """A worker that the node has or should have. Times are seconds since the epoch."""
+    """A worker that the node has or should have. `since` is seconds since the epoch."""
 
-    name: str  # host1/gpu0-1; two seats with the same name get # and some letters appended
+    name: str  # host1/gpu0-1; equal names get a suffix such as #a1b2c3
     host: str
     model: str
     engine: str
@@ -34,7 +34,7 @@ class Seat:
 
     @property
     def why(self) -> str:
-        """Explains why the worker is not ready, as a phrase to follow its name."""
+        """Returns the reason why the worker is not ready, as a phrase that follows its name."""
         if self.state == "given up":
             said = (self.place.gave_up if self.place else None) or ""
             return said.removeprefix(f"{self.name} ") or "is given up"
@@ -50,10 +50,10 @@ class Seat:
 
 
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
-    """Returns the seats of all working hosts, and of workers without a supervisor, sorted by name.
+    """Returns the seats of all hosts, and of workers without a supervisor, sorted by name.
 
-    A host that runs a part of another host's engine has no seat, because the engine is one worker.
-    `ttl_s`: lifetime of a worker's record after its last heartbeat.
+    An engine over several hosts has one seat, on its head host. `ttl_s`: lifetime of a worker's
+    record after its last heartbeat.
     """
     silent_s = {name: max(0.0, ttl_s - left_s) for name, left_s in seen.left_s.items()}
     by_process = {(worker.host_id, worker.pid): worker for worker in seen.workers}
@@ -110,7 +110,7 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _distinct(seats: list[Seat]) -> Iterator[Seat]:
-    """Yields the seats with unique names, without dead earlier starts of running workers."""
+    """Yields the seats with unique names, without silent processes whose successor is running."""
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [
         seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive
@@ -123,7 +123,17 @@ def _distinct(seats: list[Seat]) -> Iterator[Seat]:
             yield replace(seat, name=f"{seat.name}#{seat.of[-6:]}")
 
 
+def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) -> DeploymentState:
+    """Returns the deployment's state; derives it from the workers if they have no supervisor."""
+    if status.hosts or status.state is DeploymentState.FAILED:
+        return status.state
+    states = {worker.state for worker in workers}
+    if "ready" in states:
+        return DeploymentState.RUNNING
+    return DeploymentState.STARTING if "starting" in states else DeploymentState.IDLE
+
+
 def names_of(seats: Sequence[Seat], workers: Sequence[WorkerRecord]) -> dict[str, str]:
-    """Returns the seat name of each start, by worker id."""
+    """Returns the seat's name of each worker process, by worker id."""
     seated = {seat.worker.id: seat.name for seat in seats if seat.worker is not None}
     return {worker.id: worker.name for worker in workers} | seated

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 from anyio import to_thread
@@ -39,16 +40,14 @@ def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
     return wanted
 
 
+@dataclass(frozen=True)
 class Deploying:
     """Starts and stops the model of all hosts for the API's clients."""
 
-    def __init__(
-        self, settings: Settings, deployments: DeploymentStore, rounds: RoundStore, jobs: JobStore
-    ) -> None:
-        self._settings = settings
-        self._deployments = deployments
-        self._rounds = rounds
-        self._jobs = jobs
+    _settings: Settings
+    _deployments: DeploymentStore
+    _rounds: RoundStore
+    _jobs: JobStore
 
     def deploy(self, body: DeployBody) -> int:
         """Makes all hosts start the requested model; returns the deployment's generation.

@@ -1,6 +1,6 @@
 """Turns the bytes of a request into a stored job and wakes its workers, or refuses the request."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from anyio import CapacityLimiter, to_thread
 
@@ -20,23 +20,16 @@ _LARGE_BYTES = 256 * 1024
 _LARGE_AT_ONCE = 1
 
 
+@dataclass(frozen=True)
 class Admission:
     """Checks requests for jobs, stores the jobs and wakes the workers."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        jobs: JobStore,
-        workers: WorkerRegistry,
-        dispatcher: Dispatcher,
-        inline: InlineJobs,
-    ) -> None:
-        self._settings = settings
-        self._jobs = jobs
-        self._workers = workers
-        self._dispatcher = dispatcher
-        self._inline = inline
-        self._large = CapacityLimiter(_LARGE_AT_ONCE)
+    _settings: Settings
+    _jobs: JobStore
+    _workers: WorkerRegistry
+    _dispatcher: Dispatcher
+    _inline: InlineJobs
+    _large: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_AT_ONCE))
 
     async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
         """Checks and stores a job in a thread. Raises the errors that the client gets."""

@@ -1,5 +1,6 @@
 """Starts, switches, stops and describes rounds, for the paths of nodes and of aggregators."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException
@@ -19,22 +20,14 @@ from poc_core.state.delivery.outbox import OutboxStatus
 from poc_core.state.overview import Overview, RoundRates
 
 
+@dataclass(frozen=True)
 class RoundControl:
-    def __init__(
-        self,
-        settings: Settings,
-        workers: WorkerRegistry,
-        rounds: RoundStore,
-        jobs: JobStore,
-        outbox: Outbox,
-        dispatcher: Dispatcher,
-    ) -> None:
-        self._settings = settings
-        self._workers = workers
-        self._rounds = rounds
-        self._jobs = jobs
-        self._outbox = outbox
-        self._dispatcher = dispatcher
+    _settings: Settings
+    _workers: WorkerRegistry
+    _rounds: RoundStore
+    _jobs: JobStore
+    _outbox: Outbox
+    _dispatcher: Dispatcher
 
     def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
         """Stores a round; returns the workers ready for it.

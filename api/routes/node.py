@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.errors import unavailable
 from api.health.reading import health_answer
+from api.health.roster import deployment_state
 from api.routes.provided import (
     TheDeploying,
     TheDeployments,
@@ -117,16 +118,7 @@ def up_status(
     status, workers = seen.deployment, seen.workers
     running = [worker for worker in workers if worker.is_ready]
     starting = [worker for worker in workers if worker.state == "starting"]
-    found, record = status.state, status.record
-    # workers that were started one by one
-    if not status.hosts and found is not DeploymentState.FAILED:
-        found = (
-            DeploymentState.RUNNING
-            if running
-            else DeploymentState.STARTING
-            if starting
-            else DeploymentState.IDLE
-        )
+    found, record = deployment_state(status, workers), status.record
     was_cancelled = record is not None and record.cancelled
     return answers.UpStatus(
         is_running=found is DeploymentState.RUNNING,

@@ -18,7 +18,7 @@ from api.routes.provided import provided
 from api.schema.bodies import whole_body
 from poc_core.serving.chat_bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
 from poc_core.serving.deployments import DeploymentState
-from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, is_among
+from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, USUAL, is_among
 from poc_core.state import DeploymentStore, WorkerRegistry
 
 router = APIRouter(tags=["chat"])
@@ -138,21 +138,13 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
     is_stream = asked.get("stream") in _TRUE and PATHS.get(path, ("", ()))[0] == "answers"
     by_id = is_stored or asked.get("previous_response_id") is not None
     sent = ProxyRequest(
-        *(request.method, target, request.headers.raw, body, prefix),
-        *(client, salt, is_stream, by_id),
+        request.method, target, request.headers.raw, body, prefix, client, salt, is_stream, by_id
     )
     return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 
 
 # Paths that a worker of an earlier release serves too.
-for _path in (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
-):
+for _path in (one.removeprefix("POST ") for one in USUAL):
     router.add_api_route(
         _path,
         proxy,

@@ -28,9 +28,10 @@ RUNNING_EXAMPLE = {
 RESULTS = {
     name: example for contract in contracts() for name, example in contract.result_examples.items()
 }
+Errors = dict[int | str, dict[str, Any]]
 
 
-def _error(model: type[BaseModel], description: str, detail: Any) -> dict[str, Any]:
+def _error(description: str, detail: Any, model: type[BaseModel] = Refused) -> dict[str, Any]:
     return {
         "model": model,
         "description": description,
@@ -38,36 +39,32 @@ def _error(model: type[BaseModel], description: str, detail: Any) -> dict[str, A
     }
 
 
-UNKNOWN_JOB: dict[int | str, dict[str, Any]] = {
+UNKNOWN_JOB: Errors = {
     404: _error(
-        Refused,
         "The request_id is unknown or expired.",
         "No job has this request_id; results are kept for 300 s (POC_GENERATE_RESULT_TTL_SEC).",
     ),
 }
-REDIS_AWAY: dict[int | str, dict[str, Any]] = {
+REDIS_AWAY: Errors = {
     503: _error(
-        Refused,
         "Redis is unavailable; see Retry-After.",
         "The node cannot reach its Redis; try again in 5 s.",
     ),
 }
-NOT_READY: dict[int | str, dict[str, Any]] = {
+NOT_READY: Errors = {
     503: _error(
-        NotReady,
         "Redis is unavailable or no worker is ready; see Retry-After.",
         "No worker is ready: 0 of 1 workers ready for 41 s: host1/gpu0 loads its model.",
+        NotReady,
     ),
 }
-GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
+GENERATE_ERRORS: Errors = {
     400: _error(
-        Refused,
         "The artifacts to validate do not match the nonces.",
         "validation.artifacts must hold exactly one artifact for each of nonces, and no others;"
         " they differ.",
     ),
     409: _error(
-        Conflict,
         "Another model is deployed, or cannot compute these params; or the job was cancelled"
         " (wait=true).",
         {
@@ -77,14 +74,13 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
             "requested": {"seq_len": 4096},
             "deployed": {"seq_len": 1024},
         },
+        Conflict,
     ),
     413: _error(
-        Refused,
         "The body is too large.",
         "The body is larger than 33554432 bytes (POC_MAX_BODY_BYTES); split the request.",
     ),
     422: _error(
-        Malformed,
         "The body is invalid.",
         [
             {
@@ -93,15 +89,14 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
                 "type": "greater_than_equal",
             }
         ],
+        Malformed,
     ),
     429: _error(
-        Refused,
         "Too many nonces are queued; see Retry-After.",
         "99000 nonces wait already and 2000 more would exceed the 100000 that may"
         " (POC_MAX_QUEUED_NONCES); send at most 1000 now, or try again later.",
     ),
     500: _error(
-        Refused,
         "With wait=true: the job failed.",
         {
             "error": "failed",
@@ -110,16 +105,14 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
         },
     ),
     503: _error(
-        Refused,
         "No worker serves the model, no batch was done in time (wait=true), or Redis is"
         " unavailable; see Retry-After.",
         "No worker serves the model tiny-qwen3 right now; try again when one has started.",
     ),
 }
 
-ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
+ROUND_ERRORS: Errors = {
     409: _error(
-        Refused,
         "A round generates already, or the workers cannot compute these params (see /generate).",
         "A round is generating already: end it with POST /api/v1/pow/stop, or ...",
     ),
@@ -127,37 +120,31 @@ ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
     422: GENERATE_ERRORS[422],
     503: GENERATE_ERRORS[503],
 }
-PHASE_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: _error(
-        Refused, "There is no round to switch.", "No round was initialised; send POST /init first."
-    ),
+PHASE_ERRORS: Errors = {
+    400: _error("There is no round to switch.", "No round was initialised; send POST /init first."),
     **REDIS_AWAY,
 }
-PROOF_BATCH_ERRORS: dict[int | str, dict[str, Any]] = {
+PROOF_BATCH_ERRORS: Errors = {
     400: _error(
-        Refused,
         "No round validates.",
         "The round generates; send POST /phase/validate first.",
     ),
     **{code: GENERATE_ERRORS[code] for code in (409, 413, 422, 429, 500, 503)},
 }
 
-STOP_ERRORS: dict[int | str, dict[str, Any]] = {
+STOP_ERRORS: Errors = {
     500: _error(
-        Refused,
         "Engines do not end within a minute.",
         "Engines still end on gpu-7 (stopping); look into the logs there.",
     ),
     **REDIS_AWAY,
 }
-DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
+DEPLOY_ERRORS: Errors = {
     409: _error(
-        Refused,
         "A model runs or starts already.",
         "A model is deployed already; send POST /api/v1/stop first.",
     ),
     422: _error(
-        Malformed,
         "The body is invalid, or an argument is not allowed in a deployment.",
         [
             {
@@ -170,37 +157,33 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
                 "type": "deployment_arguments",
             }
         ],
+        Malformed,
     ),
     500: _error(
-        Refused,
         "The model cannot be started. The node is STOPPED; the request can be repeated.",
         "The model could not be started: h1/cpu0: the model does not fit: use more"
         " --tensor-parallel.",
     ),
     503: _error(
-        Refused,
         "There is no host, or Redis is unavailable; see Retry-After.",
         "No host is here to run a model: start `proofline up` or `proofline workers` on one.",
     ),
 }
 
-HOST_ERRORS: dict[int | str, dict[str, Any]] = {
+HOST_ERRORS: Errors = {
     401: _error(
-        Refused,
         "No token has this id.",
         "The token is wrong: the node knows none like that; its operator makes one with `proofline"
         " hosts invite`.",
     ),
     429: _error(
-        Refused,
         "Too many tries from this address; see Retry-After.",
         "Too many tokens were tried from here; wait a little.",
     ),
     **REDIS_AWAY,
 }
-JOIN_ERRORS: dict[int | str, dict[str, Any]] = {
+JOIN_ERRORS: Errors = {
     403: _error(
-        Refused,
         "The token was used, has expired or is revoked.",
         "The token of gpu2 has expired unused. The operator makes another: `proofline hosts revoke"
         " gpu2`, then `hosts invite`.",
@@ -208,34 +191,29 @@ JOIN_ERRORS: dict[int | str, dict[str, Any]] = {
     **HOST_ERRORS,
 }
 
-DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
+DOWNLOAD_ERRORS: Errors = {
     409: _error(
-        Refused,
         "The model is already being downloaded, or HF_HUB_OFFLINE is set.",
         "Qwen/Qwen3-8B is already being downloaded; /api/v1/models/status shows the progress.",
     ),
     429: _error(
-        Refused,
         "Three downloads are in progress; see Retry-After.",
         "3 models are being downloaded, as many as may; try again later.",
     ),
     **REDIS_AWAY,
 }
-CACHE_AWAY: dict[int | str, dict[str, Any]] = {
+CACHE_AWAY: Errors = {
     503: _error(
-        Refused,
         "The models' folder cannot be read.",
         "The cache /models cannot be read: Permission denied; HF_HOME names another.",
     )
 }
-DELETE_ERRORS: dict[int | str, dict[str, Any]] = {
+DELETE_ERRORS: Errors = {
     404: _error(
-        Refused,
         "The model is not on disk.",
         "Qwen/Qwen3-8B is not in the cache /root/.cache/huggingface/hub.",
     ),
     409: _error(
-        Refused,
         "Workers serve the model, or its files cannot be deleted.",
         "Workers serve Qwen/Qwen3-8B; deploy another model first.",
     ),

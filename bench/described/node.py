@@ -201,9 +201,10 @@ class Node:
         return {"hf_commit": None}
 
     def _services_for(self, settings: Settings) -> Services:
-        made = Services.create(settings, self._redis, cast(Dispatcher, RecordingDispatcher()))
-        downloads = _NoDownloads(DownloadStore(self._redis), settings)
-        return replace(made, model_cache=ModelCache(self._folder / "hub"), downloads=downloads)
+        made = Services(settings, self._redis, cast(Dispatcher, RecordingDispatcher()))
+        made.downloads = _NoDownloads(DownloadStore(self._redis), settings)
+        made.model_cache = ModelCache(self._folder / "hub")
+        return made
 
     def _without_waiting(self, settings: Settings | None = None) -> None:
         services = self._services_for(settings or self._services.settings)

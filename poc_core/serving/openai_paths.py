@@ -57,12 +57,12 @@ PASSED_ON = (
 )
 # Paths of workers of an earlier release, which do not report their paths.
 USUAL = (
-    "POST /tokenize",
-    "POST /detokenize",
     *(
         f"POST /v1/{name}"
         for name in ("chat/completions", "completions", "responses", "embeddings")
     ),
+    "POST /tokenize",
+    "POST /detokenize",
 )
 _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 

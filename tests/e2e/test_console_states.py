@@ -48,7 +48,7 @@ def shown() -> Iterator[Shown]:
     with ExitStack() as exits:
         server, settings = fakeredis.FakeServer(), Settings()
         redis = exits.enter_context(fakeredis.FakeRedis(server=server))
-        services = Services.create(settings, redis, cast(Dispatcher, RecordingDispatcher()))
+        services = Services(settings, redis, cast(Dispatcher, RecordingDispatcher()))
         app = create_app(settings, services)
         # A page's events have no end.
         api = exits.enter_context(served(app, timeout_graceful_shutdown=1))

@@ -67,11 +67,11 @@ def worker(vllm_engine: Engine) -> WorkerRecord:
 @pytest.fixture
 def scrape(worker: WorkerRecord) -> Iterator[Scrape]:
     """The engine's figures of this moment, by name; of those with further labels one."""
-    services = Services.create(
-        Settings(), fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
+    services = Services(Settings(), fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
+    services.node_metrics = Page(
+        lambda: Node([worker], [], DeploymentStatus(None)), fetch, fresh_s=0
     )
-    page = Page(lambda: Node([worker], [], DeploymentStatus(None)), fetch, fresh_s=0)
-    with TestClient(create_app(services=replace(services, node_metrics=page))) as client:
+    with TestClient(create_app(services=services)) as client:
 
         def scrape() -> dict[str, float]:
             text = client.get("/api/v1/metrics").text

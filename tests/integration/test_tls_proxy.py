@@ -50,9 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def api_port() -> Iterator[int]:
     """An API that wants keys of everybody but its proxy."""
     settings = Settings(require_keys="always", trusted_networks=HOST)
-    services = Services.create(
-        settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
-    )
+    services = Services(settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
     with served(create_app(services=services)) as server:
         yield port_of(server)
 

@@ -131,7 +131,7 @@ def client(
 ) -> Iterator[TestClient]:
     """The API on the same Redis as the other fixtures."""
     app = app_with_limit(settings.max_body_bytes)
-    app.state.services = Services.create(settings, redis, cast(Dispatcher, dispatcher), clock)
+    app.state.services = Services(settings, redis, cast(Dispatcher, dispatcher), clock)
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 

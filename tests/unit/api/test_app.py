@@ -43,7 +43,7 @@ def server() -> fakeredis.FakeServer:
 @pytest.fixture
 def client_of_server(server: fakeredis.FakeServer, settings: Settings) -> TestClient:
     redis = fakeredis.FakeRedis(server=server)
-    services = Services.create(settings, redis, cast(Dispatcher, RecordingDispatcher()))
+    services = Services(settings, redis, cast(Dispatcher, RecordingDispatcher()))
     services.workers.heartbeat(worker_record())
     return TestClient(create_app(services=services), raise_server_exceptions=False)
 

@@ -55,9 +55,7 @@ Start = Callable[..., FakeWorker]
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
     settings = Settings(max_body_bytes=MAX_BODY_BYTES)
-    services = Services.create(
-        settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
-    )
+    services = Services(settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
     return create_app(services=services)
 
 

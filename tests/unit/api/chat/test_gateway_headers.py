@@ -37,9 +37,7 @@ def worker() -> Iterator[FakeWorker]:
 @pytest.fixture(scope="module")
 def port(worker: FakeWorker) -> Iterator[int]:
     """Of an API in front of the worker, as `proofline api` runs it."""
-    services = Services.create(
-        Settings(), fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
-    )
+    services = Services(Settings(), fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
     services.workers.heartbeat(replace(worker.record, chat_secret=SECRET))
     with served(create_app(services=services), http=limited(Limits(100)), ws="none") as server:
         yield port_of(server)

@@ -32,7 +32,7 @@ from tests.harness.samples import (
 
 @pytest.fixture
 def services(redis: Redis, settings: Settings, clock: Clock) -> Services:
-    return Services.create(settings, redis, cast(Dispatcher, RecordingDispatcher()), clock)
+    return Services(settings, redis, cast(Dispatcher, RecordingDispatcher()), clock)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_an_idle_node(view: View) -> None:
 
 def test_redis_away_is_a_problem_and_no_error(settings: Settings) -> None:
     server = fakeredis.FakeServer()
-    view = Services.create(
+    view = Services(
         settings, fakeredis.FakeRedis(server=server), cast(Dispatcher, RecordingDispatcher())
     ).view()
     assert "work" in view.read()

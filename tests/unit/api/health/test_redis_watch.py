@@ -94,7 +94,7 @@ def test_without_redis_readiness_and_metrics_say_since_when(
 ) -> None:
     redis = fakeredis.FakeRedis(server=server)
     dispatcher = cast(Dispatcher, RecordingDispatcher())
-    services = Services.create(settings, redis, dispatcher, clock)
+    services = Services(settings, redis, dispatcher, clock)
     client = TestClient(create_app(settings, services), raise_server_exceptions=False)
     server.connected = False
     client.get("/readyz")

@@ -31,7 +31,7 @@ def test_it_tells_when_a_request_came_and_when_the_answer_left(
 
 def test_it_wants_no_key_and_changes_nothing() -> None:
     redis = fakeredis.FakeRedis()
-    services = Services.create(Settings(), redis, cast(Dispatcher, RecordingDispatcher()))
+    services = Services(Settings(), redis, cast(Dispatcher, RecordingDispatcher()))
     with TestClient(create_app(services=services, listens_on="0.0.0.0")) as client:
         assert client.get("/api/v1/state").status_code == 401
         answer = client.get(PATH)
@@ -40,6 +40,6 @@ def test_it_wants_no_key_and_changes_nothing() -> None:
 
 def test_it_answers_while_redis_is_away() -> None:
     away = Redis(port=1)
-    services = Services.create(Settings(), away, cast(Dispatcher, RecordingDispatcher()))
+    services = Services(Settings(), away, cast(Dispatcher, RecordingDispatcher()))
     with TestClient(create_app(services=services)) as client:
         assert client.get(PATH).status_code == 204

@@ -465,9 +465,7 @@ def test_gateways_are_told_where_chat_and_proofs_exclude_each_other(
 ) -> None:
     app = client.app
     assert isinstance(app, FastAPI)
-    app.state.services = replace(
-        app.state.services, settings=settings.model_copy(update={"chat_policy": policy})
-    )
+    app.state.services.settings = settings.model_copy(update={"chat_policy": policy})
     for path in ("state", "versions"):
         assert client.get(f"/api/v1/{path}").json()["poc_validation_inference"] is False
 

@@ -468,7 +468,7 @@ def test_without_redis_it_is_503() -> None:
 
 
 def status(redis: Redis | None = None) -> int:
-    services = Services.create(
+    services = Services(
         Settings(), redis or fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
     )
     with TestClient(create_app(services=services)) as client:

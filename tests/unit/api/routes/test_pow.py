@@ -72,7 +72,7 @@ def test_413_for_an_answer_that_would_be_too_large_says_how_many_nonces_fit(
 ) -> None:
     small = settings.model_copy(update={"max_result_bytes": 1024 * 1024})
     state = client.app.state  # type: ignore[attr-defined]
-    state.services = Services.create(small, redis, state.services.dispatcher)
+    state.services = Services(small, redis, state.services.dispatcher)
     serve("w1", hidden_size=4096)
     answer = client.post(GENERATE, json=body(nonces=list(range(100)), params={"k_dim": 4096}))
     assert answer.status_code == 413
@@ -89,7 +89,7 @@ def test_429_for_more_jobs_than_may_wait(
 ) -> None:
     state = client.app.state  # type: ignore[attr-defined]
     few = settings.model_copy(update={"max_queued_nonces": 6})
-    state.services = Services.create(few, redis, state.services.dispatcher)
+    state.services = Services(few, redis, state.services.dispatcher)
     submit(client)
     answer = client.post(GENERATE, json=body())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")

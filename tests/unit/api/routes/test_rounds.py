@@ -866,9 +866,7 @@ def test_the_round_outlives_the_api(
     start(client, rounds)
     compute(rounds, 4)
     before = status(client)
-    restarted = create_app(
-        services=Services.create(settings, redis, cast(Dispatcher, dispatcher), clock)
-    )
+    restarted = create_app(services=Services(settings, redis, cast(Dispatcher, dispatcher), clock))
     assert status(TestClient(restarted)) == before
 
 
