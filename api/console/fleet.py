@@ -1,4 +1,4 @@
-"""The console's list of workers: a row for each seat, a worker's place that outlives restarts."""
+"""The console's list of workers, with a row for each seat."""
 
 import re
 from collections import Counter
@@ -38,9 +38,9 @@ def _row(seat: Seat) -> dict[str, Any]:
 
 
 def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Sums nonces a second by worker name, over all starts of a worker.
+    """Returns nonces a second by worker name, summed over the processes of a worker.
 
-    Both mappings are keyed by the worker's id, which is new for each start.
+    Both mappings have worker ids as keys; each process has a new id.
     """
     found: Counter[str] = Counter()
     for worker_id, rate in per_second.items():
@@ -68,9 +68,7 @@ def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
 
 
 def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
-    """Returns the mean use of all GPUs that workers use, in percent; None if no GPU reports its
-    use.
-    """
+    """Returns the mean use of the workers' GPUs in percent; None if no GPU reports its use."""
     gpus = {
         (worker.host, device.get("index")): device
         for worker in workers
@@ -85,9 +83,7 @@ def _values(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
 
 
 def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
-    """Returns the GPUs that the worker may use: those that it is pinned to, or all GPUs of its
-    machine.
-    """
+    """Returns the GPUs that a worker is pinned to, or all GPUs of its machine."""
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):
         return []

@@ -31,7 +31,10 @@ _SHORTEST_S = min(STEPS)
 
 @dataclass
 class View:
-    """Reads the node repeatedly and caches final data. Must be used by one thread at a time."""
+    """Reads the node for the console's pages, and caches data that no longer changes.
+
+    One thread at a time may use it.
+    """
 
     _settings: Settings
     _overviews: Overviews
@@ -48,9 +51,7 @@ class View:
     _first_token: float | None = None
 
     def read(self) -> Sections:
-        """Returns all sections; while Redis is unavailable, only the time, the problem and the
-        health.
-        """
+        """Returns all sections; without Redis only time, problem and health."""
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:
@@ -141,7 +142,7 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 
 def _health(health: Health) -> dict[str, Any]:
-    """Returns the health without texts that change each second; the page counts the seconds."""
+    """Returns the health without sentences whose durations change each second."""
     whole = health_answer(health, 0.0)
     for reason in whole["reasons"]:
         del reason["text"]

@@ -44,10 +44,10 @@ class Work:
     _redis: Redis
 
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the newest jobs and rounds, the newest first.
+        """Returns lines of the newest jobs and rounds, the newest first.
 
-        `ended`: cache of the lines of finished jobs, by id, so that their records are not read
-        again. It is reduced to the jobs of this list.
+        `ended`: cache of the lines of finished jobs, by id. Updated to the finished jobs of this
+        list.
         """
         newest = self._rounds.newest(_MOST_ROUNDS)
         found = self._listed_jobs(ended) + [round_line(record) for record in newest]
@@ -64,7 +64,7 @@ class Work:
         return [lines[job_id] for job_id in listed if job_id in lines]
 
     def job_line(self, record: JobRecord) -> dict[str, Any]:
-        """Returns a job's fields for lists."""
+        """Returns a job's line in the list."""
         return {
             "id": record.job_id,
             "kind": record.kind.value,

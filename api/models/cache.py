@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel
+
 from api.models.files import BrokenModelError, missing
 from poc_core.errors import ProoflineError
 
@@ -25,8 +27,7 @@ class CacheError(ProoflineError):
     """The cache cannot be read or changed; the text names the place and the reason."""
 
 
-@dataclass(frozen=True)
-class Space:
+class DiskSpace(BaseModel):
     cache_size_gb: float
     available_gb: float
     cache_path: str
@@ -64,7 +65,7 @@ class ModelCache:
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
         """Returns whether a model is complete, partial or missing.
 
-        Without a commit, checks `main`, or all revisions if there is no `main`.
+        Without a commit, looks at `main`, or at all revisions if there is no `main`.
         """
         try:
             revisions = self.revisions(hf_repo, hf_commit)
@@ -84,9 +85,7 @@ class ModelCache:
         return None
 
     def offline(self, hf_repo: str) -> str | None:
-        """Explains why a model cannot be downloaded, with the cached revisions; None unless
-        HF_HUB_OFFLINE is set.
-        """
+        """Returns why a model cannot be downloaded (HF_HUB_OFFLINE is set), or None if it can."""
         from huggingface_hub import constants
 
         if not constants.HF_HUB_OFFLINE:
@@ -104,7 +103,7 @@ class ModelCache:
         )
 
     def models(self) -> Iterator[tuple[str, str | None, Stage]]:
-        """Yields (repository, commit, stage) of each revision; commit is None if no revision is
+        """Yields (repository, commit, stage) of each revision; the commit is None if none is
         readable.
 
         CacheError if the cache itself cannot be read.
@@ -126,7 +125,7 @@ class ModelCache:
     def revisions(
         self, hf_repo: str, hf_commit: str | None, all_of_them: bool = False
     ) -> list[Revision]:
-        """Returns the revisions that match the commit, or all. Raises BrokenModelError.
+        """Returns the revisions that match the commit, or all. BrokenModelError if unreadable.
 
         Without a commit, `main` matches, or every revision if there is no `main`.
         """
@@ -163,7 +162,7 @@ class ModelCache:
         return sum(1 + _size(path) for path in begun)
 
     def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Deletes one revision, or all revisions without a commit; returns False if there is none.
+        """Deletes one revision, or all without a commit. Returns False if there is none.
 
         CacheError if any file could not be deleted.
         """
@@ -191,10 +190,8 @@ class ModelCache:
             ) from None
         return bool(wanted)
 
-    def space(self) -> Space:
-        """Returns the size of the cache and the free space. CacheError if the cache cannot be
-        read.
-        """
+    def space(self) -> DiskSpace:
+        """Returns the cache's size and the free space. CacheError if the cache cannot be read."""
         path = self.path
         used = sum(
             _size(os.path.join(folder, name))
@@ -202,7 +199,11 @@ class ModelCache:
             for folder, _, names in os.walk(path / entry)
             for name in names
         )
-        return Space(used / _GB, shutil.disk_usage(existing(path)).free / _GB, str(path))
+        return DiskSpace(
+            cache_size_gb=used / _GB,
+            available_gb=shutil.disk_usage(existing(path)).free / _GB,
+            cache_path=str(path),
+        )
 
     def _entries(self) -> list[str]:
         try:

@@ -50,7 +50,7 @@ class Deploying:
     _jobs: JobStore
 
     def deploy(self, body: DeployBody) -> int:
-        """Makes all hosts start the requested model; returns the deployment's generation.
+        """Makes all hosts start a model; returns the deployment's generation.
 
         BodyError as in `deployment_of`. HTTPException 409 if a model runs or starts, 503 if there
         is no host.
@@ -67,7 +67,7 @@ class Deploying:
         return generation
 
     def withdraw(self, keeps: bool) -> int:
-        """Ends the round and jobs, then the workers of all hosts; returns the withdrawal's
+        """Ends the round, the jobs and the workers of all hosts; returns the withdrawal's
         generation.
 
         `keeps`: loading engines continue for a while, see DeploymentStore.withdraw.
@@ -107,9 +107,8 @@ class Deploying:
     async def until_gone(
         self, generation: int, clock: Callable[[], float] = time.monotonic
     ) -> Done:
-        """Waits until all hosts have ended their engines, except kept ones.
-
-        HTTPException 500 lists the hosts that have not.
+        """Waits until all hosts have ended their engines, except kept ones. HTTPException 500 lists
+        the others.
         """
         deadline = clock() + _GONE_S
         while True:

@@ -104,7 +104,7 @@ def _fetch(download: Download, cache: ModelCache) -> None:
 
 
 def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
-    """Checks the free space for all missing files. CacheError if there is too little."""
+    """Raises CacheError if the disk has too little space for the missing files."""
     blobs = cache.folder(repo) / "blobs"
     needs = sum(
         file.size
@@ -121,7 +121,7 @@ def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
 
 
 class _Life:
-    """Sends heartbeats to Redis, and ends the process if the download is no longer wanted."""
+    """Sends heartbeats to Redis; ends the process if the download is no longer wanted."""
 
     def __init__(self, store: DownloadStore, download: Download) -> None:
         self._store = store

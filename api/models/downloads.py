@@ -29,7 +29,7 @@ class Downloads:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
 
     def looks(self) -> Periodic:
-        """Returns the thread that checks the processes; each run of an API has a new thread."""
+        """Returns a new thread that checks the processes, for one run of the API."""
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
@@ -43,9 +43,7 @@ class Downloads:
                 self._processes[download.task_id] = process
 
     def tend(self) -> None:
-        """Starts a process for each wanted download whose process died, perhaps with an earlier
-        API.
-        """
+        """Restarts the downloads whose process has died, perhaps together with an earlier API."""
         with self._lock:
             ended = [task_id for task_id, one in self._processes.items() if one.poll() is not None]
             for task_id in ended:

@@ -1,4 +1,4 @@
-"""The files of a model: those that vLLM loads, and those that a folder lacks."""
+"""The files of a model that vLLM loads, and the files that a folder lacks."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def indexed(path: Path) -> set[str]:
 
 
 def _check(path: Path) -> None:
-    """Parses a small file. BrokenModelError if it contains no JSON object."""
+    """Parses a small file. BrokenModelError if the file has no JSON object."""
     if _size(path) <= _PARSED_BYTES:
         parsed(path)
 

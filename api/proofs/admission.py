@@ -1,4 +1,4 @@
-"""Turns the bytes of a request into a stored job and wakes its workers, or refuses the request."""
+"""Admits jobs: checks the bytes of a request, stores the job and wakes workers."""
 
 from dataclasses import dataclass, field, replace
 
@@ -44,7 +44,7 @@ class Admission:
     def queue(self, job: NewJob) -> str:
         """Stores a job and wakes the workers; returns the job's id.
 
-        Counts the job in `InlineJobs` if its client waits. HTTPException 429 if too many wait.
+        HTTPException 429 if too many requests wait for their jobs.
         """
         if job.inline:
             self._inline.enter()
@@ -60,9 +60,9 @@ class Admission:
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """Returns the job of a request.
+    """Returns the job that a body asks for.
 
-    HTTPException 409 or 503, or ClaimsError, if the job cannot be computed.
+    HTTPException 409 or 503, or ClaimsError, if the node cannot compute the job.
     """
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()

@@ -30,8 +30,8 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
 def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False) -> ModelInfo:
     """Returns the limits that every worker of the model meets.
 
-    HTTPException 409 if only other models are served, 503 if no model is. `for_round`: other models
-    count only while one of their workers is ready, because the network node takes 409 for a wrong
+    HTTPException 409 if only other models are served, 503 if no model is. `for_round`: a model
+    without a ready worker does not count as served, because the network node takes 409 for a wrong
     name.
     """
     infos = [worker.info for worker in workers.ready(model) if worker.info is not None]

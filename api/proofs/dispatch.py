@@ -42,7 +42,7 @@ class Dispatcher:
         self._publish(model, repeat(model_queue(model), most))
 
     def wake_each(self, model: str, worker_ids: Iterable[str]) -> None:
-        """Wakes these workers of the model."""
+        """Wakes the workers with these ids."""
         self._publish(model, map(worker_queue, worker_ids))
 
     def close(self) -> None:

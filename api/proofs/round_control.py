@@ -71,7 +71,7 @@ class RoundControl:
         return self._jobs.cancel_queued()
 
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-        """Returns the round's part of /status; an idle round before the first round.
+        """Returns the round's part of /status; before the first round, that of an idle round.
 
         `first` and `most`: the range of reported nonces to list (RoundStore.reported).
         """
@@ -86,9 +86,7 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """Returns the round's figures, per worker and in total; before the first round, the figures
-        of all jobs.
-        """
+        """Returns the round's figures, or before the first round the figures of all jobs."""
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
         record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})

@@ -1,4 +1,4 @@
-"""A completed job's answer, streamed from Redis or awaited inline (`wait: true`)."""
+"""Sends a completed job's answer: at once, or to a request that waits (`wait: true`)."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ def result_response(jobs: JobStore, job_id: str) -> Response | None:
 
 
 class InlineJobs:
-    """Requests that wait for the end of their job: limits their number and answers them."""
+    """Requests that wait for the end of their job, up to a limit."""
 
     def __init__(self, settings: Settings, jobs: JobStore, rounds: RoundStore) -> None:
         self.limit = settings.max_waiting_requests
@@ -69,7 +69,7 @@ class InlineJobs:
             self.n_waiting -= 1
 
     async def answer_when_ended(self, request: Request, job_id: str) -> Response:
-        """Waits for the end of an entered job, leaves, and returns the result. Blocks no thread.
+        """Waits for the end of a job counted by `enter`, and returns the result. Blocks no thread.
 
         HTTPException 503 if nothing progressed for generate_chunk_timeout_sec (the job is
         cancelled, so that a repeated request does not compute it twice), or if there are too few
@@ -105,7 +105,7 @@ class InlineJobs:
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def _look(self, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
-        """Returns the job, and values that change while the node makes progress on it."""
+        """Returns the job, and values that change whenever the node makes progress on the job."""
         record = self._jobs.read(job_id)
         if record is None:
             return None, ()

@@ -47,8 +47,8 @@ class Live:
     async def follow(self, begin: Callable[[], Read]) -> AsyncGenerator[bytes]:
         """Yields server-sent events: all sections first, then the sections that changed.
 
-        A slow follower skips readings but misses no change. `begin` creates the reader for the
-        first follower; the reader runs in a thread.
+        A slow follower skips readings but misses no change. `begin` returns a function that reads
+        all sections in a thread; only the first follower calls it.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._longest_s

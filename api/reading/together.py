@@ -1,4 +1,4 @@
-"""Shares reads among concurrent requests: one thread reads once for all of them."""
+"""Shares readings among concurrent requests."""
 
 import asyncio
 from collections.abc import Callable, Hashable
@@ -18,7 +18,7 @@ _Outcome = tuple[Any, Exception | None]
 
 @dataclass
 class _Turn:
-    """An event loop's readings: those requested next, and the one in progress."""
+    """An event loop's readings: those requested next, and the reading in progress."""
 
     asked: dict[Hashable, tuple[Callable[[], Any], asyncio.Future[_Outcome]]] = field(
         default_factory=dict
@@ -27,17 +27,13 @@ class _Turn:
 
 
 class Together:
-    """Shared reads without stale answers: a request that comes during a reading gets the result of
-    the next reading.
-    """
+    """Shared readings that are never stale: a request gets a reading that began after it."""
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
 
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Returns or raises the result of `read`, which runs once in a thread for all requests of
-        `key`.
-        """
+        """Returns or raises the result of `read`, called once for all requests of `key`."""
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(loop, _Turn())
         if key not in turn.asked:

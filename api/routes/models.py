@@ -7,7 +7,7 @@ from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, BaseModel, Field
 
 from api.errors import unavailable
-from api.models.cache import CacheError
+from api.models.cache import CacheError, DiskSpace
 from api.routes.provided import TheCache, TheDeployments, TheDownloads, TheWorkers
 from api.schema import examples
 from poc_core.state import DeploymentStore, WorkerRegistry
@@ -75,12 +75,6 @@ class Listed(BaseModel):
 
 class AllListed(BaseModel):
     models: list[Listed]
-
-
-class DiskSpace(BaseModel):
-    cache_size_gb: float
-    available_gb: float
-    cache_path: str
 
 
 @router.post("/status", summary="Check whether a model is on disk", responses=examples.REDIS_AWAY)
@@ -177,7 +171,7 @@ def listed(downloads: TheDownloads, cache: TheCache) -> AllListed:
 def space(cache: TheCache) -> DiskSpace:
     """Shows the size of the Hugging Face cache and the free space on its disk, in GB."""
     try:
-        return DiskSpace(**vars(cache.space()))
+        return cache.space()
     except CacheError as error:
         raise unavailable(str(error)) from None
 

@@ -1,7 +1,7 @@
-"""Reports refused requests and used keys as events, at a limited rate for each kind.
+"""Reports refused requests and used keys as events.
 
-Thousands of wrong requests do not fill the log: the first of a kind is reported at once, later ones
-together.
+The first of a kind is reported at once, later ones together, so that thousands of wrong requests do
+not fill the log.
 """
 
 import threading
@@ -28,7 +28,7 @@ CALLER = "proofline.caller"
 
 @dataclass
 class _Count:
-    """A kind of event: its unreported count, and when it may be reported."""
+    """Number and next report of one kind of event."""
 
     n: int
     client: str
