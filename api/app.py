@@ -14,8 +14,8 @@ from api.edge.doorkeeper import OPEN, Doorkeeper, keys_wanted, salts_wanted
 from api.edge.encodings import Decoded
 from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
-from api.edge.in_turns import InTurns
 from api.edge.perimeter import Perimeter
+from api.edge.shares import InTurns
 from api.edge.version_segment import VersionSegment
 from api.models.downloads import LOOK_S
 from api.routes import (

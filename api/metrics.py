@@ -21,33 +21,34 @@ from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, WorkerRegistry
 from poc_core.state.overview import Overview
 
+
+def _gauge(
+    name: str, documentation: str, value: float | None = None, labels: Sequence[str] | None = None
+) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"proofline_{name}", documentation, value=value, labels=labels)
+
+
+def _counter(
+    name: str, documentation: str, value: float | None = None, labels: Sequence[str] | None = None
+) -> CounterMetricFamily:
+    return CounterMetricFamily(f"proofline_{name}", documentation, value=value, labels=labels)
+
+
 # Counters that a worker reports (ChatGate): name -> (kind of metric, exported name, help).
-_CHAT = {
-    "chat_active": (GaugeMetricFamily, "proofline_chat_active", "Running chat requests."),
-    "chat_total": (
-        CounterMetricFamily,
-        "proofline_chat_requests",
-        "Chat requests served, since the worker started.",
-    ),
-    "chat_refused": (
-        CounterMetricFamily,
-        "proofline_chat_refused",
-        "Chat requests answered 503 during a round.",
-    ),
-    "skips": (CounterMetricFamily, "proofline_gate_skips", "Times proofs began to wait for chat."),
-    "proof_busy_s": (
-        CounterMetricFamily,
-        "proofline_proof_busy_seconds",
-        "The engine's time that proofs took.",
-    ),
+_CHAT: dict[str, tuple[Any, str, str]] = {
+    "chat_active": (_gauge, "chat_active", "Running chat requests."),
+    "chat_total": (_counter, "chat_requests", "Chat requests served, since the worker started."),
+    "chat_refused": (_counter, "chat_refused", "Chat requests answered 503 during a round."),
+    "skips": (_counter, "gate_skips", "Times proofs began to wait for chat."),
+    "proof_busy_s": (_counter, "proof_busy_seconds", "The engine's time that proofs took."),
 }
 # Validations of chats, by method: name of a worker's counter -> (exported name, help).
 _VALIDATIONS = {
     "validations_{}": (
-        "proofline_chat_validations",
+        "chat_validations",
         "Chats of other nodes scored, since the worker started.",
     ),
-    "validation_{}_s": ("proofline_chat_validation_seconds", "The time that scoring them took."),
+    "validation_{}_s": ("chat_validation_seconds", "The time that scoring them took."),
 }
 _WAYS = ("pass", "steps")
 
@@ -202,7 +203,7 @@ def _chat(seats: Sequence[Seat]) -> Iterator[Metric]:
                 family.add_metric([name, worker.model], value)
         yield family
     for key, (metric, documentation) in _VALIDATIONS.items():
-        by_way = CounterMetricFamily(metric, documentation, labels=["worker", "model", "way"])
+        by_way = _counter(metric, documentation, labels=["worker", "model", "way"])
         for name, worker in served:
             for way in _WAYS:
                 value = worker.stats.get(key.format(way))
@@ -220,15 +221,3 @@ def _build(seen: Overview) -> Metric:
     about = _gauge("build_info", "1; the versions that run here.", labels=["version", "vllm"])
     about.add_metric([VERSION, seen.deployment.vllm_versions], 1)
     return about
-
-
-def _gauge(
-    name: str, documentation: str, value: float | None = None, labels: Sequence[str] | None = None
-) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"proofline_{name}", documentation, value=value, labels=labels)
-
-
-def _counter(
-    name: str, documentation: str, value: float | None = None, labels: Sequence[str] | None = None
-) -> CounterMetricFamily:
-    return CounterMetricFamily(f"proofline_{name}", documentation, value=value, labels=labels)

@@ -1,12 +1,13 @@
 """The console's view of the node, read from Redis."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import JsonValue
 
-from api.console import fleet, past
+from api.console import fleet
 from api.console.work import Work
 from api.health.judgement import Health
 from api.health.reading import HealthReader, health_answer
@@ -20,13 +21,23 @@ from poc_core.state import JobStore
 from poc_core.state.client import TRANSIENT
 from poc_core.state.overview import Overview, Overviews
 from poc_core.state.past.events import Events
-from poc_core.state.past.history import STEPS, History, first_token_p95
+from poc_core.state.past.history import (
+    CHAT_MS,
+    CHATS,
+    FAILED,
+    SHOWN,
+    STEPS,
+    History,
+    first_token_p95,
+)
 
 # Steps sent again whenever a step ends, so that late data is included.
 _TOLD_STEPS = 3
 # Steps of 5 s over which the time to the first token is computed: five minutes.
 _CHAT_STEPS = 60
 _SHORTEST_S = min(STEPS)
+# Seconds after a step's end until all its data has been reported (Services.reporting).
+_LATE_S = 1.5
 
 
 @dataclass
@@ -88,8 +99,8 @@ class View:
     def _look_at_steps(self, now: float) -> None:
         for step_s in STEPS:
             told = self._steps.get(step_s)
-            if told is None or now >= told["first"] + (_TOLD_STEPS + 1) * step_s + past.LATE_S:
-                self._steps[step_s] = past.shown(self._history, step_s, now, _TOLD_STEPS)
+            if told is None or now >= told["first"] + (_TOLD_STEPS + 1) * step_s + _LATE_S:
+                self._steps[step_s] = steps_of(self._history, step_s, now, _TOLD_STEPS)
                 if step_s == _SHORTEST_S:
                     first = int(now // step_s - _CHAT_STEPS) * step_s
                     steps = self._history.read(step_s, first, _CHAT_STEPS)
@@ -147,3 +158,24 @@ def _health(health: Health) -> dict[str, Any]:
     for reason in whole["reasons"]:
         del reason["text"]
     return whole
+
+
+def steps_of(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str, Any]:
+    """Returns the last `n` completed steps of length `step_s` (one of STEPS)."""
+    end = math.floor((now - _LATE_S) / step_s) * step_s
+    first = end - n * step_s
+    return {"step_s": step_s, "first": first} | _columns(history.read(step_s, first, n), step_s)
+
+
+def _columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
+    """Returns nonces a second by worker, chats, and seconds to the first token, for each step."""
+    names = sorted({name for step in steps for name in step if not name.startswith(":")})
+    return {
+        "workers": {
+            name: [round(step.get(name, 0) / step_s, 2) for step in steps] for name in names
+        },
+        "chats": [step.get(CHATS, 0) for step in steps],
+        "failed": [step.get(FAILED, 0) for step in steps],
+        "active": [round(step.get(CHAT_MS, 0) / 1000 / step_s, 2) for step in steps],
+        "first_token": [first_token_p95([step]) for step in steps],
+    }

@@ -20,17 +20,8 @@ _MOST_OLD = 10
 _MOST_ROUNDS = 20
 # Fields of a verdict, for any scheme.
 _VERDICT = (
-    "n_total",
-    "n_mismatch",
-    "n_invalid",
-    "n_excluded",
-    "p_value",
-    "probability_honest",
-    "fraud_detected",
-    "fraud_threshold",
-    "distances",
-    "dist_threshold",
-    "likely_cause",
+    *("n_total", "n_mismatch", "n_invalid", "n_excluded", "p_value", "probability_honest"),
+    *("fraud_detected", "fraud_threshold", "distances", "dist_threshold", "likely_cause"),
 )
 
 

@@ -5,9 +5,9 @@ addresses with the gateway's. A proxied request is trusted only if its peer and 
 addresses are trusted, so a forged address can only reduce trust.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 
@@ -27,26 +27,17 @@ _WHOLE_IPV6 = 128  # bits of a route to one host
 MOST_FORWARDED = 16
 
 
-class Gateways:
-    """The machine's gateways, read again every few seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._found: set[Address] = set()
-        self._read_at = -math.inf
-
-    def __contains__(self, address: Address) -> bool:
-        if self._clock() - self._read_at > _FRESH_S:
-            self._found, self._read_at = gateways(), self._clock()
-        return address in self._found
-
-
-_GATEWAYS = Gateways()
-
-
 def is_private(address: Address) -> bool:
     """Returns whether an address is private or loopback, and not a gateway."""
-    return any(address in network for network in _PRIVATE) and address not in _GATEWAYS
+    if not any(address in network for network in _PRIVATE):
+        return False
+    return address not in _recent_gateways(time.monotonic() // _FRESH_S)
+
+
+@lru_cache(maxsize=1)
+def _recent_gateways(period: float) -> set[Address]:
+    """Returns `gateways()`, read once in each period of _FRESH_S seconds."""
+    return gateways()
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:

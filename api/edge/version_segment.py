@@ -9,14 +9,7 @@ from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 # First segments of a node's paths: ours, and those of vLLM's server outside /v1.
 FIRST_SEGMENTS = frozenset(
     {
-        "api",
-        "health",
-        "livez",
-        "readyz",
-        "ready",
-        "metrics",
-        "docs",
-        "openapi.json",
+        *("api", "health", "livez", "readyz", "ready", "metrics", "docs", "openapi.json"),
         *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )

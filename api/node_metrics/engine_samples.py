@@ -7,7 +7,7 @@ only once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePath
@@ -17,6 +17,7 @@ from api.node_metrics.exposition import labels
 from api.node_metrics.families import ENGINE
 
 _FAMILIES = {family.name for family in ENGINE}
+_HISTOGRAMS = [family.name for family in ENGINE if family.kind == "histogram"]
 _NAMES = {name: family.name for family in ENGINE for name in family.sample_names}
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _BOUND = re.compile(r'\ble="([^"]*)"')
@@ -117,3 +118,40 @@ def _harmless_labels(named: str) -> str:
     return ",".join(
         f'{name}="{value if _HARMLESS.fullmatch(value) else ""}"' for name, value in kept.items()
     )
+
+
+def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
+    """Returns each shape's series, with evenly chosen bounds of each histogram, including +Inf.
+
+    Keeps as many bounds as fit into `most_series`. Many engines have the same shape.
+    """
+    n_buckets = sum(shape.n_buckets for shape in engines)
+    others = sum(len(shape.series) for shape in engines) - n_buckets
+    shapes = set(engines)
+    if n_buckets + others <= most_series:
+        return {shape: shape.series for shape in shapes}
+    # +Inf is one of the bounds; if even +Inf does not fit, `exposition.text` omits families.
+    n_bounds = max(1, (most_series - others) // max(1, len(engines) * len(_HISTOGRAMS)))
+    kept = {family: _evenly(_bounds(shapes, family), n_bounds) for family in _HISTOGRAMS}
+    return {
+        shape: tuple(
+            one for one in shape.series if one.bound is None or one.bound in kept[one.family]
+        )
+        for shape in shapes
+    }
+
+
+def _bounds(shapes: Iterable[Shape], family: str) -> list[str]:
+    found = {
+        one.bound
+        for shape in shapes
+        for one in shape.series
+        if one.family == family and one.bound is not None
+    }
+    return sorted(found, key=float)
+
+
+def _evenly(bounds: list[str], n: int) -> set[str]:
+    """Returns the last of `bounds` and n - 1 others, evenly spaced."""
+    step = -(-len(bounds) // n)
+    return set(bounds[::-1][::step]) if bounds else set()

@@ -18,7 +18,7 @@ class Family(NamedTuple):
 
 SCHEMA = Family("gonka_metrics_schema_info", "gauge", "The version of this schema.")
 CONFIG = Family("mlnode_config_info", "gauge", "Configuration of the engines; empty: not given.")
-VERSION = Family("mlnode_version_info", "gauge", "The release of this node.")
+RELEASE = Family("mlnode_version_info", "gauge", "The release of this node.")
 READ_AT = Family(
     "mlnode_source_scrape_timestamp_seconds",
     "gauge",
@@ -84,7 +84,7 @@ HOST = (
 )
 ALL = (
     SCHEMA,
-    VERSION,
+    RELEASE,
     CONFIG,
     READ_AT,
     *HOST,

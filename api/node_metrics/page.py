@@ -6,24 +6,24 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anyio import to_thread
 
 from api.node_metrics import exposition
-from api.node_metrics.about import about
-from api.node_metrics.buckets import thinned
-from api.node_metrics.engine_samples import EngineSamples, Series, as_replica
+from api.node_metrics.engine_samples import EngineSamples, Series, as_replica, shown_name, thinned
 from api.node_metrics.engines import Ask, EngineReadings, Reading
 from api.node_metrics.exposition import Lines, labels, line, number
-from api.node_metrics.families import READ_AT
+from api.node_metrics.families import CONFIG, READ_AT, RELEASE, SCHEMA
 from api.node_metrics.machines import CpuShares, machine_samples
+from api.version import VERSION
 from poc_core.machine_figures import MachineFigures
 from poc_core.records import WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus
 
 # Seconds for which an answer is reused for further requests.
 FRESH_S = 1.0
+_SCHEMA_VERSION = "1"
 
 
 class Node(NamedTuple):
@@ -75,7 +75,7 @@ class Page:
 
 
 def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> bytes:
-    lines = about(node.deployment, [one for one in node.workers if one.is_ready])
+    lines = _about(node.deployment, [one for one in node.workers if one.is_ready])
     for name, found in machine_samples(node.machines, cpu).items():
         lines.setdefault(name, []).extend(found)
     # Numbered among all running workers, by host and GPU: a restarted engine keeps its number.
@@ -106,3 +106,37 @@ def _data_from(worker: WorkerRecord, reading: Reading) -> float:
     """Returns the Unix time of an engine's data: an engine without progress repeats old figures."""
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at
+
+
+def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
+    """Returns the samples; `engines`: the ready engines.
+
+    Each model has a line, so there are two lines during an upgrade.
+    """
+    lines: Lines = {
+        SCHEMA.name: [line(SCHEMA.name, labels(version=_SCHEMA_VERSION), "1")],
+        RELEASE.name: [line(RELEASE.name, labels(version=VERSION), "1")],
+    }
+    for model in sorted({engine.model for engine in engines}):
+        of_model = [engine for engine in engines if engine.model == model]
+        lines.setdefault(CONFIG.name, []).append(_config(deployment, of_model))
+    return lines
+
+
+def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> str:
+    """Returns one model's settings: actual limits and dtype, requested parallelism."""
+    model, info = engines[0].model, engines[0].info
+    has_limits = info is not None and engines[0].engine == "vllm"
+    wanted: dict[str, Any] = {}  # explicitly requested values; a host's defaults may differ
+    if deployment.wanted is not None and deployment.wanted.name == model:
+        wanted = deployment.wanted.model_dump(exclude_unset=True)
+    named = labels(
+        model_name=shown_name(model),
+        dtype=info.dtype if info is not None else "",
+        replicas=len(engines),
+        max_num_seqs=info.max_sequences if info is not None and has_limits else "",
+        max_model_len=info.max_seq_len if info is not None and has_limits else "",
+        tensor_parallel_size=wanted.get("tensor_parallel", ""),
+        pipeline_parallel_size=wanted.get("pipeline_parallel", ""),
+    )
+    return line(CONFIG.name, named, "1")

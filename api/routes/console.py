@@ -12,8 +12,8 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.console import page, past
-from api.console.view import View
+from api.console import page
+from api.console.view import View, steps_of
 from api.console.work import Work
 from api.errors import unavailable
 from api.reading.live import MOST_PAGES, Live
@@ -87,7 +87,7 @@ async def history(
         known = ", ".join(map(str, STEPS))
         raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
     return JSONResponse(
-        await together.get(("history", step), lambda: past.shown(history, step, health.now()))
+        await together.get(("history", step), lambda: steps_of(history, step, health.now()))
     )
 
 

@@ -16,7 +16,7 @@ from api.edge.shares import client_of
 from api.errors import openai_error
 from api.routes.provided import provided
 from api.schema.bodies import whole_body
-from poc_core.serving.chat_bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
+from poc_core.chat_bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, USUAL, is_among
 from poc_core.state import DeploymentStore, WorkerRegistry

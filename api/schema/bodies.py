@@ -15,7 +15,6 @@ from pydantic import (
     create_model,
 )
 from pydantic_core import PydanticCustomError
-from starlette.requests import ClientDisconnect
 
 from api.errors import malformed_body
 from poc_core.callbacks import redacted
@@ -69,23 +68,11 @@ class DeployBody(BaseModel):
 
 
 async def whole_body(request: Request) -> bytes:
-    """Reads the request's body.
-
-    request.body() would keep the body as long as the request, which may wait.
-    """
+    """Reads the request's body. (request.body() would keep the body as long as the request.)"""
     body = BytesIO()
-    while await _read_more(request, body):
-        pass
+    async for part in request.stream():
+        body.write(part)
     return body.getvalue()
-
-
-async def _read_more(request: Request, body: BytesIO) -> bool:
-    """Reads one part into `body`; returns whether more parts follow."""
-    message = await request.receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    body.write(message.get("body", b""))
-    return bool(message.get("more_body", False))
 
 
 def job_bodies() -> dict[str, type[JobBody]]:

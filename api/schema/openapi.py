@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -132,16 +133,12 @@ def _with_retry_after(responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve_as_bytes(app: FastAPI) -> None:
-    """Serves the document as cached bytes: FastAPI serializes it per request, which blocks
-    others.
-    """
+    """Serves the document as cached bytes; FastAPI would serialize it for each request."""
     assert app.openapi_url is not None
-    documents: list[bytes] = []
+    content = cache(lambda: json.dumps(app.openapi(), separators=(",", ":")).encode())
 
     async def document(_: Request) -> Response:
-        if not documents:
-            documents.append(json.dumps(app.openapi(), separators=(",", ":")).encode())
-        return Response(documents[0], media_type="application/json")
+        return Response(content(), media_type="application/json")
 
     app.router.routes[:] = [
         route for route in app.router.routes if getattr(route, "path", "") != app.openapi_url

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from bench.poison.requests import Maker
 from cli.machine import cpu_memory
-from poc_core.serving.chat_bounds import Excess, excess
+from poc_core.chat_bounds import Excess, excess
 from tests.integration.chat_checks.known import Server, chat, served, text_of
 from tests.stacks.deployments import QWEN3
 from workers.vllm.release import api_server

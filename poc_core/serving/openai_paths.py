@@ -1,4 +1,4 @@
-"""The paths of a worker's vLLM that the API forwards; chat_bounds.py limits their requests.
+"""The paths of a worker's vLLM that the API forwards; poc_core/chat_bounds.py limits requests.
 
 All other paths are answered with 404, including paths that a new release of vLLM adds.
 """

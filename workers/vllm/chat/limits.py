@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from poc_core.serving.chat_bounds import TOKEN_CHARS
+from poc_core.chat_bounds import TOKEN_CHARS
 from workers.vllm.chat.errors import BadRequest, refuse_foreign
 
 # Range of msgpack's integers; vLLM's server uses msgpack to talk to its core.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from poc_core.serving.chat_bounds import KNOWN_TOKENS, TOKEN_ID, unfit
+from poc_core.chat_bounds import KNOWN_TOKENS, TOKEN_ID, unfit
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
 from workers.vllm.chat.fields import RequestOptions
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from poc_core.chat_bounds import FIELDS, KNOWN_TOKENS, PATHS, Excess, excess
 from poc_core.records import ModelInfo
-from poc_core.serving.chat_bounds import FIELDS, KNOWN_TOKENS, PATHS, Excess, excess
 from poc_core.serving.openai_paths import PASSED_ON
 
 CONTEXT = 4096

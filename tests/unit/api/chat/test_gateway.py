@@ -24,7 +24,7 @@ from api.app import create_app
 from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
 from api.proofs.dispatch import Dispatcher
-from api.seen.times import ChatTimes
+from api.seen.chats import ChatTimes
 from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER, GATEWAY_SALT_HEADER
 from poc_core.serving.deployments import Deployment

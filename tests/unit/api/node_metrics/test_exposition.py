@@ -7,8 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.node_metrics import exposition
-from api.node_metrics.buckets import thinned
-from api.node_metrics.engine_samples import Series, Shape, samples_of, shown_name
+from api.node_metrics.engine_samples import Series, Shape, samples_of, shown_name, thinned
 from api.node_metrics.exposition import labels, line, number, text
 from tests.vllm_metrics import metrics_text
 
