@@ -36,9 +36,7 @@ def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPExc
 
 
 def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:
-    """Returns a 422 that lists the wrong fields of the body (pydantic's `loc`) and their expected
-    values.
-    """
+    """Returns a 422 that lists a body's wrong fields (pydantic's `loc`) and expected values."""
     return HTTPException(422, [_problem(problem) for problem in list(problems)[:_MAX_PROBLEMS]])
 
 

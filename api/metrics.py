@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from api.health.judgement import KINDS, Health, Level
-from api.health.roster import Seat, names_of
+from api.health.roster import Seat, names_of, summed_by_name
 from api.seen.chats import Chats
 from api.version import VERSION
 from poc_core.records import RoundState
-from poc_core.serving.places import name_of
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, WorkerRegistry
 from poc_core.state.overview import Overview
@@ -124,17 +122,11 @@ class NodeMetrics(Collector):
         labels = ["worker", "model"]
         totals = _counter("round_nonces", "Nonces of the round computed.", labels=labels)
         rates = _gauge("round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels)
-        computed: dict[str, int] = defaultdict(int)  # of all starts of the worker with this name
-        lately: dict[str, float] = defaultdict(float)
-        for worker, numbers in stats["workers"].items():
-            name = names.get(worker) or name_of(worker)
-            computed[name] += numbers["total_processed"]
-            lately[name] += numbers["nonces_per_second"]
-        for name in sorted(computed):
-            totals.add_metric([name, current.config.model], computed[name])
-            rates.add_metric([name, current.config.model], lately[name])
-        yield totals
-        yield rates
+        for family, figure in ((totals, "total_processed"), (rates, "nonces_per_second")):
+            by_id = {worker: numbers[figure] for worker, numbers in stats["workers"].items()}
+            for name, value in summed_by_name(by_id, names).items():
+                family.add_metric([name, current.config.model], value)
+            yield family
         yield _counter(
             "round_reported", "Nonces to report: artifacts, or valid distances.", current.n_valid
         )

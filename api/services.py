@@ -1,4 +1,4 @@
-"""The app's services, created once. Each route names the services that it uses."""
+"""Creates the app's services. Each route names the services that it uses."""
 
 import time
 from collections.abc import Callable

@@ -49,11 +49,9 @@ class ChatWorkers:
         self._lost: dict[str, float] = {}  # worker id -> when a request to it last failed
 
     async def remembered(self) -> list[WorkerRecord]:
-        """Returns the workers that were ready at most `cache_s` ago, without those that have failed
-        since.
+        """Returns the workers that were ready at most `cache_s` ago and have answered since.
 
-        While Redis is unavailable, returns the last known workers for a minute, then raises
-        RedisError.
+        Without Redis, returns the last known workers for a minute, then raises RedisError.
         """
         oldest = self._clock() - self._cache_s
         if self._read_at >= oldest:
@@ -129,6 +127,6 @@ class ChatWorkers:
 
 
 def _retrieve_error(reading: asyncio.Task[None]) -> None:
-    """Retrieves the error of a reading that no request awaits any more."""
+    """Retrieves the reading's error, because asyncio logs errors that nobody retrieves."""
     if not reading.cancelled():
         reading.exception()

@@ -24,7 +24,8 @@ class UnreadableError(ValueError):
 def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
     """Returns the fields of a JSON object, or of a form (audio) without its files.
 
-    An empty body has none. UnreadableError if the body is neither, or if `model` is not a string.
+    An empty body has no fields. UnreadableError if the body is neither, or if `model` is not a
+    string.
     """
     fields = _of_form(content_type, body) if is_form(content_type) else _of_json(body)
     if not isinstance(fields, dict):
@@ -56,7 +57,7 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """Returns a `cache_salt` for this client only, derived from the client's name and salt."""
+    """Returns the `cache_salt` that replaces a request's own, different for each client."""
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
 

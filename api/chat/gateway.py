@@ -346,7 +346,7 @@ def _is_stream(response: httpx.Response) -> bool:
 
 
 async def _cancel(response: httpx.Response) -> None:
-    """Cancels an answer whose body is not complete."""
+    """Closes an answer, which also cancels its request if the body is not complete."""
     with suppress(httpx.HTTPError):
         await response.aclose()
 

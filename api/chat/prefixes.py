@@ -40,7 +40,7 @@ NO_PREFIX = Prefix()
 
 
 def prefix_of(asked: Mapping[str, Any]) -> Prefix:
-    """Returns the prefix of a chat or completion; NO_PREFIX if the request has no prompt."""
+    """Returns the prefix of a chat or completion; NO_PREFIX without a prompt."""
     salt = json.dumps(asked.get("cache_salt"))  # vLLM shares no block between different salts
     match asked:
         case {"messages": [*messages]}:
@@ -108,7 +108,7 @@ class PrefixMemory:
     def order(
         self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
     ) -> list[WorkerRecord]:
-        """Returns `workers`, sorted by load before, in the order of attempts.
+        """Returns `workers`, which are sorted by load, in the order of attempts.
 
         The first is the worker that has computed most of the prompt, else the worker assigned to
         the conversation's opening by its hash. A worker with its full share of the requests in
@@ -136,7 +136,7 @@ class PrefixMemory:
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """Returns the largest number of requests for one worker, including the new request.
+    """Returns the number of requests, with the new one, up to which a worker may be preferred.
 
     `active`: returns the requests in progress of a worker id.
     """

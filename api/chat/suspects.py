@@ -47,7 +47,7 @@ def fingerprint(path: bytes, body: bytes) -> str:
 
 
 class Engine:
-    """Starts suspects one at a time in an engine, so that only the request that ends it is blamed.
+    """Runs suspected requests one at a time in an engine, so that only the deadly one is blamed.
 
     Runs on the event loop only. Requests are compared by identity.
     """
@@ -59,7 +59,7 @@ class Engine:
 
     @asynccontextmanager
     async def trial(self, request: object) -> AsyncIterator[None]:
-        """Starts the request alone. LostError if another suspect has ended the engine."""
+        """Runs the request while no other suspect starts. LostError if another ended the engine."""
         await self._turn.acquire()
         self._suspect = request
         timer = asyncio.get_running_loop().call_later(TRIAL_S, self._next, request)
@@ -81,7 +81,7 @@ class Engine:
         return known is not None and known is not request
 
     def _next(self, request: object) -> None:
-        """Ends a request's turn: the request has begun, or ended the engine. Idempotent."""
+        """Ends a request's trial, and lets the next suspect start. Idempotent."""
         if self._suspect is request:
             self._suspect = None
             self._turn.release()

@@ -1,15 +1,13 @@
 """The console's list of workers, with a row for each seat."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
 
-from api.health.roster import Seat
+from api.health.roster import Seat, summed_by_name
 from poc_core.records import WorkerRecord
-from poc_core.serving.places import name_of
 
 
 def rows(seats: Sequence[Seat]) -> list[dict[str, Any]]:
@@ -38,14 +36,8 @@ def _row(seat: Seat) -> dict[str, Any]:
 
 
 def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Returns nonces a second by worker name, summed over the processes of a worker.
-
-    Both mappings have worker ids as keys; each process has a new id.
-    """
-    found: Counter[str] = Counter()
-    for worker_id, rate in per_second.items():
-        found[names.get(worker_id) or name_of(worker_id)] += rate  # type: ignore[assignment]
-    return {name: round(rate, 2) for name, rate in sorted(found.items())}
+    """Returns nonces a second by worker name (see `summed_by_name`), rounded."""
+    return {name: round(rate, 2) for name, rate in summed_by_name(per_second, names).items()}
 
 
 def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:

@@ -37,7 +37,7 @@ class PageFile:
 
 
 def load(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """Reads all files of the page, by their path below `folder`."""
+    """Returns the page's files by their path below `folder`."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():

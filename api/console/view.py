@@ -62,7 +62,7 @@ class View:
     _first_token: float | None = None
 
     def read(self) -> Sections:
-        """Returns all sections; without Redis only time, problem and health."""
+        """Returns all sections; while Redis is unavailable, only time, problem and health."""
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:
@@ -153,7 +153,7 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 
 def _health(health: Health) -> dict[str, Any]:
-    """Returns the health without sentences whose durations change each second."""
+    """Returns the health without the reasons' `text`, which changes each second."""
     whole = health_answer(health, 0.0)
     for reason in whole["reasons"]:
         del reason["text"]

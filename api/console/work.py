@@ -37,8 +37,7 @@ class Work:
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns lines of the newest jobs and rounds, the newest first.
 
-        `ended`: cache of the lines of finished jobs, by id. Updated to the finished jobs of this
-        list.
+        `ended`: a cache of finished jobs' lines, by id, which this call updates.
         """
         newest = self._rounds.newest(_MOST_ROUNDS)
         found = self._listed_jobs(ended) + [round_line(record) for record in newest]

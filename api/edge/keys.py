@@ -67,7 +67,7 @@ class Caller:
 
 
 class KeyFile:
-    """The keys of one file, which is read again only after a change."""
+    """The keys of one file. The file is read again after each change."""
 
     def __init__(self, path: Path, beside: str | None = None) -> None:
         """`beside`: an additional key with all roles (POC_API_KEY)."""
@@ -113,7 +113,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Removes a key, which is invalid from now on. KeysError if no key has that name."""
+        """Removes a key, so that it is no longer accepted. KeysError if no key has that name."""
         with self._changing():
             keys = self.keys()
             left = [key for key in keys if key.name != name]

@@ -109,9 +109,9 @@ def _is_of(origin: str, host: str) -> bool:
 
 
 def _type(scope: Scope) -> None:
-    """Adds a JSON Content-Type to a request without one, if no page can have sent the request.
+    """Adds a JSON Content-Type to a request without one, unless a web page may have sent it.
 
-    Changes the scope in place: outer layers read the client from this scope.
+    Changes the scope in place, because outer layers read the client from this scope.
     """
     names = {name.lower() for name, _ in scope["headers"]}
     if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:

@@ -1,4 +1,5 @@
-"""Peers in private networks (POC_TRUSTED_NETWORKS=private), such as MLNode's Compose network.
+"""Trusts peers in private networks, such as MLNode's Compose network
+(POC_TRUSTED_NETWORKS=private).
 
 A gateway's address identifies no client, because Docker's port forwarding replaces clients'
 addresses with the gateway's. A proxied request is trusted only if its peer and all forwarded

@@ -23,14 +23,14 @@ T = TypeVar("T", bound=Hashable)
 
 
 def client_of(scope: Scope) -> str:
-    """Returns a request's client: the name of its key, else its peer's address (IPv6: /64)."""
+    """Returns a request's client: the name of its key, else `of_address` of its peer."""
     peer = scope.get("client")
     return scope.get(CLIENT) or (of_address(peer[0]) if peer else "")
 
 
 @lru_cache(maxsize=4096)
 def of_address(host: str) -> str:
-    """Returns the client at an address: the address (IPv6: its /64); a name stays as it is."""
+    """Returns the client at a peer's address: for IPv6 the /64 network, else the address."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -70,8 +70,8 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """Returns the oldest thing of the client that holds most; among equals, of the first to
-        hold so many.
+        """Returns the oldest thing of the client that holds most. Among equal clients, the first to
+        hold so many counts.
         """
         return next(iter(self._largest()))
 

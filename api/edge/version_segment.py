@@ -1,4 +1,4 @@
-"""Paths with a version before them, as the network node writes them: /v3.0.16/api/v1/state."""
+"""Removes the version before a path: the network node asks for /v3.0.16/api/v1/state."""
 
 from urllib.parse import unquote
 
@@ -18,7 +18,10 @@ _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
-    """Middleware: removes a path's first segment if a path of the node follows. Keeps %-escapes."""
+    """Middleware: removes a path's first segment if a path of the node follows.
+
+    Escapes (%2F) stay as they are.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -37,7 +37,7 @@ KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "cour
 
 @dataclass(frozen=True)
 class Reason:
-    """A problem: a phrase ("0 of 8 workers ready"), its duration, and the rest of the sentence."""
+    """A problem of the node, as a phrase, its duration, and the rest of the sentence."""
 
     kind: str  # of KINDS
     level: Level
@@ -108,7 +108,7 @@ def judge(snapshot: Snapshot) -> Health:
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """Explains that a generating round waits for its only worker to restart.
+    """Returns a sentence if a generating round waits for its only workers to restart.
 
     Returns None if no round is generating, a worker is ready, or no worker restarts within
     REPLACED_S.
@@ -151,12 +151,11 @@ def _nobody(seen: Overview) -> Reason:
         name = record.wanted.name if record.wanted else "a model"
         what, more = f"{name} could not be deployed", f": {record.error}"
         return Reason("deployment", Level.DOWN, what, more, record.settled_at)
+    at = record.asked_at if record is not None else None
     if hosts and (record is None or record.wanted is None):
         more = ": `proofline deploy MODEL` starts one"
-        at = record.asked_at if record is not None else None
         return Reason("deployment", Level.DOWN, "no model is deployed", more, at)
     if hosts:
-        at = record.asked_at if record is not None else None
         return Reason("workers", Level.DOWN, "no worker is started yet", since=at)
     more = ": none is started yet, or their hosts ended; `proofline up` or `workers` starts some"
     at = max((host.last_report_at for host in seen.gone), default=None)
@@ -164,7 +163,7 @@ def _nobody(seen: Overview) -> Reason:
 
 
 def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
-    """Reports that Redis was emptied recently; its jobs and rounds will never complete."""
+    """Reports that Redis was emptied recently, so that its jobs and rounds are lost."""
     record = seen.deployment.record
     at = record.restored_at if record is not None else None
     if at is not None and snapshot.now - at < LATELY_S:

@@ -50,7 +50,7 @@ class HealthReader:
         )
 
     def replacement(self, seen: Overview) -> str | None:
-        """Explains why a round continues without a ready worker (judgement.replacement)."""
+        """Returns why a round continues without a ready worker, or None (judgement.replacement)."""
         return replacement(seen, self.of(seen).seats, self.now())
 
 

@@ -1,12 +1,12 @@
-"""The node's workers by name. A worker's name and seat outlive restarts of its process."""
+"""The node's workers by name. A worker keeps its name and seat when its process restarts."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from poc_core.records import SILENT_S, WorkerRecord
 from poc_core.serving.deployments import DeploymentState, DeploymentStatus, HostReport, HostState
-from poc_core.serving.places import WorkerPlace
+from poc_core.serving.places import WorkerPlace, name_of
 from poc_core.state.overview import Overview
 
 # States of hosts whose workers should be ready now or soon.
@@ -110,7 +110,7 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _distinct(seats: list[Seat]) -> Iterator[Seat]:
-    """Yields the seats with unique names, without silent processes whose successor is running."""
+    """Yields the seats with unique names, without silent processes that were replaced."""
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [
         seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive
@@ -124,7 +124,7 @@ def _distinct(seats: list[Seat]) -> Iterator[Seat]:
 
 
 def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) -> DeploymentState:
-    """Returns the deployment's state; derives it from the workers if they have no supervisor."""
+    """Returns the deployment's state, or if no host has reported, the state of the workers."""
     if status.hosts or status.state is DeploymentState.FAILED:
         return status.state
     states = {worker.state for worker in workers}
@@ -137,3 +137,14 @@ def names_of(seats: Sequence[Seat], workers: Sequence[WorkerRecord]) -> dict[str
     """Returns the seat's name of each worker process, by worker id."""
     seated = {seat.worker.id: seat.name for seat in seats if seat.worker is not None}
     return {worker.id: worker.name for worker in workers} | seated
+
+
+def summed_by_name(values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+    """Sums values over the processes of each worker; returns the sums by worker name, sorted.
+
+    Both mappings have worker ids as keys; each process of a worker has a new id.
+    """
+    found: dict[str, float] = defaultdict(int)
+    for worker_id, value in values.items():
+        found[names.get(worker_id) or name_of(worker_id)] += value
+    return dict(sorted(found.items()))

@@ -1,4 +1,4 @@
-"""The Hugging Face cache of this machine: complete and partial models.
+"""The Hugging Face cache of this machine, with complete and partial models.
 
 An unreadable model causes an error for that model only.
 """
@@ -157,7 +157,7 @@ class ModelCache:
         return [one for one in found if "main" in one.refs] or found
 
     def begun_bytes(self, hf_repo: str) -> int:
-        """Returns the bytes of incomplete downloads."""
+        """Returns the bytes that incomplete downloads of the model take on disk."""
         begun = (self.folder(hf_repo) / "blobs").glob("*.incomplete")
         return sum(1 + _size(path) for path in begun)
 
@@ -230,7 +230,7 @@ def _is_whole(revision: Revision) -> bool:
 
 
 def _refs(folder: Path) -> dict[str, str]:
-    """Returns the commit of each readable ref."""
+    """Returns the commit of each readable ref (branch or tag), by the ref's name."""
     found = {}
     for place, _, names in os.walk(folder):
         for name in names:

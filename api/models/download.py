@@ -75,7 +75,7 @@ def _fetch(download: Download, cache: ModelCache) -> None:
         return Path(path)
 
     def get_right(name: str) -> Path:
-        """Downloads a file again if its size is wrong, as after an incomplete copy."""
+        """Downloads a file, a second time if its size is wrong (as after an incomplete copy)."""
         path = get(name)
         return path if path.stat().st_size == tree[name].size else get(name, again=True)
 

@@ -33,7 +33,7 @@ class Downloads:
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
-        """Starts a process for a claimed download, unless this API has started one."""
+        """Starts the process of a download that this API has claimed, unless it is running."""
         command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
         # The URL may contain a password: the environment is private, a command line is not.
         environment = {**os.environ, "POC_REDIS_URL": self._redis_url}

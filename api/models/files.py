@@ -67,8 +67,8 @@ def missing(folder: Path) -> list[str]:
     except OSError as error:
         raise BrokenModelError(f"{folder} cannot be read: {error.strerror or error}") from None
     for name in sorted(small(names)):
-        if name.endswith(".json"):
-            _check(folder / name)
+        if name.endswith(".json") and _size(folder / name) <= _PARSED_BYTES:
+            parsed(folder / name)
     weights, index = chosen(names)
     if index in names:
         weights = indexed(folder / index)
@@ -93,13 +93,8 @@ def indexed(path: Path) -> set[str]:
     return set(named.values())
 
 
-def _check(path: Path) -> None:
-    """Parses a small file. BrokenModelError if the file has no JSON object."""
-    if _size(path) <= _PARSED_BYTES:
-        parsed(path)
-
-
 def parsed(path: Path) -> dict[str, Any]:
+    """Parses a JSON object. BrokenModelError if the file has none or cannot be read."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:

@@ -32,7 +32,7 @@ _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 class Series(NamedTuple):
-    """A series of an engine, without the node's labels (`as_replica`)."""
+    """One series of an engine's metrics, without the node's labels (`as_replica`)."""
 
     family: str
     name: str  # the family's name, with a histogram's suffix
@@ -59,9 +59,9 @@ class EngineSamples:
 
 
 def samples_of(text: str) -> EngineSamples:
-    """Returns the engine's series in the schema, and their values.
+    """Returns those series of an engine that are in the schema, and their values.
 
-    A second engine behind the same server would have the same series, and is omitted.
+    Of two engines behind one server, which have the same series, only the first counts.
     """
     heads, values = [], []
     # Split by family: most families are not in the schema, and parsing their lines would take most
@@ -113,7 +113,7 @@ def shown_name(model: str) -> str:
 
 
 def _harmless_labels(named: str) -> str:
-    """Removes private labels and values."""
+    """Returns labels without those that are private, and without private values."""
     kept = {name: value for name, value in _LABEL.findall(named) if name not in _DROPPED}
     return ",".join(
         f'{name}="{value if _HARMLESS.fullmatch(value) else ""}"' for name, value in kept.items()
@@ -121,9 +121,11 @@ def _harmless_labels(named: str) -> str:
 
 
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
-    """Returns each shape's series, with evenly chosen bounds of each histogram, including +Inf.
+    """Returns each shape's series, with fewer histogram buckets if there are too many series.
 
-    Keeps as many bounds as fit into `most_series`. Many engines have the same shape.
+    A bucket is cumulative, so a histogram with fewer buckets is correct but coarser. All engines
+    keep the same bounds, including +Inf, so that sums over engines stay correct. Keeps as many
+    evenly chosen bounds as fit into `most_series`.
     """
     n_buckets = sum(shape.n_buckets for shape in engines)
     others = sum(len(shape.series) for shape in engines) - n_buckets
@@ -152,6 +154,6 @@ def _bounds(shapes: Iterable[Shape], family: str) -> list[str]:
 
 
 def _evenly(bounds: list[str], n: int) -> set[str]:
-    """Returns the last of `bounds` and n - 1 others, evenly spaced."""
+    """Returns at most `n` evenly spaced bounds, including the last."""
     step = -(-len(bounds) // n)
     return set(bounds[::-1][::step]) if bounds else set()

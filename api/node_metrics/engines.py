@@ -1,4 +1,4 @@
-"""Metrics of the engines' servers, read concurrently: a silent engine does not delay the others."""
+"""Reads all engines' metrics concurrently, so that a silent engine does not delay the others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Prometheus' text format 0.0.4, within the limits of the network's reader: 5,000 series and
-2 MiB.
-"""
+"""Prometheus' text format 0.0.4, within the network's limits of 5,000 series and 2 MiB."""
 
 import logging
 from collections.abc import Mapping, Sequence

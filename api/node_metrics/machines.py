@@ -1,4 +1,4 @@
-"""Samples from the last sensor readings of the node's GPUs and hosts."""
+"""Samples of the node's GPUs and hosts, from their last sensor readings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CpuShares:
         self._shares: dict[str, dict[str, float]] = {}
 
     def since_last(self, machine: MachineFigures) -> dict[str, float]:
-        """Returns the shares by name. A host without a new report keeps its last shares."""
+        """Returns busy and stolen shares by name; without a new report, those of the last."""
         now, before = machine.cpu, self._times.get(machine.host)
         if now is None or before == now:
             return self._shares.get(machine.host, {})

@@ -103,15 +103,15 @@ def _add_engine(lines: Lines, shown: Sequence[Series], engine: EngineSamples, re
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """Returns the Unix time of an engine's data: an engine without progress repeats old figures."""
+    """Returns the Unix time of an engine's data; an engine without progress repeats old data."""
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at
 
 
 def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
-    """Returns the samples; `engines`: the ready engines.
+    """Returns the info samples: versions of schema and release, and each model's settings.
 
-    Each model has a line, so there are two lines during an upgrade.
+    `engines`: the ready engines.
     """
     lines: Lines = {
         SCHEMA.name: [line(SCHEMA.name, labels(version=_SCHEMA_VERSION), "1")],
@@ -124,7 +124,7 @@ def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lin
 
 
 def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> str:
-    """Returns one model's settings: actual limits and dtype, requested parallelism."""
+    """Returns a line with one model's settings: actual limits and dtype, requested parallelism."""
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
     wanted: dict[str, Any] = {}  # explicitly requested values; a host's defaults may differ

@@ -1,4 +1,4 @@
-"""Checks that the node can compute what a job or a round asks for."""
+"""Checks that the node can compute a requested job or round."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Starts, switches, stops and describes rounds, for the paths of nodes and of aggregators."""
+"""Starts, switches, stops and describes rounds, for all paths that do so."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ class RoundControl:
     def stop(self) -> int:
         """Stops the current round and cancels queued jobs; returns the number of cancelled jobs.
 
-        Drops jobs' callbacks whose delivery keeps failing.
+        Gives up callbacks of jobs whose delivery keeps failing.
         """
         current = self._rounds.current()
         if current is not None:

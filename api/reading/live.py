@@ -1,4 +1,4 @@
-"""The live state for the console's pages: one reader of Redis for any number of pages."""
+"""Streams the node's live state to the console's pages, with one reader of Redis for all pages."""
 
 import asyncio
 import contextlib
@@ -28,17 +28,13 @@ class Live:
     def __init__(self, pause_s: float = PAUSE_S, longest_s: float = LONGEST_S) -> None:
         self._pause_s = pause_s
         self._longest_s = longest_s
-        self._followers = 0
+        self.followers = 0
         self._deserted = asyncio.Event()  # set when the last follower has left
         self._news = asyncio.Event()  # replaced after each reading
         self._reader: asyncio.Task[None] | None = None
         self._reading = 0  # number of the latest reading
         # name -> the reading in which it last changed, and its JSON
         self._sections: dict[str, tuple[int, str]] = {}
-
-    @property
-    def followers(self) -> int:
-        return self._followers
 
     @property
     def is_reading(self) -> bool:
@@ -52,7 +48,7 @@ class Live:
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._longest_s
-        self._followers += 1
+        self.followers += 1
         self._deserted.clear()
         if self._reader is None:
             self._reading, self._sections = 0, {}
@@ -69,12 +65,12 @@ class Live:
                     yield _event(changed)
                 await news.wait()
         finally:
-            self._followers -= 1
-            if not self._followers:
+            self.followers -= 1
+            if not self.followers:
                 self._deserted.set()
 
     async def _run(self, read: Read) -> None:
-        """Reads until there are no followers, including followers that come at the last moment."""
+        """Reads repeatedly until the last follower has left."""
         try:
             while not self._deserted.is_set():
                 self._update(await to_thread.run_sync(_read, read))

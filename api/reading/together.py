@@ -27,7 +27,7 @@ class _Turn:
 
 
 class Together:
-    """Shared readings that are never stale: a request gets a reading that began after it."""
+    """Shared readings. Each request gets the result of a reading that began after the request."""
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()

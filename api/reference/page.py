@@ -1,6 +1,4 @@
-"""The files of the API's reference, served from this folder: browsers load nothing from
-elsewhere.
-"""
+"""The files of the API's reference pages. Browsers load nothing from other servers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""/v1: OpenAI's API over all workers. This module chooses the worker, whose vLLM answers."""
+"""/v1: OpenAI's API. Chooses a worker of the model; the worker's vLLM answers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ router = APIRouter(tags=["chat"])
 
 @dataclass(frozen=True)
 class Chat:
-    """The app's services for a chat request."""
+    """The services that a chat request uses."""
 
     gateway: Annotated[Gateway, provided("gateway")]
     workers: Annotated[WorkerRegistry, provided("workers")]
@@ -184,7 +184,7 @@ async def model(request: Request, chat: OfChat, model: str) -> Response:
 
 
 async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
-    """Returns each served model's entry by name, and the last refusal of a worker (bad API key)."""
+    """Returns each served model's entry by name, and a worker's last refusal (bad API key)."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key

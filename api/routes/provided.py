@@ -1,4 +1,4 @@
-"""Parameters of routes that the app provides (`Services`), by their types."""
+"""Types of route parameters that the app provides (`Services`)."""
 
 from typing import Annotated, Any
 

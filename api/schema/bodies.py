@@ -68,7 +68,7 @@ class DeployBody(BaseModel):
 
 
 async def whole_body(request: Request) -> bytes:
-    """Reads the request's body. (request.body() would keep the body as long as the request.)"""
+    """Reads the request's body. request.body() would keep it as long as the request."""
     body = BytesIO()
     async for part in request.stream():
         body.write(part)
@@ -119,7 +119,7 @@ def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
 
 
 def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Parses the bytes directly, so that 10 MB of JSON do not become Python objects twice."""
+    """Returns scheme and parsed body; parses bytes, so that 10 MB become objects only once."""
     candidates = [contract for contract in contracts() if contract.name in bodies]
     try:
         scheme = recognised(_marks(raw, candidates), candidates).name

@@ -67,7 +67,7 @@ class Chat:
         self._chats.times.whole.labels(self._model).observe(self._seconds())
 
     def failed(self) -> None:
-        """Records that the answer is a 5xx, or that no worker answered."""
+        """Records that the client gets a 5xx, from a worker or because no worker answered."""
         self._chats.count(FAILED)
 
     def _seconds(self) -> float:
