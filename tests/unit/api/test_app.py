@@ -191,8 +191,3 @@ def test_the_example_answers_are_what_they_illustrate() -> None:
     answers.Progress.model_validate(examples.RUNNING_EXAMPLE["value"])
     ArtifactResult.model_validate(examples.RESULTS["artifacts"]["value"])
     ValidationResult.model_validate(examples.RESULTS["validation"]["value"])
-
-
-def test_every_body_field_but_the_obvious_is_described() -> None:
-    bare = [name for name, field in GenerateBody.model_fields.items() if not field.description]
-    assert bare == ["params"]

@@ -14,7 +14,7 @@ from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
-from tests.harness.samples import MODEL, RecordingDispatcher, body
+from tests.harness.samples import MODEL, RecordingDispatcher, body, distance_body, round_body
 
 pytestmark = pytest.mark.usefixtures("a_worker")
 
@@ -38,105 +38,54 @@ def validation(vector_b64: Any) -> dict[str, Any]:
     return {"nonces": [4], "validation": {"artifacts": [{"nonce": 4, "vector_b64": vector_b64}]}}
 
 
-MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a duplicate nonce": (
-        {"nonces": [1, 2, 1]},
-        "nonces",
-        "Nonce 1 is listed twice; list each nonce once",
-    ),
-    "a negative nonce": ({"nonces": [0, -1]}, "nonces.1", "greater than or equal to 0"),
-    "a nonce beyond 2^63-1": (
-        {"nonces": [MAX_NONCE + 1]},
-        "nonces.0",
-        "less than or equal to 9223372036854775807",
-    ),
-    "a nonce of 4,001 digits": (
-        {"nonces": [10**4000]},
-        "nonces.0",
-        "less than or equal to 9223372036854775807",
-    ),
-    "a fractional nonce": ({"nonces": [1.5]}, "nonces.0", "valid integer"),
-    "a nonce in quotes": ({"nonces": ["1"]}, "nonces.0", "valid integer"),
-    "a nonce that is true": ({"nonces": [True]}, "nonces.0", "valid integer"),
-    "no nonces": ({"nonces": []}, "nonces", "at least 1 item"),
-    "nonces that are no list": ({"nonces": 5}, "nonces", "valid array"),
-    "an empty block_hash": ({"block_hash": ""}, "block_hash", "at least 1 character"),
-    "an over-long block_hash": ({"block_hash": "x" * 257}, "block_hash", "at most 256 characters"),
-    "a block_hash of 100 kB": (
-        {"block_hash": "x" * 100_000},
-        "block_hash",
-        "at most 256 characters",
-    ),
-    "a block_hash that is a number": ({"block_hash": 5}, "block_hash", "valid string"),
-    "an empty public_key": ({"public_key": ""}, "public_key", "at least 1 character"),
-    "an over-long public_key": ({"public_key": "x" * 257}, "public_key", "at most 256 characters"),
-    "a negative block_height": ({"block_height": -1}, "block_height", "greater than or equal to 0"),
-    "a node_count of 0": ({"node_count": 0}, "node_count", "greater than or equal to 1"),
-    "an empty model": ({"params": {"model": ""}}, "params.model", "at least 1 character"),
-    "a k_dim of 0": ({"params": {"k_dim": 0}}, "params.k_dim", "greater than or equal to 1"),
-    "a seq_len of 0": ({"params": {"seq_len": 0}}, "params.seq_len", "greater than or equal to 1"),
-    "an unknown field in params": ({"params": {"seqlen": 5}}, "params.seqlen", "not permitted"),
-    "params that are no object": ({"params": {}, "wait": 5}, "wait", "boolean"),
-    "a batch_size of 0": ({"batch_size": 0}, "batch_size", "greater than or equal to 1"),
-    "a batch_size beyond all bounds": (
-        {"batch_size": 10**6},
-        "batch_size",
-        "less than or equal to 1024",
-    ),
-    "a url of another protocol": (
-        {"url": "ftp://host/path"},
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url without a host": ({"url": "http://"}, "url", "must look like http://host:port/path"),
-    "a url with a bad port": (
-        {"url": "http://host:99999/"},
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url with an escaped query": (
-        {"url": "http://host/stop%3Fx="},
-        "url",
-        "leave out the query and fragment",
-    ),
-    "a url with a query": ({"url": "http://host/stop?"}, "url", "leave out the query and fragment"),
-    "a url with a fragment": (
-        {"url": "http://host/stop#"},
-        "url",
-        "leave out the query and fragment",
-    ),
-    "a url that others read otherwise": (
-        {"url": "http://a\\@host/"},
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url of a cloud's metadata": (
-        {"url": "http://169.254.169.254/"},
-        "url",
-        "allow it with POC_CALLBACK_ALLOW",
-    ),
-    "a url of the API itself": (
-        {"url": "http://127.0.0.1:8000/api/v1/pow"},
-        "url",
-        "is the node's own",
-    ),
-    "an over-long url": ({"url": "http://host/" + "x" * 3000}, "url", "at most 2048 characters"),
-    "a p_mismatch above 1": (
-        {"stat_test": {"p_mismatch": 2}},
-        "stat_test.p_mismatch",
-        "less than or equal to 1",
-    ),
-    "a negative threshold": (
-        {"stat_test": {"dist_threshold": -1}},
-        "stat_test.dist_threshold",
-        "equal to 0",
-    ),
-}
+A_URL = "must look like http://host:port/path"
+BARE = "leave out the query and fragment"
+MALFORMED: list[tuple[dict[str, Any], str, str]] = [
+    ({"nonces": [1, 2, 1]}, "nonces", "Nonce 1 is listed twice; list each nonce once"),
+    ({"nonces": [0, -1]}, "nonces.1", "greater than or equal to 0"),
+    ({"nonces": [MAX_NONCE + 1]}, "nonces.0", "less than or equal to 9223372036854775807"),
+    ({"nonces": [10**4000]}, "nonces.0", "less than or equal to 9223372036854775807"),
+    ({"nonces": [1.5]}, "nonces.0", "valid integer"),
+    ({"nonces": ["1"]}, "nonces.0", "valid integer"),
+    ({"nonces": [True]}, "nonces.0", "valid integer"),
+    ({"nonces": []}, "nonces", "at least 1 item"),
+    ({"nonces": 5}, "nonces", "valid array"),
+    ({"block_hash": ""}, "block_hash", "at least 1 character"),
+    ({"block_hash": "x" * 257}, "block_hash", "at most 256 characters"),
+    ({"block_hash": "x" * 100_000}, "block_hash", "at most 256 characters"),
+    ({"block_hash": 5}, "block_hash", "valid string"),
+    ({"public_key": ""}, "public_key", "at least 1 character"),
+    ({"public_key": "x" * 257}, "public_key", "at most 256 characters"),
+    ({"block_height": -1}, "block_height", "greater than or equal to 0"),
+    ({"node_count": 0}, "node_count", "greater than or equal to 1"),
+    ({"params": {"model": ""}}, "params.model", "at least 1 character"),
+    ({"params": {"k_dim": 0}}, "params.k_dim", "greater than or equal to 1"),
+    ({"params": {"seq_len": 0}}, "params.seq_len", "greater than or equal to 1"),
+    ({"params": {"seqlen": 5}}, "params.seqlen", "not permitted"),
+    ({"wait": 5}, "wait", "boolean"),
+    ({"batch_size": 0}, "batch_size", "greater than or equal to 1"),
+    ({"batch_size": 10**6}, "batch_size", "less than or equal to 1024"),
+    ({"url": "ftp://host/path"}, "url", A_URL),
+    ({"url": "http://"}, "url", A_URL),
+    ({"url": "http://host:99999/"}, "url", A_URL),
+    ({"url": "http://a\\@host/"}, "url", A_URL),  # others read it otherwise
+    ({"url": "http://host/stop%3Fx="}, "url", BARE),
+    ({"url": "http://host/stop?"}, "url", BARE),
+    ({"url": "http://host/stop#"}, "url", BARE),
+    ({"url": "http://169.254.169.254/"}, "url", "allow it with POC_CALLBACK_ALLOW"),
+    ({"url": "http://127.0.0.1:8000/api/v1/pow"}, "url", "is the node's own"),
+    ({"url": "http://host/" + "x" * 3000}, "url", "at most 2048 characters"),
+    ({"stat_test": {"p_mismatch": 2}}, "stat_test.p_mismatch", "less than or equal to 1"),
+    ({"stat_test": {"dist_threshold": -1}}, "stat_test.dist_threshold", "equal to 0"),
+]
 
 
-@pytest.mark.parametrize("case", MALFORMED)
-def test_422_says_where_and_what_for(client: TestClient, case: str) -> None:
-    changes, where, message = MALFORMED[case]
+@pytest.mark.parametrize(
+    ("changes", "where", "message"), MALFORMED, ids=lambda value: str(value)[:40]
+)
+def test_422_says_where_and_what_for(
+    client: TestClient, changes: dict[str, Any], where: str, message: str
+) -> None:
     answer = client.post(GENERATE, json=body(**changes))
     assert answer.status_code == 422, answer.text
     (problem,) = answer.json()["detail"]
@@ -238,12 +187,11 @@ def test_409_names_what_is_requested_and_what_is_deployed(
 
 
 def test_409_names_every_field_at_once(client: TestClient) -> None:
-    detail = client.post(GENERATE, json=body(params={"seq_len": 9999, "k_dim": 9999})).json()[
-        "detail"
-    ]
+    answer = client.post(GENERATE, json=body(params={"seq_len": 9999, "k_dim": 9999}))
+    detail = answer.json()["detail"]
     assert detail["fields"] == ["seq_len", "k_dim"]
-    assert (
-        detail["message"] == f"The model {MODEL} takes seq_len at most 1024 and k_dim at most 128."
+    assert detail["message"] == (
+        f"The model {MODEL} takes seq_len at most 1024 and k_dim at most 128."
     )
 
 
@@ -255,15 +203,6 @@ def test_409_for_a_seq_len_that_one_micro_batch_cannot_hold(
     assert answer.json()["detail"]["deployed"] == {"seq_len": 512}
 
 
-def test_409_for_an_unknown_model_also_while_the_known_one_is_away(
-    client: TestClient, workers: WorkerRegistry
-) -> None:
-    workers.remove("w1")
-    answer = client.post(GENERATE, json=body(params={"model": "other"}))
-    assert answer.status_code == 409
-    assert answer.json()["detail"]["deployed"] == {"model": MODEL}
-
-
 def test_503_for_a_known_model_that_nobody_serves_now(
     client: TestClient, workers: WorkerRegistry
 ) -> None:
@@ -272,6 +211,9 @@ def test_503_for_a_known_model_that_nobody_serves_now(
     assert answer.status_code == 503
     assert f"No worker serves the model {MODEL} right now" in answer.json()["detail"]
     assert int(answer.headers["Retry-After"]) > 0
+    unknown = client.post(GENERATE, json=body(params={"model": "other"}))
+    assert unknown.status_code == 409
+    assert unknown.json()["detail"]["deployed"] == {"model": MODEL}
 
 
 def test_503_for_a_model_that_is_being_loaded(
@@ -281,9 +223,13 @@ def test_503_for_a_model_that_is_being_loaded(
     assert client.post(GENERATE, json=body(params={"model": "other"})).status_code == 503
 
 
-def test_503_when_nobody_ever_served_anything(client: TestClient, redis: Redis) -> None:
+@pytest.mark.parametrize("sent", [body(), round_body(), distance_body()])
+def test_503_when_nobody_ever_served_anything(
+    client: TestClient, redis: Redis, sent: dict[str, Any]
+) -> None:
     redis.flushall()
-    answer = client.post(GENERATE, json=body())
+    path = GENERATE if "nonces" in sent else "/api/v1/pow/init/generate"
+    answer = client.post(path, json=sent)
     assert answer.status_code == 503
     assert int(answer.headers["Retry-After"]) > 0
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 from redis import Redis
 
 from api.app import create_app
@@ -15,7 +16,7 @@ from api.services import Services
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.payloads import callback_url
 from poc_core.records import Lease, RoundRecord, RoundState
-from poc_core.schemes.artifact.requests import ArtifactRoundBody
+from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
@@ -90,11 +91,8 @@ def test_an_artifact_round_is_what_its_body_says(client: TestClient, rounds: Rou
     )
     config = start(client, rounds, sent).config
     assert config.model == MODEL
-    assert (config.spec.scheme, config.spec.block_hash, config.spec.public_key) == (
-        "artifact",
-        "block",
-        "key",
-    )
+    assert config.spec.scheme == "artifact"
+    assert (config.spec.block_hash, config.spec.public_key) == ("block", "key")
     assert (config.spec.seq_len, config.spec.options) == (64, {"k_dim": 8, "stronger_rng": True})
     assert {name: getattr(config, name) for name in place} == place
     assert (config.block_height, config.batch_size, config.url, config.terms) == (9, 16, URL, {})
@@ -129,13 +127,8 @@ def test_what_a_distance_body_leaves_out_has_the_protocols_defaults(
     for name in ("node_id", "node_count", "seq_len"):
         del sent[name]
     config = start(client, rounds, sent).config
-    assert (config.node_id, config.node_count, config.batch_size, config.spec.seq_len) == (
-        0,
-        1,
-        32,
-        256,
-    )
-    assert (config.group_id, config.n_groups) == (0, 1)
+    place = (config.node_id, config.node_count, config.group_id, config.n_groups)
+    assert (place, config.batch_size, config.spec.seq_len) == ((0, 1, 0, 1), 32, 256)
     assert (config.terms["fraud_threshold"], config.url) == (0.01, None)
 
 
@@ -144,15 +137,19 @@ def test_layer_hooks_take_the_place_of_sign_flips(client: TestClient, rounds: Ro
     assert config.spec.options == {"randomization": "layer_hooks"}
 
 
-def test_a_url_keeps_its_escapes(client: TestClient, rounds: RoundStore) -> None:
-    # the network's client escapes the model's name twice
-    url = "http://host:9000/callback/Qwen%252FQwen3-8B"
-    assert start(client, rounds, round_body(url=url)).config.url == url
-    assert callback_url(url, "generated") == f"{url}/generated"
-
-
-def test_an_empty_url_means_no_callbacks(client: TestClient, rounds: RoundStore) -> None:
-    assert start(client, rounds, round_body(url="")).config.url is None
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("", None),  # no callbacks
+        # the network's client escapes the model's name twice
+        ("http://host:9000/callback/Qwen%252FQwen3-8B",) * 2,
+    ],
+)
+def test_a_url_is_kept_as_it_is(
+    client: TestClient, rounds: RoundStore, sent: str, kept: str | None
+) -> None:
+    assert start(client, rounds, round_body(url=sent)).config.url == kept
+    assert kept is None or callback_url(kept, "generated") == f"{kept}/generated"
 
 
 @pytest.mark.parametrize("sent", [round_body(), distance_body()], ids=["artifacts", "distances"])
@@ -175,13 +172,6 @@ def test_every_ready_worker_of_the_model_is_told(
     assert dispatcher.each == ["w1", "w2"]
 
 
-def test_where_no_batch_size_is_named_it_is_the_default_whatever_the_workers_hold(
-    client: TestClient, rounds: RoundStore, serve: Callable[..., Any]
-) -> None:
-    serve("w1", max_batch_tokens=640)
-    assert start(client, rounds).config.batch_size == 32
-
-
 EXAMPLES = ArtifactRoundBody.examples | DistanceRoundBody.examples
 
 
@@ -193,139 +183,57 @@ def test_the_example_bodies_are_accepted(client: TestClient, rounds: RoundStore,
 # Refusing.
 
 
-MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a url of another protocol": (
-        round_body(url="ftp://host/path"),
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url without a protocol": (
-        round_body(url="receiver:9000"),
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url without a host": (
-        round_body(url="http://"),
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url with a bad port": (
-        round_body(url="http://host:99999"),
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url with a line break": (
-        round_body(url="http://ho\nst/"),
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url with a space": (
-        round_body(url="http://ho st/"),
-        "url",
-        "must look like http://host:port/path",
-    ),
-    "a url with a query": (
-        round_body(url="http://host/x?y=1"),
-        "url",
-        "leave out the query and fragment",
-    ),
-    "a url that is not allowed": (
-        round_body(url="http://[fe80::1]/"),
-        "url",
-        "allow it with POC_CALLBACK_ALLOW",
-    ),
-    "a callback_url of Redis": (
-        distance_body(callback_url="http://localhost:6379"),
-        "callback_url",
-        "the node's own",
-    ),
-    "a bad callback_url": (
-        distance_body(callback_url="file:///etc"),
-        "callback_url",
-        "must look like http://host",
-    ),
-    "a node_id of node_count": (
-        round_body(node_id=3, node_count=3),
-        "",
-        "node_id must be smaller than node_count",
-    ),
-    "a distance node_id too large": (
-        distance_body(node_id=1, node_count=1),
-        "",
-        "node_id must be smaller than node",
-    ),
-    "a group_id of n_groups": (
-        round_body(group_id=2, n_groups=2),
-        "",
-        "group_id must be smaller than n_groups",
-    ),
-    "a node_count of 0": (round_body(node_count=0), "node_count", "greater than or equal to 1"),
-    "a distance group_id too large": (
-        distance_body(group_id=2, n_groups=2),
-        "",
-        "group_id must be smaller than n_gro",
-    ),
-    "a distance node_count of 0": (
-        distance_body(node_count=0),
-        "node_count",
-        "greater than or equal to 1",
-    ),
-    "n_groups of 0": (round_body(n_groups=0), "n_groups", "greater than or equal to 1"),
-    "a negative node_id": (round_body(node_id=-1), "node_id", "greater than or equal to 0"),
-    "a node_count beyond 2^63-1": (
-        round_body(node_count=MAX_NONCE + 1),
-        "node_count",
-        "less than or equal to 9223",
-    ),
-    "a node_id in quotes": (round_body(node_id="0"), "node_id", "valid integer"),
-    "a batch_size of 0": (round_body(batch_size=0), "batch_size", "greater than or equal to 1"),
-    "a distance batch_size of 0": (
-        distance_body(batch_size=0),
-        "batch_size",
-        "greater than or equal to 1",
-    ),
-    "an unknown field in params": (
-        round_body(params={"seqlen": 5}),
-        "params.seqlen",
-        "not permitted",
-    ),
-    "a seq_len of 0": (
-        round_body(params={"seq_len": 0}),
-        "params.seq_len",
-        "greater than or equal to 1",
-    ),
-    "a k_dim of 0": (round_body(params={"k_dim": 0}), "params.k_dim", "greater than or equal to 1"),
-    "an empty block_hash": (round_body(block_hash=""), "block_hash", "at least 1 character"),
-    "an over-long public_key": (
-        round_body(public_key="x" * 257),
-        "public_key",
-        "at most 256 characters",
-    ),
-    "a negative block_height": (
-        round_body(block_height=-1),
-        "block_height",
-        "greater than or equal to 0",
-    ),
-    "an r_target of 0": (distance_body(r_target=0), "r_target", "greater than 0"),
-    "an r_target above 2": (distance_body(r_target=2.1), "r_target", "less than or equal to 2"),
-    "an r_target that is no number": (distance_body(r_target="low"), "r_target", "valid number"),
-    "no randomization at all": (
-        distance_body(use_sign_flips=False),
-        "",
-        "Set one of use_sign_flips and use_layer",
-    ),
-    "both randomizations": (
-        distance_body(use_sign_flips=True, use_layer_hooks=True),
-        "",
-        "not both",
-    ),
-}
+A_URL = "must look like http://host:port/path"
+AT_LEAST_1, AT_LEAST_0 = "greater than or equal to 1", "greater than or equal to 0"
+MALFORMED: list[tuple[Callable[..., dict[str, Any]], dict[str, Any], str, str]] = [
+    (round_body, {"url": "ftp://host/path"}, "url", A_URL),
+    (round_body, {"url": "receiver:9000"}, "url", A_URL),
+    (round_body, {"url": "http://"}, "url", A_URL),
+    (round_body, {"url": "http://host:99999"}, "url", A_URL),
+    (round_body, {"url": "http://ho\nst/"}, "url", A_URL),
+    (round_body, {"url": "http://ho st/"}, "url", A_URL),
+    (round_body, {"url": "http://host/x?y=1"}, "url", "leave out the query and fragment"),
+    (round_body, {"url": "http://[fe80::1]/"}, "url", "allow it with POC_CALLBACK_ALLOW"),
+    (distance_body, {"callback_url": "http://localhost:6379"}, "callback_url", "the node's own"),
+    (distance_body, {"callback_url": "file:///etc"}, "callback_url", A_URL),
+    (round_body, {"node_id": 3, "node_count": 3}, "", "node_id must be smaller than node_count"),
+    (distance_body, {"node_id": 1, "node_count": 1}, "", "node_id must be smaller than node_count"),
+    (round_body, {"group_id": 2, "n_groups": 2}, "", "group_id must be smaller than n_groups"),
+    (distance_body, {"group_id": 2, "n_groups": 2}, "", "group_id must be smaller than n_groups"),
+    (round_body, {"node_count": 0}, "node_count", AT_LEAST_1),
+    (distance_body, {"node_count": 0}, "node_count", AT_LEAST_1),
+    (round_body, {"n_groups": 0}, "n_groups", AT_LEAST_1),
+    (round_body, {"node_id": -1}, "node_id", AT_LEAST_0),
+    (round_body, {"node_count": MAX_NONCE + 1}, "node_count", "less than or equal to 9223"),
+    (round_body, {"node_id": "0"}, "node_id", "valid integer"),
+    (round_body, {"batch_size": 0}, "batch_size", AT_LEAST_1),
+    (distance_body, {"batch_size": 0}, "batch_size", AT_LEAST_1),
+    (round_body, {"params": {"seqlen": 5}}, "params.seqlen", "not permitted"),
+    (round_body, {"params": {"seq_len": 0}}, "params.seq_len", AT_LEAST_1),
+    (round_body, {"params": {"k_dim": 0}}, "params.k_dim", AT_LEAST_1),
+    (round_body, {"block_hash": ""}, "block_hash", "at least 1 character"),
+    (round_body, {"public_key": "x" * 257}, "public_key", "at most 256 characters"),
+    (round_body, {"block_height": -1}, "block_height", AT_LEAST_0),
+    (distance_body, {"r_target": 0}, "r_target", "greater than 0"),
+    (distance_body, {"r_target": 2.1}, "r_target", "less than or equal to 2"),
+    (distance_body, {"r_target": "low"}, "r_target", "valid number"),
+    (distance_body, {"use_sign_flips": False}, "", "Set one of use_sign_flips and use_layer"),
+    (distance_body, {"use_sign_flips": True, "use_layer_hooks": True}, "", "not both"),
+]
 
 
-@pytest.mark.parametrize("case", MALFORMED)
-def test_422_says_where_and_what_for(client: TestClient, rounds: RoundStore, case: str) -> None:
-    sent, where, message = MALFORMED[case]
-    answer = client.post(START, json=sent)
+@pytest.mark.parametrize(
+    ("right", "changes", "where", "message"), MALFORMED, ids=lambda value: str(value)[:40]
+)
+def test_422_says_where_and_what_for(
+    client: TestClient,
+    rounds: RoundStore,
+    right: Callable[..., dict[str, Any]],
+    changes: dict[str, Any],
+    where: str,
+    message: str,
+) -> None:
+    answer = client.post(START, json=right(**changes))
     assert answer.status_code == 422, answer.text
     (problem,) = answer.json()["detail"]
     assert ".".join(str(part) for part in problem["loc"]) == f"body.{where}".rstrip(".")
@@ -333,23 +241,14 @@ def test_422_says_where_and_what_for(client: TestClient, rounds: RoundStore, cas
     assert rounds.current() is None
 
 
-REQUIRED = [
-    *[
-        (round_body(), name)
-        for name, field in ArtifactRoundBody.model_fields.items()
-        if field.is_required()
-    ],
-    *[
-        (distance_body(), name)
-        for name, field in DistanceRoundBody.model_fields.items()
-        if field.is_required()
-    ],
-]
-
-
 @pytest.mark.parametrize(
     ("sent", "field"),
-    [case for case in REQUIRED if case[1] != "r_target"],
+    [
+        (sent, name)
+        for sent, model in ((round_body(), ArtifactRoundBody), (distance_body(), DistanceRoundBody))
+        for name, field in model.model_fields.items()
+        if field.is_required() and name != "r_target"
+    ],
     ids=lambda value: str(value)[:14],
 )
 def test_422_for_a_missing_field(client: TestClient, sent: dict[str, Any], field: str) -> None:
@@ -388,19 +287,24 @@ def test_413_for_a_body_that_no_round_needs(client: TestClient, path: str) -> No
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "batch_size"),
     [
-        round_body(batch_size=129),
-        round_body(batch_size=5000),
-        round_body(batch_size=33, params={"seq_len": 256}),
-        distance_body(batch_size=129),
+        (round_body(), 32),  # the default
+        (round_body(batch_size=129), 129),
+        (round_body(batch_size=5000), 5000),
+        (round_body(batch_size=33, params={"seq_len": 256}), 33),
+        (distance_body(batch_size=129), 129),
     ],
 )
 def test_a_batch_size_beyond_what_workers_hold_is_no_error(
-    client: TestClient, rounds: RoundStore, sent: dict[str, Any]
+    client: TestClient,
+    rounds: RoundStore,
+    serve: Callable[..., Any],
+    sent: dict[str, Any],
+    batch_size: int,
 ) -> None:
-    # The worker holds 8192 tokens.
-    assert start(client, rounds, sent).config.batch_size == sent["batch_size"]
+    serve("w1", max_batch_tokens=1024)
+    assert start(client, rounds, sent).config.batch_size == batch_size
 
 
 @pytest.mark.parametrize(
@@ -413,11 +317,8 @@ def test_409_names_what_is_requested_and_what_is_deployed(
     answer = client.post(START, json=round_body(params={field: requested}))
     assert answer.status_code == 409
     detail = answer.json()["detail"]
-    assert (detail["fields"], detail["requested"], detail["deployed"]) == (
-        [field],
-        {field: requested},
-        {field: deployed},
-    )
+    assert detail["fields"] == [field]
+    assert (detail["requested"], detail["deployed"]) == ({field: requested}, {field: deployed})
 
 
 def test_409_for_a_distance_round_with_too_long_a_seq_len(client: TestClient) -> None:
@@ -449,12 +350,6 @@ def test_503_for_any_name_while_no_worker_is_ready(
             assert (answer.status_code, int(answer.headers["Retry-After"]) > 0) == (503, True)
             assert MODEL not in answer.text
     assert client.post(START, json=distance_body()).status_code == 503  # which of the two?
-
-
-def test_503_when_nobody_ever_served_anything(client: TestClient, redis: Redis) -> None:
-    redis.flushall()
-    for sent in (round_body(), distance_body()):
-        assert client.post(START, json=sent).status_code == 503
 
 
 def test_a_distance_client_names_no_model_unless_there_are_several(
@@ -492,56 +387,44 @@ def test_a_refused_round_wakes_nobody(
 # Phases.
 
 
-def test_a_stored_round_does_not_run(
+@pytest.mark.parametrize(
+    ("path", "state"),
+    [("init", RoundState.IDLE), ("init/validate", RoundState.VALIDATING)],
+    ids=["stored", "validating"],
+)
+def test_a_round_may_begin_without_generating(
+    client: TestClient,
+    rounds: RoundStore,
+    dispatcher: RecordingDispatcher,
+    path: str,
+    state: RoundState,
+) -> None:
+    answer = client.post(f"{POW}/{path}", json=distance_body())
+    assert answer.json() == {"status": "OK", "pow_status": {"status": state.value}}
+    assert (current(rounds).state, rounds.generating(MODEL), dispatcher.each) == (state, None, [])
+
+
+def test_a_stored_round_is_switched_to_and_fro(
     client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher
 ) -> None:
-    answer = client.post(f"{POW}/init", json=distance_body())
-    assert answer.json() == {"status": "OK", "pow_status": {"status": "IDLE"}}
-    assert (current(rounds).state, rounds.generating(MODEL), dispatcher.each) == (
-        RoundState.IDLE,
-        None,
-        [],
-    )
-
-
-def test_a_round_may_begin_with_validating(client: TestClient, rounds: RoundStore) -> None:
-    answer = client.post(f"{POW}/init/validate", json=distance_body())
-    assert answer.json() == {"status": "OK", "pow_status": {"status": "VALIDATING"}}
-    assert (current(rounds).state, rounds.generating(MODEL)) == (RoundState.VALIDATING, None)
-
-
-def test_a_stored_round_is_switched_to_and_fro(client: TestClient, rounds: RoundStore) -> None:
     client.post(f"{POW}/init", json=distance_body())
-    seen = []
-    for phase in ("generate", "validate", "generate"):
+    for phase, state in [("generate", "GENERATING"), ("validate", "VALIDATING")] * 2:
         answer = client.post(f"{POW}/phase/{phase}", json={})
         assert answer.status_code == 200
-        seen.append((answer.json()["pow_status"]["status"], current(rounds).state.value))
-    assert seen == [("GENERATING",) * 2, ("VALIDATING",) * 2, ("GENERATING",) * 2]
+        assert answer.json()["pow_status"]["status"] == current(rounds).state.value == state
+    assert dispatcher.each == ["w1", "w1"]  # with each generating phase
 
 
-def test_the_generating_phase_wakes_the_workers(
-    client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher
+@pytest.mark.parametrize("phase", ["generate", "validate"])
+def test_400_for_a_phase_before_any_init_and_after_the_stop(
+    client: TestClient, rounds: RoundStore, phase: str
 ) -> None:
-    client.post(f"{POW}/init", json=distance_body())
-    client.post(f"{POW}/phase/generate", json={})
-    assert dispatcher.each == ["w1"]
-
-
-@pytest.mark.parametrize("phase", ["generate", "validate"])
-def test_400_for_a_phase_before_any_init(client: TestClient, phase: str) -> None:
-    answer = client.post(f"{POW}/phase/{phase}", json={})
-    assert answer.status_code == 400
-    assert "send POST /init first" in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("phase", ["generate", "validate"])
-def test_400_for_a_phase_after_the_stop(client: TestClient, rounds: RoundStore, phase: str) -> None:
+    before = client.post(f"{POW}/phase/{phase}", json={})
+    assert (before.status_code, "send POST /init first" in before.json()["detail"]) == (400, True)
     start(client, rounds)
     client.post(f"{POW}/stop")
-    answer = client.post(f"{POW}/phase/{phase}", json={})
-    assert answer.status_code == 400
-    assert "was stopped" in answer.json()["detail"]
+    after = client.post(f"{POW}/phase/{phase}", json={})
+    assert (after.status_code, "was stopped" in after.json()["detail"]) == (400, True)
 
 
 # Looking.
@@ -567,31 +450,22 @@ def test_the_states_are_those_of_the_protocol(client: TestClient) -> None:
     assert seen == ["IDLE", "IDLE", "GENERATING", "VALIDATING", "STOPPED", "GENERATING", "STOPPED"]
 
 
-def test_the_status_shows_an_artifact_rounds_config_in_its_own_words(
-    client: TestClient, rounds: RoundStore
+@pytest.mark.parametrize(
+    ("sent", "added"),
+    [
+        (round_body(url=URL, node_id=1, node_count=2, batch_size=16), {"poc_stronger_rng": False}),
+        (
+            distance_body(callback_url=URL, batch_size=16, fraud_threshold=0.05),
+            {"model": MODEL, "use_sign_flips": True, "use_layer_hooks": False},
+        ),
+    ],
+    ids=["artifacts", "distances"],
+)
+def test_the_status_shows_a_rounds_config_in_its_own_words(
+    client: TestClient, rounds: RoundStore, sent: dict[str, Any], added: dict[str, Any]
 ) -> None:
-    sent = round_body(url=URL, node_id=1, node_count=2, batch_size=16)
     start(client, rounds, sent)
-    assert status(client)["config"] == sent | {
-        "group_id": 0,
-        "n_groups": 1,
-        "poc_stronger_rng": False,
-    }
-
-
-def test_the_status_shows_a_distance_rounds_config_in_its_own_words(
-    client: TestClient, rounds: RoundStore
-) -> None:
-    sent = distance_body(callback_url=URL, batch_size=16, fraud_threshold=0.05)
-    start(client, rounds, sent)
-    added = {
-        "model": MODEL,
-        "use_sign_flips": True,
-        "use_layer_hooks": False,
-        "group_id": 0,
-        "n_groups": 1,
-    }
-    assert status(client)["config"] == sent | added
+    assert status(client)["config"] == sent | {"group_id": 0, "n_groups": 1} | added
 
 
 def test_the_status_counts_per_worker_and_in_sum(
@@ -631,10 +505,8 @@ def test_the_status_tells_what_is_delivered_and_what_waits(
     compute(rounds, 3)
     stats = status(client)["stats"]
     assert (stats["artifacts_delivered"], stats["artifacts_waiting"]) == (4, 3)
-    assert (stats["outbox"]["full"], stats["outbox"]["limit_bytes"]) == (
-        False,
-        settings.outbox_max_bytes,
-    )
+    assert stats["outbox"]["full"] is False
+    assert stats["outbox"]["limit_bytes"] == settings.outbox_max_bytes
 
 
 def test_the_status_tells_of_a_receiver_that_fails(
@@ -697,27 +569,18 @@ def test_the_status_tells_why_a_round_stopped_by_itself(
     assert (answer["state"], answer["stats"]["error"]) == ("STOPPED", "The model has no layers.")
 
 
-def test_the_clock_of_a_stopped_round_stands(
+def test_the_clock_of_a_stopped_round_stands_and_it_has_no_rate_of_now(
     client: TestClient, rounds: RoundStore, clock: Clock
 ) -> None:
     start(client, rounds)
     compute(rounds, 30)
     clock.now += 10
     client.post(f"{POW}/stop")
+    stats = status(client)["stats"]
+    assert (stats["nonces_per_second"], stats["workers"]["w1"]["nonces_per_second"]) == (0, 0)
     clock.now += 5
     stats = status(client)["stats"]
     assert (stats["elapsed_seconds"], stats["nonces_per_second_of_round"]) == (10, 3.0)
-
-
-def test_a_stopped_round_has_no_rate_of_now(
-    client: TestClient, rounds: RoundStore, clock: Clock
-) -> None:
-    start(client, rounds)
-    compute(rounds, 30)
-    clock.now += 1
-    client.post(f"{POW}/stop")
-    stats = status(client)["stats"]
-    assert (stats["nonces_per_second"], stats["workers"]["w1"]["nonces_per_second"]) == (0, 0)
 
 
 def test_a_round_that_never_ran_has_not_lasted(client: TestClient, clock: Clock) -> None:
@@ -783,11 +646,8 @@ def test_the_status_says_that_a_sequence_has_ended(client: TestClient, rounds: R
     assert status(client)["stats"]["exhausted"] is False
     compute(rounds, 4, values=["a", "b"])
     answer = status(client)
-    assert (answer["state"], answer["stats"]["exhausted"], answer["stats"]["total_processed"]) == (
-        "STOPPED",
-        True,
-        2,
-    )
+    assert answer["state"] == "STOPPED"
+    assert (answer["stats"]["exhausted"], answer["stats"]["total_processed"]) == (True, 2)
     assert client.get("/api/v1/inference/pow/status").json()["status"] == "IDLE"
 
 
@@ -796,24 +656,14 @@ def test_the_status_before_any_round_has_every_field_that_it_has_after(
 ) -> None:
     before = status(client)
     assert (before["state"], before["config"]) == ("IDLE", None)
-    start(client, rounds, round_body())
-    for after in (status(client), distance_status(client, rounds)):
+    for sent in (round_body(), distance_body()):
+        start(client, rounds, sent)
+        after = status(client)
         assert after.keys() <= before.keys()
         assert after["stats"].keys() == before["stats"].keys()
         assert after["stats"]["outbox"].keys() == before["stats"]["outbox"].keys()
-
-
-def distance_status(client: TestClient, rounds: RoundStore) -> dict[str, Any]:
-    client.post(f"{POW}/stop")
-    start(client, rounds, distance_body())
-    return status(client)
-
-
-def test_the_status_of_an_artifact_round_has_no_fields_of_distances(
-    client: TestClient, rounds: RoundStore
-) -> None:
-    start(client, rounds)
-    assert "valid_nonces" not in status(client)
+        assert ("valid_nonces" in after) is ("r_target" in sent)
+        client.post(f"{POW}/stop")
 
 
 # Stopping.
@@ -827,11 +677,15 @@ def test_stop_ends_the_round(client: TestClient, rounds: RoundStore) -> None:
         "pow_status": {"status": "STOPPED"},
         "cancelled_jobs": 0,
     }
-    assert (current(rounds).round_id, current(rounds).state) == (
-        record.round_id,
-        RoundState.STOPPED,
-    )
+    assert current(rounds).round_id == record.round_id
+    assert current(rounds).state is RoundState.STOPPED
     assert rounds.generating(MODEL) is None
+    assert client.post(f"{POW}/stop").status_code == 200
+    assert start(client, rounds).round_id != record.round_id
+
+
+def test_stop_may_come_when_nothing_runs(client: TestClient) -> None:
+    assert client.post(f"{POW}/stop").status_code == 200
 
 
 def test_stop_cancels_the_jobs_that_waited_for_the_round(
@@ -841,18 +695,6 @@ def test_stop_cancels_the_jobs_that_waited_for_the_round(
     job_id = client.post(f"{POW}/generate", json=body()).json()["request_id"]
     assert client.post(f"{POW}/stop").json()["cancelled_jobs"] == 1
     assert client.get(f"{POW}/generate/{job_id}").json()["status"] == "cancelled"
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_stop_may_come_when_nothing_runs(client: TestClient, times: int) -> None:
-    for _ in range(times):
-        assert client.post(f"{POW}/stop").status_code == 200
-
-
-def test_after_a_stop_another_round_may_start(client: TestClient, rounds: RoundStore) -> None:
-    first = start(client, rounds)
-    client.post(f"{POW}/stop")
-    assert start(client, rounds).round_id != first.round_id
 
 
 def test_the_round_outlives_the_api(
@@ -954,7 +796,12 @@ def test_openapi_names_every_error_of(client: TestClient, path: str) -> None:
     assert set(responses) >= expected
 
 
-@pytest.mark.parametrize("model", [ArtifactRoundBody, DistanceRoundBody])
-def test_every_body_field_but_the_obvious_is_described(model: type[ArtifactRoundBody]) -> None:
+@pytest.mark.parametrize(
+    ("model", "obvious"),
+    [(ArtifactRoundBody, ["params"]), (DistanceRoundBody, []), (GenerateBody, ["params"])],
+)
+def test_every_body_field_but_the_obvious_is_described(
+    model: type[BaseModel], obvious: list[str]
+) -> None:
     bare = [name for name, field in model.model_fields.items() if not field.description]
-    assert bare in ([], ["params"])
+    assert bare == obvious
