@@ -147,16 +147,6 @@ def chat_ends(engine: FakeEngine) -> None:
 # Computing.
 
 
-def test_without_chat_a_batch_runs_to_its_end(
-    runner: Work, jobs: JobStore, engine: FakeEngine
-) -> None:
-    job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
-    runner.run()
-    assert read(jobs, job_id).status is JobStatus.COMPLETED
-    assert artifacts(jobs, job_id) == expected([0, 1, 2])
-    assert engine.begun == [[0, 1, 2]]
-
-
 def test_an_engine_without_chat_gets_whole_micro_batches(
     make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
 ) -> None:
@@ -165,15 +155,6 @@ def test_an_engine_without_chat_gets_whole_micro_batches(
     assert [len(nonces) for nonces in engine.begun] == [128, 128, 44]
     assert len(engine.slices) == 3
     assert artifacts(jobs, job_id) == expected(range(300))
-
-
-def test_what_is_done_is_not_computed_again(
-    runner: Work, jobs: JobStore, engine: FakeEngine
-) -> None:
-    jobs.create(new_job([0, 1]))
-    for _ in range(3):
-        assert not runner.run()
-    assert engine.begun == [[0, 1]]
 
 
 def test_what_comes_meanwhile_joins_what_is_computed(
@@ -221,11 +202,11 @@ def test_batches_of_a_job_are_computed_together_and_each_gets_its_own_values(
 ) -> None:
     nonces = list(range(50, 33, -1))
     job_id = jobs.create(new_job(nonces))
-    runner.run()
+    for _ in range(3):
+        assert not runner.run()  # what is done is not computed again
     assert engine.begun == [nonces]
     assert read(jobs, job_id).status is JobStatus.COMPLETED
     assert artifacts(jobs, job_id) == expected(nonces)
-    assert engine.begun == [nonces]
 
 
 def test_batches_of_other_jobs_with_the_same_spec_join(
@@ -299,35 +280,25 @@ def test_chat_that_comes_between_two_slices_is_waited_for(
     assert artifacts(jobs, job_id) == expected([0, 1, 2])
 
 
+@pytest.mark.parametrize("chat_from", [None, 0], ids=["not begun", "between two slices"])
 def test_the_status_says_that_a_job_waits_and_no_longer_once_it_goes_on(
-    runner: Work, jobs: JobStore, engine: FakeEngine, client: TestClient
+    runner: Work, jobs: JobStore, engine: FakeEngine, client: TestClient, chat_from: int | None
 ) -> None:
     def waiting_for() -> object:
         return client.get(f"/api/v1/pow/generate/{job_id}").json().get("waiting_for")
 
     goes_on = threading.Event()
     engine.events[1] = lambda: goes_on.wait(60)
-    chat_comes(engine)
+    if chat_from is None:
+        chat_comes(engine)
+    else:
+        engine.events[chat_from] = lambda: chat_comes(engine)
     job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=4))
     with InBackground(runner):
         wait_until(lambda: waiting_for() == "chat")
         chat_ends(engine)
         wait_until(lambda: waiting_for() is None)
         assert read(jobs, job_id).status is JobStatus.RUNNING  # its batch is not done yet
-        goes_on.set()
-
-
-def test_the_status_says_so_also_between_two_slices(
-    runner: Work, jobs: JobStore, engine: FakeEngine
-) -> None:
-    goes_on = threading.Event()
-    engine.events = {0: lambda: chat_comes(engine), 1: lambda: goes_on.wait(60)}
-    job_id = jobs.create(new_job([0, 1], batch_size=2))
-    with InBackground(runner):
-        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
-        chat_ends(engine)
-        wait_until(lambda: read(jobs, job_id).waiting_for is None)
-        assert read(jobs, job_id).status is JobStatus.RUNNING
         goes_on.set()
 
 
@@ -408,11 +379,8 @@ def test_validations_are_computed_alone_beside_chat(
     plain = jobs.create(new_job([0, 1]))
     ids = [jobs.create(validation(nonces, 1)) for nonces in ([5, 6, 7], [5])]
     validations.run()
-    assert [read(jobs, job_id).status for job_id in (plain, *ids)] == [
-        JobStatus.QUEUED,
-        JobStatus.COMPLETED,
-        JobStatus.COMPLETED,
-    ]
+    statuses = [read(jobs, job_id).status for job_id in (plain, *ids)]
+    assert statuses == [JobStatus.QUEUED, JobStatus.COMPLETED, JobStatus.COMPLETED]
     assert [sorted(nonces) for nonces in engine.begun] == [[5, 5, 6, 7]]
 
 
@@ -456,58 +424,34 @@ def test_a_worker_that_is_to_end_takes_no_further_validation(
 # Given back.
 
 
-def test_a_round_takes_a_batch_back_that_waits_for_chat(
-    runner: Work, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+@pytest.mark.parametrize("by_round", [True, False], ids=["for a round", "for the worker's end"])
+@pytest.mark.parametrize("between_slices", [False, True], ids=["not begun", "between two slices"])
+def test_batches_that_wait_for_chat_are_given_back(
+    runner: Work,
+    jobs: JobStore,
+    rounds: RoundStore,
+    engine: FakeEngine,
+    by_round: bool,
+    between_slices: bool,
 ) -> None:
-    chat_comes(engine)
-    job_id = jobs.create(new_job([0, 1], batch_size=2))
-    with InBackground(runner):
-        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
-        rounds.store(round_config(), RoundState.GENERATING)
-        wait_until(lambda: runner._round is not None)  # noqa: SLF001
-        runner.leaving.set()
-    assert read(jobs, job_id).status is JobStatus.QUEUED
-    assert pending(jobs, job_id) == [0]  # free, for whoever asks after the round
-    assert engine.begun == []
-
-
-def test_a_round_takes_batches_back_that_wait_for_chat_between_two_slices(
-    runner: Work, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
-) -> None:
-    engine.events[1] = lambda: chat_comes(engine)
+    if between_slices:
+        engine.events[1] = lambda: chat_comes(engine)
+    else:
+        chat_comes(engine)
     job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
     with InBackground(runner):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
-        rounds.store(round_config(), RoundState.GENERATING)
-        wait_until(lambda: pending(jobs, job_id) == [0, 1])
+        if by_round:
+            rounds.store(round_config(), RoundState.GENERATING)
+            wait_until(lambda: runner._round is not None)  # noqa: SLF001
+            wait_until(lambda: pending(jobs, job_id) == [0, 1])
         runner.leaving.set()
+    assert pending(jobs, job_id) == [0, 1]  # free, for whoever asks next
     wait_until(lambda: engine.is_idle)
     assert len(engine.ticks) <= 2  # of 4
-
-
-def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
-    runner: Work, jobs: JobStore, engine: FakeEngine
-) -> None:
-    chat_comes(engine)
-    job_id = jobs.create(new_job([0, 1], batch_size=2))
-    with InBackground(runner):
-        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
-        runner.leaving.set()
-    assert read(jobs, job_id).status is JobStatus.QUEUED
-    assert pending(jobs, job_id) == [0]
-    assert engine.begun == []
-
-
-def test_a_worker_that_is_to_end_gives_batches_back_that_wait_for_chat_between_two_slices(
-    runner: Work, jobs: JobStore, engine: FakeEngine
-) -> None:
-    engine.events[1] = lambda: chat_comes(engine)
-    job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
-    with InBackground(runner):
-        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
-        runner.leaving.set()
-    assert pending(jobs, job_id) == [0, 1]
-    wait_until(lambda: engine.is_idle)
+    if not between_slices:
+        assert read(jobs, job_id).status is JobStatus.QUEUED
+        assert engine.begun == []
 
 
 def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
@@ -531,30 +475,29 @@ def test_a_cancelled_job_is_not_waited_with(
     assert engine.begun == []
 
 
+@pytest.mark.parametrize(
+    ("policy", "n_nonces", "cancelled_in"),
+    [("yield", 2, 0), (None, 900, 1)],
+    ids=["slices", "parts"],
+)
 def test_a_cancelled_job_frees_the_engine_before_its_last_slice(
-    runner: Work, jobs: JobStore, engine: FakeEngine
+    make_runner: MakeRunner,
+    jobs: JobStore,
+    engine: FakeEngine,
+    policy: str | None,
+    n_nonces: int,
+    cancelled_in: int,
 ) -> None:
+    runner = make_runner(policy)
     given_up = threading.Event()
-    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    job_id = jobs.create(new_job(list(range(n_nonces)), batch_size=n_nonces))
     engine.said_s = 1.0  # so that layers go one by one
-    engine.events = {0: lambda: jobs.cancel(job_id), 1: lambda: given_up.wait(60)}
+    engine.events[cancelled_in] = lambda: jobs.cancel(job_id)
+    engine.events[cancelled_in + 1] = lambda: given_up.wait(60)
     runner.run()
     given_up.set()
     wait_until(lambda: engine.is_idle)
-    assert len(engine.ticks) <= 2  # of 4
-
-
-def test_a_cancelled_job_of_many_parts_frees_the_engine_as_soon(
-    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
-) -> None:
-    runner = make_runner(None)
-    given_up = threading.Event()
-    job_id = jobs.create(new_job(list(range(900)), batch_size=900))
-    engine.events = {1: lambda: jobs.cancel(job_id), 2: lambda: given_up.wait(60)}
-    runner.run()
-    given_up.set()
-    wait_until(lambda: engine.is_idle)
-    assert len(engine.ticks) <= 3
+    assert len(engine.ticks) <= cancelled_in + 2  # of 4 and more
 
 
 def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(
@@ -571,13 +514,14 @@ def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(
 # Engines that fail.
 
 
+def lose() -> None:
+    raise EngineLostError("The engine does not answer.")
+
+
 @pytest.mark.usefixtures("exits")
 def test_a_lost_engine_gives_all_claims_back(
     runner: Work, jobs: JobStore, engine: FakeEngine
 ) -> None:
-    def lose() -> None:
-        raise EngineLostError("The engine does not answer.")
-
     engine.events[2] = lose
     first, second = jobs.create(new_job([0, 1, 2])), jobs.create(new_job([3]))
     with pytest.raises(SystemExit) as ended:
@@ -605,9 +549,6 @@ def test_a_worker_whose_engine_is_lost_leases_nothing_more(
         validations.run()
         return waits
 
-    def lose() -> None:
-        raise EngineLostError("The engine does not answer.")
-
     monkeypatch.setattr(store, "release", meanwhile)
     job_id = jobs.create(new_job([0, 1]))
     urgent: list[str] = []
@@ -615,19 +556,14 @@ def test_a_worker_whose_engine_is_lost_leases_nothing_more(
     with pytest.raises(SystemExit):
         runner.run()
     assert engine.begun == [[0, 1]]
-    assert [read(jobs, one).status for one in (job_id, *urgent)] == [
-        JobStatus.RUNNING,
-        JobStatus.QUEUED,
-    ]
+    statuses = [read(jobs, one).status for one in (job_id, *urgent)]
+    assert statuses == [JobStatus.RUNNING, JobStatus.QUEUED]
 
 
 def test_an_engine_that_died_while_it_was_idle_is_given_nothing(
     runner: Work, jobs: JobStore, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def died() -> None:
-        raise EngineLostError("The vLLM engine died between two batches.")
-
-    monkeypatch.setattr(engine, "check", died)
+    monkeypatch.setattr(engine, "check", lose)
     job_id = jobs.create(new_job([0]))
     runner.run()
     assert engine.begun == []
@@ -649,10 +585,15 @@ def break_down() -> None:
     raise ProoflineError("CUDA error")
 
 
-def test_an_engine_that_fails_once_costs_nothing_but_time(
-    runner: Work, jobs: JobStore, engine: FakeEngine
+def mistake() -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("fails", [break_down, mistake])
+def test_an_engine_or_a_worker_that_fails_once_costs_nothing_but_time(
+    runner: Work, jobs: JobStore, engine: FakeEngine, fails: Callable[[], None]
 ) -> None:
-    engine.events[1] = break_down
+    engine.events[1] = fails
     job_id = jobs.create(new_job([0, 1, 2, 3]))
     runner.run()
     assert artifacts(jobs, job_id) == expected(range(4))
@@ -702,23 +643,8 @@ def test_a_finish_without_redis_costs_no_other_batch(
 
     monkeypatch.setattr(jobs, "finish", away_once)
     runner.run()
-    assert [read(jobs, job_id).status for job_id in (first, second)] == [
-        JobStatus.RUNNING,
-        JobStatus.COMPLETED,
-    ]
-
-
-def test_a_mistake_in_the_worker_gives_the_batches_back(
-    runner: Work, jobs: JobStore, engine: FakeEngine
-) -> None:
-    def mistake() -> None:
-        raise ZeroDivisionError
-
-    engine.events[0] = mistake
-    job_id = jobs.create(new_job([0, 1, 2]))
-    runner.run()
-    assert artifacts(jobs, job_id) == expected([0, 1, 2])
-    assert engine.begun == [[0, 1, 2], [0, 1], [2]]
+    statuses = [read(jobs, job_id).status for job_id in (first, second)]
+    assert statuses == [JobStatus.RUNNING, JobStatus.COMPLETED]
 
 
 # What the worker's heartbeats tell of leases.

@@ -43,6 +43,20 @@ class Ends:
         micro_batch.future.add_done_callback(end)  # a future that ends twice raises
         return micro_batch
 
+    def fly(
+        self,
+        engine: FakeEngine,
+        *batches: Sequence[int],
+        spec: ProofSpec = SPEC,
+        limit_ms: float | None = 0.0,
+    ) -> Pipeline:
+        """Computes these micro-batches to their ends."""
+        pipeline = pipeline_of(engine, limit_ms)
+        for number, nonces in enumerate(batches):
+            pipeline.add(self.of(number, nonces, spec))
+        fly(pipeline)
+        return pipeline
+
 
 @pytest.fixture(autouse=True)
 def ids_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +136,7 @@ def test_every_stage_is_busy_in_every_tick_once_the_pipeline_is_filled(
 
 def test_a_micro_batch_enters_a_stage_as_the_one_before_it_leaves(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2, layers=2)
-    pipeline = pipeline_of(engine)
-    pipeline.add(ends.of(0, [0]))
-    pipeline.add(ends.of(1, [1]))
-    fly(pipeline)
+    ends.fly(engine, [0], [1])
     assert [list(tick.slices) for tick in engine.ticks] == [
         [Slice(0, 0, 1)],
         [Slice(0, 1, 2)],
@@ -171,9 +182,7 @@ def test_what_comes_later_joins_what_flies(ends: Ends) -> None:
 def test_an_engine_that_cannot_be_cut_gets_whole_stages(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     engine.sliceable = False
-    pipeline = pipeline_of(engine)
-    pipeline.add(ends.of(0, [0]))
-    fly(pipeline)
+    ends.fly(engine, [0])
     assert engine.slices == [Slice(0, 0, 4), Slice(0, 4, 8)]
 
 
@@ -182,19 +191,14 @@ def test_an_engine_that_cannot_be_cut_gets_micro_batches_whose_whole_stage_is_wi
 ) -> None:
     engine = FakeEngine()
     engine.sliceable, engine.said_s = False, 0.05  # a layer; 4 of them
-    pipeline = pipeline_of(engine, limit_ms=50)
-    pipeline.add(ends.of(0, range(32)))
-    fly(pipeline)
+    pipeline = ends.fly(engine, range(32), limit_ms=50)
     assert pipeline.plan.batch_size(SPEC, 32) == 8
 
 
 def test_times_go_to_the_plan(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     engine.said_s = 0.02
-    pipeline = pipeline_of(engine, limit_ms=50)
-    pipeline.add(ends.of(0, range(4)))
-    pipeline.add(ends.of(1, range(4)))
-    fly(pipeline)
+    ends.fly(engine, range(4), range(4), limit_ms=50)
     of_first = [(one.first, one.end) for one in engine.slices if one.micro_batch == 0]
     assert of_first == [
         (0, 1),
@@ -265,10 +269,7 @@ def test_nothing_is_fetched_where_nothing_was_launched(ends: Ends) -> None:
 
 def test_a_micro_batch_beyond_the_budget_runs_in_parts(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
-    pipeline = pipeline_of(engine)
-    pipeline.add(ends.of(0, range(20), LONG))
-    pipeline.add(ends.of(1, [99], LONG))
-    fly(pipeline)
+    ends.fly(engine, range(20), [99], spec=LONG)
     assert engine.begun == [list(range(8)), list(range(8, 16)), [16, 17, 18, 19], [99]]
     assert ends.values == {0: values(LONG, range(20)), 1: values(LONG, [99])}
 
@@ -360,10 +361,7 @@ def test_memory_that_is_short_once_halves_the_budget_once(
 ) -> None:
     engine = FakeEngine()
     engine.events[2] = out_of_memory
-    pipeline = pipeline_of(engine)
-    pipeline.add(ends.of(0, range(128)))
-    pipeline.add(ends.of(1, range(500, 628)))
-    fly(pipeline)
+    ends.fly(engine, range(128), range(500, 628))
     assert engine.info.max_batch_tokens == 4096
     assert [len(nonces) for nonces in engine.begun] == [128, 64, 64, 64, 64]
     assert ends.values == {0: values(SPEC, range(128)), 1: values(SPEC, range(500, 628))}
@@ -375,9 +373,7 @@ def test_memory_that_is_short_once_halves_the_budget_once(
 def test_a_micro_batch_smaller_than_the_budget_halves_what_it_held(ends: Ends) -> None:
     engine = FakeEngine()
     engine.events[0] = out_of_memory
-    pipeline = pipeline_of(engine)
-    pipeline.add(ends.of(0, range(10)))
-    fly(pipeline)
+    ends.fly(engine, range(10))
     assert engine.info.max_batch_tokens == 320
     assert ends.values == {0: values(SPEC, range(10))}
 
@@ -400,10 +396,7 @@ def test_a_single_nonce_without_memory_ends_with_the_error_and_leaves_the_budget
 def test_after_memory_was_short_all_processes_are_told_to_forget(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     engine.events[5] = out_of_memory
-    pipeline = pipeline_of(engine)
-    pipeline.add(ends.of(0, range(4)))
-    pipeline.add(ends.of(1, range(4)))
-    fly(pipeline)
+    ends.fly(engine, range(4), range(4))
     assert list(engine.ticks[6].drop) == [0, 1]
     # A new micro-batch, whose values cannot be taken for old ones.
     assert [one.id for one in engine.ticks[6].begin] == [2]
@@ -560,9 +553,7 @@ def test_compute_raises_a_refusal_and_a_seq_len_beyond_the_limit() -> None:
 def test_a_chain_is_its_prefill_in_slices_and_then_its_steps(ends: Ends) -> None:
     engine = FakeEngine()
     engine.said_s = 0.005  # a layer; 4 of them
-    pipeline = pipeline_of(engine, limit_ms=50)
-    pipeline.add(ends.of(0, range(3), CHAIN))
-    fly(pipeline)
+    ends.fly(engine, range(3), spec=CHAIN, limit_ms=50)
     prefill = [Slice(0, layer, layer + 1) for layer in range(4)]
     assert engine.slices[:4] == prefill
     # One whole step to be measured, then as many as the limit allows: two of 20 ms.
@@ -573,9 +564,7 @@ def test_a_chain_is_its_prefill_in_slices_and_then_its_steps(ends: Ends) -> None
 def test_a_step_that_is_longer_than_the_limit_is_cut_between_layers(ends: Ends) -> None:
     engine = FakeEngine()
     engine.said_s = 0.03
-    pipeline = pipeline_of(engine, limit_ms=70)
-    pipeline.add(ends.of(0, [0], CHAIN))
-    fly(pipeline)
+    ends.fly(engine, [0], spec=CHAIN, limit_ms=70)
     assert engine.slices[-4:] == [
         Slice(0, 0, 2, 4, 5),
         Slice(0, 2, 4, 4, 5),
@@ -588,10 +577,7 @@ def test_a_step_that_is_longer_than_the_limit_is_cut_between_layers(ends: Ends) 
 def test_steps_of_several_chains_share_the_stages(ends: Ends) -> None:
     """Each step goes through all stages before the next; meanwhile the others' have the rest."""
     engine = FakeEngine(n_stages=3, layers=2)
-    pipeline = pipeline_of(engine, limit_ms=None)
-    for number in range(4):
-        pipeline.add(ends.of(number, [number], CHAIN))
-    fly(pipeline)
+    ends.fly(engine, *([n] for n in range(4)), spec=CHAIN, limit_ms=None)
     assert sorted(ends.order) == [0, 1, 2, 3]
     assert len([tick for tick in engine.ticks if len(tick.slices) == 3]) >= 2 * 6
     for tick in engine.ticks:  # no more at a time than there are places to keep what they have seen
@@ -614,9 +600,7 @@ def test_no_more_chains_fly_than_have_a_place(ends: Ends) -> None:
 def test_a_chain_of_more_nonces_than_there_is_memory_for_goes_in_parts(ends: Ends) -> None:
     engine = FakeEngine()
     engine.info = ChainLimits(kept_tokens=320, kept_block=32).on(engine.info)
-    pipeline = pipeline_of(engine, limit_ms=None)
-    pipeline.add(ends.of(0, range(7), CHAIN))  # 69 positions, so 96 of 320 each
-    fly(pipeline)
+    ends.fly(engine, range(7), spec=CHAIN, limit_ms=None)  # 69 positions, so 96 of 320 each
     assert [len(nonces) for nonces in engine.begun] == [3, 3, 1]
     assert ends.values == {0: values(CHAIN, range(7))}
 
@@ -626,9 +610,7 @@ def test_the_prefill_of_more_nonces_than_one_forward_holds_goes_in_parts(ends: E
     engine.info = ChainLimits(kept_tokens=4096).on(
         dataclasses.replace(engine.info, max_batch_tokens=3 * 64)
     )
-    pipeline = pipeline_of(engine, limit_ms=None)
-    pipeline.add(ends.of(0, range(7), CHAIN))
-    fly(pipeline)
+    ends.fly(engine, range(7), spec=CHAIN, limit_ms=None)
     assert [len(nonces) for nonces in engine.begun] == [7]
     assert engine.ticks[0].begin[0].part == 3
     assert engine.slices == [
@@ -683,17 +665,12 @@ def test_the_largest_of_those_under_way_is_halved(ends: Ends) -> None:
 def test_what_has_ended_is_forgotten(ends: Ends, n_stages: int) -> None:
     """Except those whose durations a late tick may still report."""
     engine = FakeEngine(n_stages)
-    pipeline = pipeline_of(engine, limit_ms=None)
-    for number in range(20):
-        pipeline.add(ends.of(number, [number]))
-    fly(pipeline)
+    pipeline = ends.fly(engine, *([n] for n in range(20)), limit_ms=None)
     assert len(vars(pipeline)["_measured"]) <= n_stages + 1
 
 
 def test_known_claims_need_no_steps(ends: Ends) -> None:
     engine = FakeEngine()
     claimed = CHAIN.model_copy(update={"options": {"max_tokens": 5, "enforced": {"0": [1] * 6}}})
-    pipeline = pipeline_of(engine, limit_ms=None)
-    pipeline.add(ends.of(0, [0], claimed))
-    fly(pipeline)
+    ends.fly(engine, [0], spec=claimed, limit_ms=None)
     assert engine.slices == [Slice(0, 0, 4)]

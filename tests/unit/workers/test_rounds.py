@@ -17,7 +17,6 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from poc_core.errors import ProoflineError
 from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
 from poc_core.state import RoundStore, WorkerRegistry, scripts
@@ -172,10 +171,10 @@ def lease_of(rounds: RoundStore, record: RoundRecord, worker: str) -> Lease:
     return lease
 
 
-def processed(rounds: RoundStore, record: RoundRecord) -> int:
-    read = rounds.read(record.round_id)
-    assert read is not None
-    return read.n_processed
+def read(rounds: RoundStore, record: RoundRecord) -> RoundRecord:
+    found = rounds.read(record.round_id)
+    assert found is not None
+    return found
 
 
 def assert_first(nonces: list[int], least: int) -> None:
@@ -191,13 +190,7 @@ def test_a_step_computes_one_lease_after_the_other(
 ) -> None:
     engine.events[4] = stop(rounds, record)
     runner.step(record.round_id)
-    assert engine.begun[:5] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11],
-        [12, 13, 14, 15],
-        [16, 17, 18, 19],
-    ]
+    assert engine.begun[:5] == [list(range(first, first + 4)) for first in range(0, 20, 4)]
     assert_first(arrived(redis, record), 16)
 
 
@@ -217,7 +210,7 @@ def test_the_next_step_goes_on_where_the_last_ended(
     short_runner.step(record.round_id)
     nonces = arrived(redis, record)
     assert nonces == list(range(len(nonces)))
-    assert processed(rounds, record) == len(nonces)
+    assert read(rounds, record).n_processed == len(nonces)
 
 
 @pytest.mark.parametrize("n_stages", [1, 2, 3])
@@ -314,14 +307,6 @@ def test_a_stop_takes_effect_within_a_look_and_two_slices(
     assert leases(redis, record) == 0
 
 
-def test_what_was_computed_before_the_stop_is_delivered(
-    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
-) -> None:
-    engine.events[3] = stop(rounds, record)
-    runner.step(record.round_id)
-    assert_first(arrived(redis, record), 12)
-
-
 def test_validating_pauses_generation(
     runner: RoundSteps,
     engine: FakeEngine,
@@ -355,7 +340,7 @@ def test_a_worker_that_is_to_end_finishes_what_it_has_in_hand_and_leaves_the_rou
 
 
 def test_a_redis_that_is_away_in_the_middle_is_waited_for(
-    proofs: Proofs,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     redis: Redis,
@@ -368,7 +353,7 @@ def test_a_redis_that_is_away_in_the_middle_is_waited_for(
 
     engine.events[2] = redis_goes
     engine.events[4] = stop(rounds, record)
-    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    runner.step(record.round_id)
     assert_first(arrived(redis, record), 16)
 
 
@@ -419,10 +404,10 @@ def test_answers_that_are_lost_on_the_way_make_no_doubles(
     runner.step(record.round_id)
     nonces = arrived(redis, record)
     assert len(nonces) >= 36
-    assert len(set(nonces)) == len(nonces) == processed(rounds, record)
+    assert len(set(nonces)) == len(nonces) == read(rounds, record).n_processed
 
 
-def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
+def test_a_full_outbox_pauses_the_round_says_so_loudly_and_goes_on_when_it_has_room(
     proofs: Proofs,
     engine: FakeEngine,
     redis: Redis,
@@ -434,31 +419,14 @@ def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
     small = RoundStore(redis, settings.model_copy(update={"outbox_max_bytes": TWO_LEASES}), clock)
 
     def said() -> list[int]:
-        return [
-            entry.levelno
-            for entry in caplog.records
-            if "is full (POC_OUTBOX_MAX_BYTES)" in entry.message
-        ]
+        full = "is full (POC_OUTBOX_MAX_BYTES)"
+        return [entry.levelno for entry in caplog.records if full in entry.message]
 
     with under_way(RoundSteps(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
-        wait_until(lambda: bool(said()))
-    assert len(engine.begun) == 3  # one lease was in hand when the limit was reached
-    assert len(arrived(redis, record)) == 12
-    assert said() == [logging.ERROR]
-
-
-def test_a_round_whose_outbox_has_room_again_goes_on(
-    proofs: Proofs,
-    engine: FakeEngine,
-    redis: Redis,
-    settings: Settings,
-    clock: Clock,
-    record: RoundRecord,
-) -> None:
-    small = RoundStore(redis, settings.model_copy(update={"outbox_max_bytes": TWO_LEASES}), clock)
-    with under_way(RoundSteps(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
+        wait_until(said)
+        assert len(engine.begun) == 3  # one lease was in hand when the limit was reached
         wait_until(lambda: len(arrived(redis, record)) == 12)
-        assert len(engine.begun) == 3
+        assert said() == [logging.ERROR]
         redis.hset(f"poc:outbox:{record.round_id}", "bytes", "0")
         wait_until(lambda: len(engine.begun) > 3)
 
@@ -468,36 +436,18 @@ def test_a_round_whose_outbox_has_room_again_goes_on(
 
 @pytest.mark.usefixtures("exits")
 def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
-    proofs: Proofs,
-    engine: FakeEngine,
-    rounds: RoundStore,
-    redis: Redis,
-    record: RoundRecord,
+    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     def lose() -> None:
         raise EngineLostError("The engine does not answer.")
 
     engine.events[2] = lose
     with pytest.raises(SystemExit) as ended:
-        RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+        runner.step(record.round_id)
     assert ended.value.code == ENGINE_LOST_STATUS
     assert arrived(redis, record) == list(range(8))
-    lease = lease_nonces(rounds, record, "w2", 4)
-    assert isinstance(lease, Lease)
-    assert list(lease.nonces) == [8, 9, 10, 11]
-
-
-@pytest.mark.usefixtures("exits")
-def test_a_lost_engine_does_not_stop_the_round(
-    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
-) -> None:
-    def lose() -> None:
-        raise EngineLostError("The engine does not answer.")
-
-    engine.events[0] = lose
-    with pytest.raises(SystemExit):
-        runner.step(record.round_id)
     assert rounds.generating(MODEL) == record.round_id
+    assert list(lease_of(rounds, record, "w2").nonces) == [8, 9, 10, 11]
 
 
 def refusal(engine: FakeEngine) -> Callable[[], object]:
@@ -513,8 +463,7 @@ def test_an_engine_that_refuses_the_spec_stops_the_round_with_its_words(
 ) -> None:
     engine.events[0] = refusal(engine)
     runner.step(record.round_id)
-    stopped = rounds.read(record.round_id)
-    assert stopped is not None
+    stopped = read(rounds, record)
     assert (stopped.state, stopped.error) == (RoundState.STOPPED, "k_dim must be at most 128.")
     assert published == []
 
@@ -532,8 +481,7 @@ def test_values_that_cannot_be_stored_stop_the_round_and_leave_no_lease(
         patch.setattr(entries, "packed", broken)
         with pytest.raises(ValueError, match="no such value"):
             runner.step(record.round_id)
-    stopped = rounds.read(record.round_id)
-    assert stopped is not None
+    stopped = read(rounds, record)
     assert stopped.state is RoundState.STOPPED
     assert "Values cannot be stored" in str(stopped.error)
     runner.step(record.round_id)  # it is free for other work
@@ -545,15 +493,10 @@ def test_a_round_beyond_the_engines_limits_is_stopped_with_its_words(
 ) -> None:
     engine.info = dataclasses.replace(engine.info, max_batch_tokens=63)  # less than one nonce
     runner.step(record.round_id)
-    stopped = rounds.read(record.round_id)
-    assert stopped is not None
+    stopped = read(rounds, record)
     assert stopped.state is RoundState.STOPPED
     assert "seq_len must be from 1 to 63" in str(stopped.error)
     assert leases(redis, record) == 0
-
-
-def break_down() -> None:
-    raise ProoflineError("CUDA error")
 
 
 def test_after_an_error_of_the_worker_a_new_step_can_run(

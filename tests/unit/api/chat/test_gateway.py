@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import fakeredis
@@ -94,6 +94,23 @@ def start(services: Services) -> Iterator[Start]:
         yield start
 
 
+@dataclass
+class Node:
+    """The API, its services, and how its workers are started."""
+
+    api: httpx.Client
+    services: Services
+    start: Start
+
+    def chat(self, model: str | None = MODEL, **more: Any) -> httpx.Response:
+        return self.api.post(CHAT, json=body(model, **more))
+
+
+@pytest.fixture
+def node(api: httpx.Client, services: Services, start: Start) -> Node:
+    return Node(api, services, start)
+
+
 def body(model: str | None = MODEL, **more: Any) -> dict[str, Any]:
     return ({} if model is None else {"model": model}) | {"messages": []} | more
 
@@ -110,6 +127,10 @@ def streams(call: Call) -> None:
 
 def hangs_up(call: Call) -> None:
     return
+
+
+def loses_its_engine(call: Call) -> None:
+    call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1")
 
 
 AUDIO = "/v1/audio/transcriptions"
@@ -174,32 +195,33 @@ class TestOtherPaths:
         connection.close()
         assert publishing.received == []
 
-    def test_go_to_the_model_that_a_form_names(
-        self, api: httpx.Client, publishing: FakeWorker, start: Start, services: Services
-    ) -> None:
-        other = start("w2", answers, model="whisper")
-        services.workers.heartbeat(replace(other.record, chat_paths=PUBLISHED))
+    def test_go_to_the_model_that_a_form_names(self, node: Node, publishing: FakeWorker) -> None:
+        other = node.start("w2", answers, model="whisper")
+        node.services.workers.heartbeat(replace(other.record, chat_paths=PUBLISHED))
         sound = ("a.wav", b"RIFF" * 1000, "audio/wav")
-        assert api.post(AUDIO, data={"model": "whisper"}, files={"file": sound}).status_code == 200
+        assert (
+            node.api.post(AUDIO, data={"model": "whisper"}, files={"file": sound}).status_code
+            == 200
+        )
         assert (len(other.received), publishing.received) == (1, [])
-        assert api.post(AUDIO, files={"file": sound}).status_code == 400
+        assert node.api.post(AUDIO, files={"file": sound}).status_code == 400
         broken = {"Content-Type": "multipart/form-data"}
-        assert api.post(AUDIO, content=b"--", headers=broken).status_code == 400
+        assert node.api.post(AUDIO, content=b"--", headers=broken).status_code == 400
 
     @pytest.mark.promise(
         "a chat user who calls a path of vLLM that the node does not bound", "gets 404"
     )
     def test_that_nothing_bounds_are_404_though_a_worker_of_an_earlier_release_tells_them(
-        self, api: httpx.Client, start: Start, services: Services
+        self, node: Node
     ) -> None:
-        worker = start("w1", answers)
+        worker = node.start("w1", answers)
         told = ("POST /generative_scoring", "POST /v1/new", "POST /v1/score")
-        services.workers.heartbeat(replace(worker.record, chat_paths=told))
+        node.services.workers.heartbeat(replace(worker.record, chat_paths=told))
         for path in ("/generative_scoring", "/v1/new"):
-            answer = api.post(path, json=body(items=["x"] * 1000))
+            answer = node.api.post(path, json=body(items=["x"] * 1000))
             assert answer.status_code == 404
             assert "POST /v1/score" in answer.json()["error"]["message"]
-        assert api.post("/v1/score", json=body()).status_code == 200
+        assert node.api.post("/v1/score", json=body()).status_code == 200
         assert len(worker.received) == 1
 
     def test_without_any_worker_are_503(self, api: httpx.Client) -> None:
@@ -223,11 +245,9 @@ class TestPassing:
         assert received.values("x-request-id") == ["r-1"]
         assert received.values("content-length") == [str(len(sent))]
 
-    def test_no_header_is_added_but_the_connections_own(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        worker = start("w1", answers)
-        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+    def test_no_header_is_added_but_the_connections_own(self, node: Node) -> None:
+        worker = node.start("w1", answers)
+        connection = http.client.HTTPConnection(node.api.base_url.host, node.api.base_url.port)
         connection.putrequest("POST", CHAT, skip_accept_encoding=True)
         sent = json.dumps(body()).encode()
         connection.putheader("Content-Length", str(len(sent)))
@@ -242,13 +262,13 @@ class TestPassing:
             GATEWAY_CLIENT_HEADER,
         }
 
-    def test_a_worker_is_told_clients_apart_and_not_who_they_are(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        worker = start("w1", answers)
+    def test_a_worker_is_told_clients_apart_and_not_who_they_are(self, node: Node) -> None:
+        worker = node.start("w1", answers)
         for claimed in ("somebody", "else"):
             headers = {GATEWAY_CLIENT_HEADER: claimed, **JSON}
-            assert api.post(CHAT, content=json.dumps(body()), headers=headers).status_code == 200
+            assert (
+                node.api.post(CHAT, content=json.dumps(body()), headers=headers).status_code == 200
+            )
         told = [received.values(GATEWAY_CLIENT_HEADER) for received in worker.received]
         assert told[0] == told[1]
         ((client,), _) = told
@@ -280,16 +300,14 @@ class TestPassing:
         assert {name.lower() for name, _ in worker.received[0].headers} & names == set()
         assert set(answer.headers) & names == set()
 
-    def test_answer_comes_back_byte_for_byte_with_its_headers(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        start(
+    def test_answer_comes_back_byte_for_byte_with_its_headers(self, node: Node) -> None:
+        node.start(
             "w1",
             lambda call: call.answer(
                 ANSWER, "200 OK", "X-Request-Id: abc", "Set-Cookie: a", "Set-Cookie: b"
             ),
         )
-        answer = api.post(CHAT, json=body())
+        answer = node.chat()
         assert answer.content == ANSWER
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["content-length"] == str(len(ANSWER))
@@ -297,23 +315,25 @@ class TestPassing:
         assert answer.headers.get_list("set-cookie") == ["a", "b"]
         assert len(answer.headers.get_list("date")) == 1
 
-    def test_errors_of_the_worker_are_the_clients(self, api: httpx.Client, start: Start) -> None:
-        error = b'{"error":{"message":"max_tokens is too large","code":400}}'
-        start("w1", lambda call: call.answer(error, "400 Bad Request"))
-        answer = api.post(CHAT, json=body())
-        assert (answer.status_code, answer.content) == (400, error)
-
-    def test_refusal_of_an_exclusive_round_keeps_its_retry_after(
-        self, api: httpx.Client, start: Start
+    @pytest.mark.parametrize(
+        ("head", "content"),
+        [
+            (["400 Bad Request"], b'{"error":{"message":"max_tokens is too large","code":400}}'),
+            (["503 Service Unavailable", "Retry-After: 30"], b"{}"),  # in an exclusive round
+            (["200 OK"], b""),
+        ],
+        ids=["an error", "a refusal", "nothing"],
+    )
+    def test_answer_of_the_worker_is_the_clients(
+        self, node: Node, head: list[str], content: bytes
     ) -> None:
-        start("w1", lambda call: call.answer(b"{}", "503 Service Unavailable", "Retry-After: 30"))
-        answer = api.post(CHAT, json=body())
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
-
-    def test_empty_answer_is_one(self, api: httpx.Client, start: Start) -> None:
-        start("w1", lambda call: call.head("200 OK", "Content-Length: 0"))
-        answer = api.post(CHAT, json=body())
-        assert (answer.status_code, answer.content) == (200, b"")
+        node.start("w1", lambda call: call.answer(content, *head))
+        answer = node.chat()
+        assert (f"{answer.status_code} {answer.reason_phrase}", answer.content) == (
+            head[0],
+            content,
+        )
+        assert answer.headers.get("retry-after") == ("30" if len(head) > 1 else None)
 
     @pytest.mark.parametrize(
         "path",
@@ -333,14 +353,12 @@ class TestCachesOfClients:
         monkeypatch.setattr(app.state, "salts_caches", True)
 
     @pytest.fixture
-    def salt_of(
-        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
-    ) -> Callable[..., str]:
-        worker = start("w1", answers)
+    def salt_of(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+        worker = node.start("w1", answers)
 
         def salt_of(client: str, path: str = CHAT, **more: Any) -> str:
             monkeypatch.setattr("api.routes.openai.client_of", lambda _: client)
-            assert api.post(path, json=body(**more)).status_code == 200
+            assert node.api.post(path, json=body(**more)).status_code == 200
             told = json.loads(worker.received[-1].body)["cache_salt"]
             assert worker.received[-1].values(GATEWAY_SALT_HEADER) == [told]
             return str(told)
@@ -369,24 +387,20 @@ class TestCachesOfClients:
     def test_are_those_of_other_paths_too(self, salt_of: Callable[..., str], path: str) -> None:
         assert salt_of("key a", path) != salt_of("key b", path)
 
-    def test_leave_the_body_as_it_came_but_for_the_salt(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        worker = start("w1", answers)
+    def test_leave_the_body_as_it_came_but_for_the_salt(self, node: Node) -> None:
+        worker = node.start("w1", answers)
         sent = b' {"model" : "tiny-qwen3", "cache_salt": "x", "messages":[], "n":1.0 } \n'
-        assert api.post(CHAT, content=sent, headers=JSON).status_code == 200
+        assert node.api.post(CHAT, content=sent, headers=JSON).status_code == 200
         assert worker.received[0].body.startswith(sent.rstrip()[:-1] + b',"cache_salt":"')
         assert json.loads(worker.received[0].body).pop("cache_salt") != "x"
-        assert api.post("/tokenize", content=sent, headers=JSON).status_code == 200
+        assert node.api.post("/tokenize", content=sent, headers=JSON).status_code == 200
         assert worker.received[1].body == sent
 
-    def test_keep_conversations_where_their_beginning_is(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        workers = [start(f"w{n}", answers) for n in range(3)]
+    def test_keep_conversations_where_their_beginning_is(self, node: Node) -> None:
+        workers = [node.start(f"w{n}", answers) for n in range(3)]
         messages = [{"role": "user", "content": "x" * 2000}]
         for n in range(4):
-            assert api.post(CHAT, json=body(messages=messages * (n + 1))).status_code == 200
+            assert node.chat(messages=messages * (n + 1)).status_code == 200
         assert sorted(len(worker.received) for worker in workers) == [0, 0, 4]
 
     def test_refuse_a_salt_that_is_no_text(self, api: httpx.Client, start: Start) -> None:
@@ -402,9 +416,7 @@ class TestStreams:
         assert answer.content == b"".join(EVENTS) + DONE
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
-    def test_every_event_comes_as_soon_as_it_is_there(
-        self, api: httpx.Client, start: Start
-    ) -> None:
+    def test_every_event_comes_as_soon_as_it_is_there(self, node: Node) -> None:
         seen = [threading.Event() for _ in EVENTS]
 
         def waits_for_the_client(call: Call) -> None:
@@ -414,8 +426,8 @@ class TestStreams:
                 assert was_seen.wait(60)
             call.end_stream()
 
-        start("w1", waits_for_the_client)
-        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+        node.start("w1", waits_for_the_client)
+        with node.api.stream("POST", CHAT, json=body(stream=True)) as answer:
             n = 0
             for chunk in answer.iter_raw():
                 assert chunk == EVENTS[n]
@@ -485,14 +497,14 @@ class TestStoredAnswers:
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_are_gone_on_from_where_they_are(
-        self, api: httpx.Client, both: list[FakeWorker], services: Services, stream: bool
+        self, node: Node, both: list[FakeWorker], stream: bool
     ) -> None:
-        services.workers.heartbeat(replace(both[1].record, model=MODEL))
+        node.services.workers.heartbeat(replace(both[1].record, model=MODEL))
         for _ in range(5):
             asked = body(input="Hi", previous_response_id="resp_1", stream=stream)
-            assert api.post("/v1/responses", json=asked).content == ANSWER
+            assert node.api.post("/v1/responses", json=asked).content == ANSWER
         asked = body(input="Hi", previous_response_id="resp_2", stream=stream)
-        assert api.post("/v1/responses", json=asked).status_code == 404
+        assert node.api.post("/v1/responses", json=asked).status_code == 404
 
     def test_others_are_asked_for_once(self, api: httpx.Client, both: list[FakeWorker]) -> None:
         assert api.post("/v1/responses", json=body(input="Hi")).status_code == 404
@@ -505,7 +517,7 @@ class TestStreamsThatFail:
     @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
     @pytest.mark.parametrize("before", [b"", b": waits\n\n", EARLY, EARLY.replace(b"\n", b"\r\n")])
     def test_have_the_status_of_their_first_event(
-        self, api: httpx.Client, start: Start, services: Services, path: str, before: bytes
+        self, node: Node, path: str, before: bytes
     ) -> None:
         def fails(call: Call) -> None:
             call.begin_stream()
@@ -514,15 +526,13 @@ class TestStreamsThatFail:
                     call.chunk(part)
             call.end_stream()
 
-        worker = start("w1", fails)
-        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
-        answer = api.post(path, json=body(stream=True))
+        worker = node.start("w1", fails)
+        node.services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        answer = node.api.post(path, json=body(stream=True))
         assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
         assert answer.json()["error"]["message"] == "Grammar error"
 
-    def test_as_anthropics_events_say_it(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
+    def test_as_anthropics_events_say_it(self, node: Node) -> None:
         error = {"type": "error", "error": {"type": "internal_error", "message": "oh"}}
 
         def fails(call: Call) -> None:
@@ -530,9 +540,9 @@ class TestStreamsThatFail:
             call.chunk(b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n")
             call.end_stream()
 
-        worker = start("w1", fails)
-        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
-        answer = api.post("/v1/messages", json=body(stream=True))
+        worker = node.start("w1", fails)
+        node.services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        answer = node.api.post("/v1/messages", json=body(stream=True))
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "oh")
 
     def test_later_end_with_an_event(self, api: httpx.Client, start: Start) -> None:
@@ -545,16 +555,14 @@ class TestStreamsThatFail:
         answer = api.post(CHAT, json=body(stream=True))
         assert (answer.status_code, answer.content) == (200, EVENTS[0] + WRONG + DONE)
 
-    def test_and_whose_worker_dies_are_tried_elsewhere(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
+    def test_and_whose_worker_dies_are_tried_elsewhere(self, node: Node) -> None:
         def dies(call: Call) -> None:
             call.begin_stream()
             call.chunk(EARLY)
 
-        start("w1", dies)
-        start("w2", streams)
-        answer = api.post("/v1/responses", json=body(stream=True))
+        node.start("w1", dies)
+        node.start("w2", streams)
+        answer = node.api.post("/v1/responses", json=body(stream=True))
         assert answer.content == b"".join(EVENTS) + DONE
 
 
@@ -581,9 +589,7 @@ class TestStreamsThatWait:
             seen.set()
             assert b"".join(parts).lstrip(b"\n") == b"".join(EVENTS) + DONE
 
-    def test_get_them_between_events_and_never_within(
-        self, api: httpx.Client, start: Start
-    ) -> None:
+    def test_get_them_between_events_and_never_within(self, node: Node) -> None:
         seen = threading.Event()
 
         def waits(call: Call) -> None:
@@ -595,21 +601,19 @@ class TestStreamsThatWait:
             call.chunk(b"data: y\n\n")
             call.end_stream()
 
-        start("w1", waits)
-        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+        node.start("w1", waits)
+        with node.api.stream("POST", CHAT, json=body(stream=True)) as answer:
             parts = (part for part in answer.iter_raw())
             first = next(part for part in parts if part != b"\n")  # they may come before it too
             assert (first, next(parts)) == (EVENTS[0], b"\n")
             seen.set()
             assert b"".join(parts).strip(b"\n") == b"event: x\ndata: y"
 
-    def test_are_tried_elsewhere_until_their_first_token(
-        self, api: httpx.Client, start: Start
-    ) -> None:
+    def test_are_tried_elsewhere_until_their_first_token(self, node: Node) -> None:
         seen = threading.Event()
-        start("w1", lambda call: seen.wait(60))
-        start("w2", streams)
-        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+        node.start("w1", lambda call: seen.wait(60))
+        node.start("w2", streams)
+        with node.api.stream("POST", CHAT, json=body(stream=True)) as answer:
             parts = answer.iter_raw()
             assert next(parts) == b"\n"
             seen.set()
@@ -625,13 +629,7 @@ class TestStreamsThatWait:
     )
     @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
     def test_end_with_an_error_event_where_that_comes_late(
-        self,
-        api: httpx.Client,
-        start: Start,
-        services: Services,
-        fails: Behaviour,
-        message: str,
-        path: str,
+        self, node: Node, fails: Behaviour, message: str, path: str
     ) -> None:
         seen = threading.Event()
 
@@ -639,9 +637,9 @@ class TestStreamsThatWait:
             assert seen.wait(60)
             fails(call)
 
-        worker = start("w1", fails_late)
-        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
-        with api.stream("POST", path, json=body(stream=True)) as answer:
+        worker = node.start("w1", fails_late)
+        node.services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        with node.api.stream("POST", path, json=body(stream=True)) as answer:
             parts = answer.iter_raw()
             assert next(parts) == b"\n"
             seen.set()
@@ -676,16 +674,33 @@ class TestStreamsThatWait:
 
 
 class TestChoice:
-    def test_goes_to_the_worker_of_the_model(self, api: httpx.Client, start: Start) -> None:
-        start("w1", hangs_up, model="other")
+    @pytest.mark.parametrize(
+        "prepare",
+        [
+            lambda start, _: start("w1", hangs_up, model="other"),
+            lambda _, services: services.workers.heartbeat(worker_record("w0", state="starting")),
+            lambda start, _: start("w1", answers).die(),
+            lambda start, _: start("w1", loses_its_engine),
+        ],
+        ids=["of another model", "that still loads", "that is gone", "whose engine is lost"],
+    )
+    def test_passes_a_worker_over(
+        self,
+        api: httpx.Client,
+        start: Start,
+        services: Services,
+        prepare: Callable[[Start, Services], object],
+    ) -> None:
+        prepare(start, services)
         start("w2", answers)
         assert api.post(CHAT, json=body()).content == ANSWER
 
-    def test_goes_to_the_worker_that_said_it_has_least_chat(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        busy, idle = start("w1", answers, chat_active=3), start("w2", answers, chat_active=1)
-        api.post(CHAT, json=body())
+    def test_goes_to_the_worker_that_said_it_has_least_chat(self, node: Node) -> None:
+        busy, idle = (
+            node.start("w1", answers, chat_active=3),
+            node.start("w2", answers, chat_active=1),
+        )
+        node.chat()
         assert (len(busy.received), len(idle.received)) == (0, 1)
 
     def test_own_requests_count_at_once(self, api: httpx.Client, start: Start) -> None:
@@ -708,52 +723,35 @@ class TestChoice:
         for thread in threads:
             thread.join(60)
 
-    def test_worker_that_still_loads_gets_none(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
-        services.workers.heartbeat(worker_record("w0", state="starting"))
-        start("w1", answers)
-        assert api.post(CHAT, json=body()).content == ANSWER
+    def test_request_without_model_goes_to_the_only_one(self, node: Node) -> None:
+        node.start("w1", answers)
+        assert node.chat(None).content == ANSWER
 
-    def test_request_without_model_goes_to_the_only_one(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        start("w1", answers)
-        assert api.post(CHAT, json=body(None)).content == ANSWER
-
-    def test_request_without_model_among_several_is_400(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        start("w1", answers)
-        start("w2", answers, model="other")
-        answer = api.post(CHAT, json=body(None))
+    def test_request_without_model_among_several_is_400(self, node: Node) -> None:
+        node.start("w1", answers)
+        node.start("w2", answers, model="other")
+        answer = node.chat(None)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"] == "Name a model: other, tiny-qwen3."
 
-    def test_unknown_model_is_404_and_lists_those_served(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        start("w1", answers)
-        answer = api.post(CHAT, json=body("nope"))
+    def test_unknown_model_is_404_and_lists_those_served(self, node: Node) -> None:
+        node.start("w1", answers)
+        answer = node.chat("nope")
         assert answer.status_code == 404
         error = answer.json()["error"]
         assert error["message"] == "The model `nope` is not served here; use one of tiny-qwen3."
         assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
 
-    def test_worker_that_has_just_come_is_found_at_once(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
-        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
-        start("w1", answers)
-        assert api.post(CHAT, json=body()).status_code == 200
-        start("w2", answers, model="other")
-        assert api.post(CHAT, json=body("other")).content == ANSWER
+    def test_worker_that_has_just_come_is_found_at_once(self, node: Node) -> None:
+        node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=60)
+        node.start("w1", answers)
+        assert node.chat().status_code == 200
+        node.start("w2", answers, model="other")
+        assert node.chat("other").content == ANSWER
 
-    def test_model_whose_workers_are_away_is_503(
-        self, api: httpx.Client, services: Services
-    ) -> None:
-        services.workers.heartbeat(worker_record("w1"))  # known, but without a chat server
-        answer = api.post(CHAT, json=body())
+    def test_model_whose_workers_are_away_is_503(self, node: Node) -> None:
+        node.services.workers.heartbeat(worker_record("w1"))  # known, but without a chat server
+        answer = node.chat()
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert answer.json()["error"]["code"] == 503
 
@@ -764,30 +762,26 @@ class TestChoice:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
     @pytest.mark.parametrize("path", MODEL_PATHS)
-    def test_any_name_is_503_while_a_model_loads(
-        self, api: httpx.Client, start: Start, services: Services, path: str
-    ) -> None:
+    def test_any_name_is_503_while_a_model_loads(self, node: Node, path: str) -> None:
         """It may be the one that loads, by a name that is not known yet."""
-        start("w1", answers)
-        assert api.post(path, json=body("nope")).status_code == 404
-        services.workers.heartbeat(worker_record("w2", "another", state="starting"))
-        answer = api.post(path, json=body("nope"))
+        node.start("w1", answers)
+        assert node.api.post(path, json=body("nope")).status_code == 404
+        node.services.workers.heartbeat(worker_record("w2", "another", state="starting"))
+        answer = node.api.post(path, json=body("nope"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
-    def test_so_it_is_while_its_deployment_starts(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
-        start("w1", answers)
-        services.deployments.deploy_first(Deployment(model="another"), "host")
-        assert api.post(CHAT, json=body("another")).status_code == 503
+    def test_so_it_is_while_its_deployment_starts(self, node: Node) -> None:
+        node.start("w1", answers)
+        node.services.deployments.deploy_first(Deployment(model="another"), "host")
+        assert node.chat("another").status_code == 503
 
     @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed"])
-    def test_a_model_without_embeddings_says_so(
-        self, api: httpx.Client, start: Start, services: Services, path: str
-    ) -> None:
-        worker = start("w1", answers)
-        services.workers.heartbeat(replace(worker.record, chat_paths=("POST /v1/completions",)))
-        answer = api.post(path, json=body())
+    def test_a_model_without_embeddings_says_so(self, node: Node, path: str) -> None:
+        worker = node.start("w1", answers)
+        node.services.workers.heartbeat(
+            replace(worker.record, chat_paths=("POST /v1/completions",))
+        )
+        answer = node.api.post(path, json=body())
         assert answer.status_code == 404
         assert "`tiny-qwen3` makes no embeddings" in answer.json()["error"]["message"]
         assert worker.received == []
@@ -817,10 +811,10 @@ class TestBadBodies:
         ],
     )
     def test_what_cannot_be_read_is_400_that_says_why(
-        self, api: httpx.Client, start: Start, sent: bytes, why: str
+        self, node: Node, sent: bytes, why: str
     ) -> None:
-        worker = start("w1", answers)
-        answer = api.post(CHAT, content=sent, headers=JSON)
+        worker = node.start("w1", answers)
+        answer = node.api.post(CHAT, content=sent, headers=JSON)
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error"
@@ -829,162 +823,125 @@ class TestBadBodies:
 
     @pytest.mark.parametrize("encoding", ["gzip", "GZIP"])
     def test_compressed_body_reaches_the_worker_as_it_was_before(
-        self, api: httpx.Client, start: Start, encoding: str
+        self, node: Node, encoding: str
     ) -> None:
-        worker = start("w1", answers)
+        worker = node.start("w1", answers)
         sent = json.dumps(body()).encode()
         headers = JSON | {"Content-Encoding": encoding}
-        assert api.post(CHAT, content=gzip.compress(sent), headers=headers).status_code == 200
+        assert node.api.post(CHAT, content=gzip.compress(sent), headers=headers).status_code == 200
         (received,) = worker.received
         assert received.body == sent
         assert received.values("content-encoding") == []
 
-    def test_more_answers_than_one_request_may_have_reach_no_worker(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        worker = start("w1", answers)
-        answer = api.post(CHAT, json=body(n=10_000, max_tokens=1 << 20))
-        assert answer.status_code == 400
-        assert answer.json()["error"]["type"] == "invalid_request_error"
-        assert answer.json()["error"]["param"] in ("n", "max_tokens")
-        assert worker.received == []
-
     @pytest.mark.parametrize(
-        "more",
-        [{"structured_outputs": True}, {"tools": [5]}, {"messages": "x"}, {"messages": None}],
-        ids=str,
-    )
-    def test_what_vllm_would_break_on_is_400_by_its_field(
-        self, api: httpx.Client, start: Start, more: dict[str, Any]
-    ) -> None:
-        worker = start("w1", answers)
-        answer = api.post(CHAT, json=body() | more)
-        assert answer.status_code == 400
-        assert [answer.json()["error"]["param"]] == [*more]
-        assert worker.received == []
-
-    @pytest.mark.parametrize(
-        ("path", "sent"),
+        ("path", "more", "param"),
         [
-            ("/tokenize", {"prompt": "x" * 150_000}),
-            ("/v1/responses", {"input": [{}] * 30_000}),
-            (CHAT, {"chat_template_kwargs": {f"{n}": 1 for n in range(10_000)}}),
+            (CHAT, {"n": 10_000, "max_tokens": 1 << 20}, "max_tokens"),
+            (CHAT, {"structured_outputs": True}, "structured_outputs"),
+            (CHAT, {"tools": [5]}, "tools"),
+            (CHAT, {"messages": "x"}, "messages"),
+            (CHAT, {"messages": None}, "messages"),
+            ("/tokenize", {"prompt": "x" * 150_000}, "prompt"),
+            ("/v1/responses", {"input": [{}] * 30_000}, "input"),
+            (
+                CHAT,
+                {"chat_template_kwargs": {f"{n}": 1 for n in range(10_000)}},
+                "chat_template_kwargs",
+            ),
         ],
+        ids=lambda value: str(value)[:30],
     )
-    def test_what_would_hold_a_worker_before_its_engine_reaches_none(
-        self, api: httpx.Client, start: Start, path: str, sent: dict[str, Any]
+    def test_what_vllm_would_break_on_or_be_held_by_is_400_by_its_field(
+        self, node: Node, path: str, more: dict[str, Any], param: str
     ) -> None:
-        worker = start("w1", answers)
-        assert api.post(path, json=body() | sent).status_code == 400
+        worker = node.start("w1", answers)
+        answer = node.api.post(path, json=body() | more)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert worker.received == []
 
     def test_a_body_of_nothing_but_short_items_is_refused_unparsed(
-        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("api.routes.openai.MAX_COMMAS", 1000)
         monkeypatch.setattr("api.routes.openai.fields_of", lambda *_: pytest.fail("parsed"))
-        worker = start("w1", answers)
-        answer = api.post(CHAT, json=body(items=[1] * 2000))
+        worker = node.start("w1", answers)
+        answer = node.chat(items=[1] * 2000)
         assert answer.status_code == 413
         assert "split the request" in answer.json()["error"]["message"]
         assert worker.received == []
 
     def test_more_known_tokens_than_any_context_holds_are_refused_unparsed(
-        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        worker = start("w1", answers)
+        worker = node.start("w1", answers)
         info = worker_record("w1").info
         assert info is not None
         context = info.max_seq_len
         monkeypatch.setattr("api.routes.openai.fields_of", lambda *_: pytest.fail("parsed"))
-        answer = api.post(CHAT, json=body(enforced_tokens=[{"token": "9"}] * (context + 1)))
+        answer = node.chat(enforced_tokens=[{"token": "9"}] * (context + 1))
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert (error["param"], f"context of {context}" in error["message"]) == (None, True)
         assert worker.received == []
 
     @pytest.mark.parametrize("chunked", [False, True])
-    def test_body_over_the_limit_is_413(
-        self, api: httpx.Client, start: Start, chunked: bool
-    ) -> None:
-        worker = start("w1", answers)
+    def test_body_over_the_limit_is_413(self, node: Node, chunked: bool) -> None:
+        worker = node.start("w1", answers)
         sent = json.dumps(body(padding="x" * MAX_BODY_BYTES)).encode()
         with contextlib.suppress(httpx.WriteError):  # refused before all was sent
-            answer = api.post(CHAT, content=iter([sent]) if chunked else sent, headers=JSON)
+            answer = node.api.post(CHAT, content=iter([sent]) if chunked else sent, headers=JSON)
             assert answer.status_code == 413
         assert worker.received == []
 
 
 class TestDeaths:
-    def test_worker_that_is_gone_is_passed_over(self, api: httpx.Client, start: Start) -> None:
-        start("w1", answers).die()
-        start("w2", answers)
-        assert api.post(CHAT, json=body()).content == ANSWER
-
     @pytest.mark.parametrize("stream", [False, True])
     def test_worker_that_dies_before_its_first_byte_is_replaced(
-        self, api: httpx.Client, start: Start, stream: bool
+        self, node: Node, stream: bool
     ) -> None:
         def dies_after_the_head(call: Call) -> None:
             if stream:
                 call.begin_stream()
 
         first, second = (
-            start("w1", dies_after_the_head),
-            start("w2", streams if stream else answers),
+            node.start("w1", dies_after_the_head),
+            node.start("w2", streams if stream else answers),
         )
-        answer = api.post(CHAT, json=body(stream=stream))
+        answer = node.chat(stream=stream)
         assert answer.status_code == 200
         assert answer.content == (b"".join(EVENTS) + DONE if stream else ANSWER)
         assert first.received[0].body == second.received[0].body
 
-    def test_worker_whose_engine_is_lost_is_replaced(self, api: httpx.Client, start: Start) -> None:
-        start(
-            "w1",
-            lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1"),
-        )
-        start("w2", answers)
-        assert api.post(CHAT, json=body()).content == ANSWER
-
-    @pytest.mark.parametrize(
-        "fails",
-        [
-            hangs_up,
-            lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1"),
-        ],
-        ids=["dead", "engine lost"],
-    )
+    @pytest.mark.parametrize("fails", [hangs_up, loses_its_engine])
     def test_worker_that_failed_once_is_not_asked_again_from_memory(
-        self, api: httpx.Client, start: Start, services: Services, fails: Any
+        self, node: Node, fails: Any
     ) -> None:
-        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
-        failed, other = start("w1", fails), start("w2", answers)
+        node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=60)
+        failed, other = node.start("w1", fails), node.start("w2", answers)
         for _ in range(3):
-            assert api.post(CHAT, json=body()).content == ANSWER
+            assert node.chat().content == ANSWER
         assert (len(failed.received), len(other.received)) == (1, 3)
 
-    def test_the_only_worker_is_asked_again_though_it_failed_once(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
-        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
-        worker = start("w1", hangs_up)
-        assert api.post(CHAT, json=body()).status_code == 503
+    def test_the_only_worker_is_asked_again_though_it_failed_once(self, node: Node) -> None:
+        node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=60)
+        worker = node.start("w1", hangs_up)
+        assert node.chat().status_code == 503
         worker.behaviour = answers
-        assert api.post(CHAT, json=body()).content == ANSWER
+        assert node.chat().content == ANSWER
 
     @pytest.mark.promise(
         "a revoked host", "gets no chat after `revoke` returns, whatever it left in Redis"
     )
-    def test_one_that_is_revoked_while_another_fails_is_not_asked(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
+    def test_one_that_is_revoked_while_another_fails_is_not_asked(self, node: Node) -> None:
         def revoked_meanwhile(_: Call) -> None:
-            services.workers.remove("w2")
+            node.services.workers.remove("w2")
             time.sleep(2 * registry.CHAT_MEMORY_S)
 
-        start("w1", revoked_meanwhile)
-        revoked = start("w2", answers, chat_active=9)
-        assert api.post(CHAT, json=body()).status_code == 503
+        node.start("w1", revoked_meanwhile)
+        revoked = node.start("w2", answers, chat_active=9)
+        assert node.chat().status_code == 503
         assert revoked.received == []
 
     def test_when_all_die_it_is_503(self, api: httpx.Client, start: Start) -> None:
@@ -998,7 +955,7 @@ class TestDeaths:
         "cut", [b"", b'data: {"choi', b'data: {"choices":[]}\n'], ids=["whole", "line", "event"]
     )
     def test_stream_whose_worker_dies_ends_with_an_error_event(
-        self, api: httpx.Client, start: Start, cut: bytes
+        self, node: Node, cut: bytes
     ) -> None:
         def dies(call: Call) -> None:
             call.begin_stream()
@@ -1006,9 +963,9 @@ class TestDeaths:
             if cut:
                 call.chunk(cut)
 
-        other = start("w2", streams)
-        start("w1", dies)
-        answer = api.post(CHAT, json=body(stream=True))
+        other = node.start("w2", streams)
+        node.start("w1", dies)
+        answer = node.chat(stream=True)
         events = [event for event in answer.content.split(b"\n") if event]
         complete = [event.strip() for event in EVENTS[:2]] + (
             [cut.strip()] if cut.endswith(b"\n") else []
@@ -1019,37 +976,29 @@ class TestDeaths:
         assert error["code"] == 502
         assert other.received == []  # what the client has seen is not computed again
 
-    def test_openai_client_sees_a_lost_stream_as_an_error(
-        self, api: httpx.Client, start: Start
-    ) -> None:
+    def test_openai_client_sees_a_lost_stream_as_an_error(self, node: Node) -> None:
         import openai
 
         def dies(call: Call) -> None:
             call.begin_stream()
             call.chunk(*EVENTS[:2], b'data: {"cho')
 
-        start("w1", dies)
-        client = openai.OpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0)
+        node.start("w1", dies)
+        client = openai.OpenAI(base_url=f"{node.api.base_url}/v1", api_key="none", max_retries=0)
         stream = client.chat.completions.create(model=MODEL, messages=[], stream=True)
         texts: list[str | None] = []
         with pytest.raises(openai.APIError, match="was lost"):
             texts.extend(event.choices[0].delta.content for event in stream)
         assert texts == ["one ", "é "]
 
-    def test_answer_cut_short_is_not_taken_for_a_whole_one(
-        self, api: httpx.Client, start: Start
-    ) -> None:
+    def test_answer_cut_short_is_not_taken_for_a_whole_one(self, node: Node) -> None:
         def dies(call: Call) -> None:
             call.head("200 OK", f"Content-Length: {len(ANSWER)}", "Content-Type: application/json")
             call.send(ANSWER[:10])
 
-        start("w1", dies)
+        node.start("w1", dies)
         with pytest.raises(httpx.RemoteProtocolError):
-            api.post(CHAT, json=body())
-
-
-def loses_its_engine(call: Call) -> None:
-    call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1")
+            node.chat()
 
 
 def begins_and_dies(call: Call) -> None:
@@ -1059,111 +1008,97 @@ def begins_and_dies(call: Call) -> None:
 class TestRequestsThatEndEngines:
     @pytest.mark.parametrize("dies", [hangs_up, loses_its_engine, begins_and_dies])
     def test_go_to_one_other_worker_and_are_refused_by_every_api_from_then_on(
-        self, api: httpx.Client, start: Start, services: Services, dies: Behaviour
+        self, node: Node, dies: Behaviour
     ) -> None:
-        workers = [start(f"w{n}", dies) for n in range(3)]
-        assert api.post(CHAT, json=body(stream=True)).status_code == 503
+        workers = [node.start(f"w{n}", dies) for n in range(3)]
+        assert node.chat(stream=True).status_code == 503
         for n in range(2):
             # another API process knows no more than Redis
-            services.gateway.workers = ChatWorkers(services.workers, registry.CHAT_MEMORY_S)
-            answer = api.post(CHAT, json=body(stream=bool(n), user=f"{n}"))
+            node.services.gateway.workers = ChatWorkers(
+                node.services.workers, registry.CHAT_MEMORY_S
+            )
+            answer = node.chat(stream=bool(n), user=f"{n}")
             assert answer.status_code == 400
             assert "refused for ten minutes" in answer.json()["error"]["message"]
         assert sorted(len(worker.received) for worker in workers) == [0, 1, 1]
-        told = [one for one in services.events.read() if one.kind == "refused"]
+        told = [one for one in node.services.events.read() if one.kind == "refused"]
         (event,) = [one for one in told if "engines of 2 workers" in one.text]
         assert CHAT in event.text
-        assert "proofline_chat_deadly_requests_total 1.0" in api.get("/metrics").text
+        assert "proofline_chat_deadly_requests_total 1.0" in node.api.get("/metrics").text
         workers[0].behaviour = workers[1].behaviour = workers[2].behaviour = answers
-        assert api.post(CHAT, json=body(max_tokens=5)).content == ANSWER
+        assert node.chat(max_tokens=5).content == ANSWER
 
-    def test_are_known_again_where_the_only_worker_was_replaced(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
+    def test_are_known_again_where_the_only_worker_was_replaced(self, node: Node) -> None:
         for n in range(2):
-            start(f"w{n}", hangs_up)
-            assert api.post(CHAT, json=body()).status_code == 503
-            services.workers.remove(f"w{n}")
-        worker = start("w2", answers)
-        assert api.post(CHAT, json=body()).status_code == 400
+            node.start(f"w{n}", hangs_up)
+            assert node.chat().status_code == 503
+            node.services.workers.remove(f"w{n}")
+        worker = node.start("w2", answers)
+        assert node.chat().status_code == 400
         assert worker.received == []
 
-    def test_are_known_by_streams_that_broke_off_too(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
-        services.gateway.workers = ChatWorkers(services.workers, cache_s=0)
+    def test_are_known_by_streams_that_broke_off_too(self, node: Node) -> None:
+        node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=0)
 
         def dies_in_the_stream(call: Call) -> None:
             call.begin_stream()
             call.chunk(EVENTS[0])
 
         for n in range(2):
-            start(f"w{n}", dies_in_the_stream)
-            assert b"was lost" in api.post(CHAT, json=body(stream=True)).content
-            services.workers.remove(f"w{n}")
-        start("w2", streams)
-        assert api.post(CHAT, json=body(stream=True)).status_code == 400
+            node.start(f"w{n}", dies_in_the_stream)
+            assert b"was lost" in node.chat(stream=True).content
+            node.services.workers.remove(f"w{n}")
+        node.start("w2", streams)
+        assert node.chat(stream=True).status_code == 400
 
-    def test_are_not_those_that_were_never_in_an_engine(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
+    def test_are_not_those_that_were_never_in_an_engine(self, node: Node) -> None:
         def was_lost_before(call: Call) -> None:
             call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 0")
 
         for n in range(3):
-            start(f"a{n}", answers).die()
-            start(f"b{n}", was_lost_before)
-        start("w", answers)
-        assert api.post(CHAT, json=body()).content == ANSWER
-        assert not services.redis.keys("poc:chat:*")
+            node.start(f"a{n}", answers).die()
+            node.start(f"b{n}", was_lost_before)
+        node.start("w", answers)
+        assert node.chat().content == ANSWER
+        assert not node.services.redis.keys("poc:chat:*")
 
-    def test_that_another_engine_answered_are_forgotten(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
-        first = start("w1", hangs_up, chat_active=0)
-        start("w2", answers, chat_active=1)
-        assert api.post(CHAT, json=body()).content == ANSWER
-        wait_until(lambda: not services.redis.keys("poc:chat:*"))
+    def test_that_another_engine_answered_are_forgotten(self, node: Node) -> None:
+        first = node.start("w1", hangs_up, chat_active=0)
+        node.start("w2", answers, chat_active=1)
+        assert node.chat().content == ANSWER
+        wait_until(lambda: not node.services.redis.keys("poc:chat:*"))
         assert len(first.received) == 1
 
     def test_are_not_those_that_were_there_for_long(
-        self,
-        api: httpx.Client,
-        start: Start,
-        services: Services,
-        monkeypatch: pytest.MonkeyPatch,
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What two hosts that restart, or two drains, cut off; nor do they wait for a trial."""
         monkeypatch.setattr("api.chat.gateway.RECENT_S", 0.0)
         monkeypatch.setattr("api.chat.suspects.Engine.trial", lambda *_: pytest.fail("a trial"))
-        services.gateway.workers = ChatWorkers(services.workers, cache_s=0)
+        node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=0)
 
         def cut_off(call: Call) -> None:
             call.begin_stream()
             call.chunk(EVENTS[0])
 
         for n in range(3):
-            start(f"a{n}", cut_off)
-            assert b"was lost" in api.post(CHAT, json=body(stream=True)).content
-            services.workers.remove(f"a{n}")
+            node.start(f"a{n}", cut_off)
+            assert b"was lost" in node.chat(stream=True).content
+            node.services.workers.remove(f"a{n}")
         workers = [
-            start(f"b{n}", dies, chat_active=n)
+            node.start(f"b{n}", dies, chat_active=n)
             for n, dies in enumerate((hangs_up, loses_its_engine))
         ]
-        third = start("b2", answers, chat_active=9)
-        assert api.post(CHAT, json=body()).status_code == 503  # one other engine, and no more
+        third = node.start("b2", answers, chat_active=9)
+        assert node.chat().status_code == 503  # one other engine, and no more
         assert [len(one.received) for one in (*workers, third)] == [1, 1, 0]
-        assert not services.redis.keys("poc:chat:*")
+        assert not node.services.redis.keys("poc:chat:*")
         for n in range(2):
-            services.workers.remove(f"b{n}")
-        assert api.post(CHAT, json=body()).content == ANSWER
+            node.services.workers.remove(f"b{n}")
+        assert node.chat().content == ANSWER
 
     def test_leave_others_that_were_there_to_a_further_worker(
-        self,
-        api: httpx.Client,
-        start: Start,
-        services: Services,
-        monkeypatch: pytest.MonkeyPatch,
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("api.chat.suspects.TRIAL_S", 1.0)  # more than an answer takes
         honest, poison = body(max_tokens=1), body(max_tokens=2)
@@ -1182,20 +1117,20 @@ class TestRequestsThatEndEngines:
 
             return dies
 
-        first = start("w1", engine(2), chat_active=0)
-        second = start("w2", engine(0), chat_active=10)
-        start("w3", answers, chat_active=20)
+        first = node.start("w1", engine(2), chat_active=0)
+        second = node.start("w2", engine(0), chat_active=10)
+        node.start("w3", answers, chat_active=20)
         found: dict[str, int] = {}
 
         def ask(name: str, sent: dict[str, Any]) -> None:
-            found[name] = api.post(CHAT, json=sent).status_code
+            found[name] = node.api.post(CHAT, json=sent).status_code
 
         threads = [
             threading.Thread(target=ask, args=one)
             for one in (("a", honest), ("b", body(max_tokens=3)), ("poison", poison))
         ]
         monkeypatch.setattr(
-            services.gateway,
+            node.services.gateway,
             "by_prefix",
             lambda workers, _: sorted(workers, key=lambda one: one.id),
         )
@@ -1206,13 +1141,13 @@ class TestRequestsThatEndEngines:
             thread.join(60)
         assert found == {"a": 200, "b": 200, "poison": 503}
         assert second.received
-        assert [api.post(CHAT, json=one).status_code for one in (honest, poison)] == [200, 400]
+        assert [node.api.post(CHAT, json=one).status_code for one in (honest, poison)] == [200, 400]
 
 
 class TestIdleConnections:
     @pytest.mark.parametrize("n_workers", [1, 2])
     def test_that_the_worker_has_closed_cost_it_no_request(
-        self, api: httpx.Client, start: Start, services: Services, n_workers: int
+        self, node: Node, n_workers: int
     ) -> None:
         calls: list[Call] = []
 
@@ -1222,14 +1157,14 @@ class TestIdleConnections:
             call.answer(ANSWER)
             call.connection.recv(65536)
 
-        worker = start("w1", answers_and_closes_late)
-        others = [start("w2", answers, chat_active=5)] if n_workers == 2 else []
-        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        worker = node.start("w1", answers_and_closes_late)
+        others = [node.start("w2", answers, chat_active=5)] if n_workers == 2 else []
+        node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=60)
         for _ in range(4):
-            assert api.post(CHAT, json=body()).content == ANSWER
+            assert node.chat().content == ANSWER
         assert len(worker.received) == 4
         assert all(other.received == [] for other in others)
-        assert not services.redis.keys("poc:chat:*")
+        assert not node.services.redis.keys("poc:chat:*")
         calls[-1].connection.shutdown(socket.SHUT_RDWR)  # which the API would keep for a minute
 
 
@@ -1265,9 +1200,7 @@ class TestTimes:
 
 class TestClientsThatGo:
     @pytest.mark.parametrize("when", ["before the head", "before the first event", "in the stream"])
-    def test_cancel_what_the_worker_does_for_them(
-        self, api: httpx.Client, start: Start, services: Services, when: str
-    ) -> None:
+    def test_cancel_what_the_worker_does_for_them(self, node: Node, when: str) -> None:
         hung_up: list[bool] = []
 
         def works_on(call: Call) -> None:
@@ -1277,8 +1210,8 @@ class TestClientsThatGo:
                 call.chunk(EVENTS[0])
             hung_up.append(call.wait_hung_up())
 
-        worker = start("w1", works_on)
-        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        worker = node.start("w1", works_on)
+        connection = http.client.HTTPConnection(node.api.base_url.host, node.api.base_url.port)
         connection.request("POST", CHAT, json.dumps(body(stream=True)), JSON)
         wait_until(lambda: worker.received)
         if when == "in the stream":
@@ -1286,28 +1219,27 @@ class TestClientsThatGo:
         connection.close()
         wait_until(lambda: hung_up)
         assert hung_up == [True]
-        wait_until(lambda: not services.gateway._active)
+        wait_until(lambda: not node.services.gateway._active)
 
-    def test_leave_no_second_worker_at_work(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
+    def test_leave_no_second_worker_at_work(self, node: Node) -> None:
         """A request that is given up is not tried elsewhere."""
-        first, second = start("w1", lambda call: call.wait_hung_up()), start("w2", answers)
-        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        first, second = (
+            node.start("w1", lambda call: call.wait_hung_up()),
+            node.start("w2", answers),
+        )
+        connection = http.client.HTTPConnection(node.api.base_url.host, node.api.base_url.port)
         connection.request("POST", CHAT, json.dumps(body()), JSON)
         wait_until(lambda: first.received)
         connection.close()
-        wait_until(lambda: not services.gateway._active)
+        wait_until(lambda: not node.services.gateway._active)
         assert second.received == []
 
-    def test_load_is_forgotten_with_the_requests(
-        self, api: httpx.Client, start: Start, services: Services
-    ) -> None:
-        start("w1", hangs_up)
-        start("w2", answers)
+    def test_load_is_forgotten_with_the_requests(self, node: Node) -> None:
+        node.start("w1", hangs_up)
+        node.start("w2", answers)
         for _ in range(5):
-            api.post(CHAT, json=body())
-        wait_until(lambda: not services.gateway._active)
+            node.chat()
+        wait_until(lambda: not node.services.gateway._active)
 
 
 class TestModels:
@@ -1331,12 +1263,12 @@ class TestModels:
         assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == [MODEL]
 
     def test_of_a_worker_that_hangs_are_left_out(
-        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("api.chat.gateway._LOOKUP_TIMEOUT_S", 5.0)  # the other one's too
-        start("w1", lambda call: call.wait_hung_up())
-        start("w2", self.listing("other"), model="other")
-        assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == ["other"]
+        node.start("w1", lambda call: call.wait_hung_up())
+        node.start("w2", self.listing("other"), model="other")
+        assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
 
     def test_key_is_passed_on_and_its_refusal_too(self, api: httpx.Client, start: Start) -> None:
         def wants_a_key(call: Call) -> None:
@@ -1364,11 +1296,9 @@ class TestModels:
                 client.models.retrieve("unheard")
         assert api.get(f"/v1/models/{name}").json()["max_model_len"] == 2048
 
-    def test_one_whose_workers_are_away_is_to_be_asked_for_again(
-        self, api: httpx.Client, start: Start
-    ) -> None:
-        start("w1", self.listing(MODEL)).die()
-        assert api.get(f"/v1/models/{MODEL}").status_code == 503
+    def test_one_whose_workers_are_away_is_to_be_asked_for_again(self, node: Node) -> None:
+        node.start("w1", self.listing(MODEL)).die()
+        assert node.api.get(f"/v1/models/{MODEL}").status_code == 503
 
     def test_without_workers_are_none(self, api: httpx.Client) -> None:
         assert api.get("/v1/models").json() == {"object": "list", "data": []}
@@ -1379,25 +1309,21 @@ def test_by_load_keeps_the_order_among_equals(services: Services) -> None:
     assert Gateway(services.gateway.workers, services.chats).by_load(records) == records
 
 
-def test_chats_are_counted_with_their_first_token_and_their_failures(
-    api: httpx.Client, services: Services, start: Start
-) -> None:
-    services.chats.report(services.history, 0.0)  # what other tests left
-    start("w1", streams)
-    api.post(CHAT, json=body(stream=True))
-    start("w2", lambda call: call.answer(b"{}", "500 Internal Server Error"), "another")
-    api.post(CHAT, json=body("another"))
-    services.chats.report(services.history, services.now())
+def test_chats_are_counted_with_their_first_token_and_their_failures(node: Node) -> None:
+    node.services.chats.report(node.services.history, 0.0)  # what other tests left
+    node.start("w1", streams)
+    node.chat(stream=True)
+    node.start("w2", lambda call: call.answer(b"{}", "500 Internal Server Error"), "another")
+    node.chat("another")
+    node.services.chats.report(node.services.history, node.services.now())
     told: Counter[str] = Counter()
-    for step in services.history.read(480, int(services.now() // 480 - 1) * 480, 3):
+    for step in node.services.history.read(480, int(node.services.now() // 480 - 1) * 480, 3):
         told.update(step)
     assert (told[CHATS], told[FAILED]) == (2, 1)
     assert sum(n for name, n in told.items() if name.startswith(FIRST_TOKEN)) == 1
 
 
-def test_a_body_is_parsed_once(
-    api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_is_parsed_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """For its model, its bounds, its prefix and its salt."""
     parsed: list[bytes] = []
 
@@ -1408,7 +1334,7 @@ def test_a_body_is_parsed_once(
     for module in ("fields", "suspects"):
         monkeypatch.setattr(f"api.chat.{module}.from_json", noted)
     for name in ("w1", "w2"):
-        start(name, answers)
+        node.start(name, answers)
     content = json.dumps(body(messages=[{"role": "user", "content": "Hi"}])).encode()
-    assert api.post(CHAT, content=content, headers=JSON).status_code == 200
+    assert node.api.post(CHAT, content=content, headers=JSON).status_code == 200
     assert parsed == [content]
