@@ -1,7 +1,6 @@
 """A host follows the deployment in Redis, with fleets that only remember their orders."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -111,13 +110,8 @@ class Node:
 
 
 @pytest.fixture
-def store(redis: Redis, settings: Settings, clock: Clock) -> DeploymentStore:
-    return DeploymentStore(redis, settings, clock)
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    return Node(node.store, node.workers, node.redis)
+def node(redis: Redis, settings: Settings, clock: Clock, workers: WorkerRegistry) -> Node:
+    return Node(DeploymentStore(redis, settings, clock), workers, redis)
 
 
 def test_a_host_without_a_model_waits_for_one_and_serves_it(node: Node) -> None:

@@ -49,12 +49,7 @@ def read(rounds: RoundStore, round_id: str) -> RoundRecord:
     return record
 
 
-def take(
-    rounds: RoundStore,
-    record: RoundRecord,
-    worker: str = "w1",
-    places: int = 4,
-) -> Lease:
+def take(rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4) -> Lease:
     lease = lease_nonces(rounds, record, worker, places)
     assert isinstance(lease, Lease), lease
     return lease
@@ -106,17 +101,12 @@ def test_an_unknown_round_reads_as_none(rounds: RoundStore) -> None:
     assert rounds.read("0" * 32) is None
 
 
-def test_a_second_round_is_refused_while_one_generates(rounds: RoundStore) -> None:
+@pytest.mark.parametrize("model", [MODEL, "other"])
+def test_a_second_round_is_refused_while_one_generates(rounds: RoundStore, model: str) -> None:
     first = start(rounds)
     with pytest.raises(RoundError, match="generating already"):
-        rounds.store(round_config(), RoundState.GENERATING)
+        rounds.store(round_config(model=model), RoundState.GENERATING)
     assert rounds.current() == first
-
-
-def test_a_second_round_is_refused_also_for_another_model(rounds: RoundStore) -> None:
-    start(rounds)
-    with pytest.raises(RoundError):
-        rounds.store(round_config(model="other"), RoundState.GENERATING)
     assert rounds.generating("other") is None
 
 
@@ -129,32 +119,25 @@ def test_a_round_that_does_not_generate_is_replaced(rounds: RoundStore, state: R
     assert read(rounds, first.round_id).state is RoundState.STOPPED
 
 
-def test_only_a_generating_round_has_the_models_workers(rounds: RoundStore) -> None:
+def test_only_a_generating_round_has_the_models_workers_and_a_stopped_one_never_again(
+    rounds: RoundStore,
+) -> None:
     record = start(rounds, RoundState.IDLE)
-    seen = [rounds.generating(record.config.model)]
+    assert rounds.generating(MODEL) is None
+    before = RoundState.IDLE
     for state in (
         RoundState.GENERATING,
         RoundState.VALIDATING,
         RoundState.GENERATING,
         RoundState.STOPPED,
     ):
-        rounds.switch(record, state)
-        seen.append(rounds.generating(record.config.model))
-    assert seen == [None, record.round_id, None, record.round_id, None]
-
-
-def test_switching_returns_the_state_before(rounds: RoundStore) -> None:
-    record = start(rounds, RoundState.IDLE)
-    assert rounds.switch(record, RoundState.GENERATING) is RoundState.IDLE
-    assert rounds.switch(record, RoundState.STOPPED) is RoundState.GENERATING
-
-
-def test_there_is_no_way_back_from_stopped(rounds: RoundStore) -> None:
-    record = start(rounds)
-    rounds.switch(record, RoundState.STOPPED)
+        assert rounds.switch(record, state) is before
+        is_generating = state is RoundState.GENERATING
+        assert rounds.generating(MODEL) == (record.round_id if is_generating else None)
+        before = state
     assert rounds.switch(record, RoundState.GENERATING) is RoundState.STOPPED
     assert read(rounds, record.round_id).state is RoundState.STOPPED
-    assert rounds.generating(record.config.model) is None
+    assert rounds.generating(MODEL) is None
 
 
 def test_an_expired_round_cannot_be_switched(rounds: RoundStore, redis: Redis) -> None:
@@ -303,17 +286,13 @@ def test_a_lost_lease_that_is_too_large_is_split(
     assert [(lease.place, len(lease.nonces)) for lease in (first, rest)] == [(0, 3), (3, 5)]
 
 
-def test_a_stopped_round_leases_nothing(rounds: RoundStore) -> None:
-    record = start(rounds)
-    rounds.switch(record, RoundState.STOPPED)
-    assert lease_nonces(rounds, record, "w1", 4) is None
-
-
-@pytest.mark.parametrize("state", [RoundState.IDLE, RoundState.VALIDATING])
+@pytest.mark.parametrize("state", [RoundState.IDLE, RoundState.VALIDATING, RoundState.STOPPED])
 def test_a_round_that_does_not_generate_leases_nothing(
     rounds: RoundStore, state: RoundState
 ) -> None:
-    assert lease_nonces(rounds, start(rounds, state), "w1", 4) is None
+    record = start(rounds)
+    rounds.switch(record, state)
+    assert lease_nonces(rounds, record, "w1", 4) is None
 
 
 def test_a_second_generation_phase_goes_on_where_the_first_ended(rounds: RoundStore) -> None:
@@ -322,14 +301,6 @@ def test_a_second_generation_phase_goes_on_where_the_first_ended(rounds: RoundSt
     rounds.switch(record, RoundState.VALIDATING)
     rounds.switch(record, RoundState.GENERATING)
     assert take(rounds, record).place == 4
-
-
-def test_the_sequence_ends_at_the_largest_nonce(rounds: RoundStore) -> None:
-    record = start(rounds, node_id=5, node_count=2**62)
-    lease = take(rounds, record, places=4)
-    assert list(lease.nonces) == [5, 2**62 + 5]
-    assert lease_nonces(rounds, record, "w1", 4) is Refusal.EXHAUSTED
-    complete(rounds, lease)
 
 
 def test_a_round_whose_sequence_has_ended_ends_with_its_last_nonce(
@@ -343,11 +314,8 @@ def test_a_round_whose_sequence_has_ended_ends_with_its_last_nonce(
     clock.now += 3
     complete(rounds, first)
     ended = read(rounds, record.round_id)
-    assert (ended.state, ended.is_exhausted, ended.stopped_at) == (
-        RoundState.STOPPED,
-        True,
-        clock.now,
-    )
+    assert (ended.state, ended.is_exhausted) == (RoundState.STOPPED, True)
+    assert ended.stopped_at == clock.now
     assert rounds.generating(record.config.model) is None
     assert lease_nonces(rounds, record, "w1", 1) is None
     assert due_now(outbox) == [record.round_id]  # what is left does not wait for the interval
@@ -371,10 +339,8 @@ def test_a_round_does_not_end_while_a_lost_lease_of_it_is_to_be_computed(
     release(rounds, again, "w1")
     assert read(rounds, record.round_id).state is RoundState.GENERATING
     complete(rounds, take(rounds, record, "w1", 1))
-    assert (read(rounds, record.round_id).state, read(rounds, record.round_id).n_processed) == (
-        RoundState.STOPPED,
-        2,
-    )
+    ended = read(rounds, record.round_id)
+    assert (ended.state, ended.n_processed) == (RoundState.STOPPED, 2)
 
 
 def test_a_round_that_was_stopped_before_its_sequence_ended_is_not_exhausted(
@@ -387,16 +353,17 @@ def test_a_round_that_was_stopped_before_its_sequence_ended_is_not_exhausted(
     assert not read(rounds, record.round_id).is_exhausted
 
 
-def test_the_largest_nonce_itself_is_leased_exactly(rounds: RoundStore) -> None:
-    record = start(rounds, node_id=MAX_NONCE - 2**62, node_count=2**62)
-    assert list(take(rounds, record).nonces) == [2**62 - 1, MAX_NONCE]
-
-
-def test_a_lost_lease_is_handed_on_also_at_the_end_of_the_sequence(
-    rounds: RoundStore, workers: WorkerRegistry, clock: Clock
+@pytest.mark.parametrize(
+    ("node_id", "nonces"),
+    [(5, [5, 2**62 + 5]), (MAX_NONCE - 2**62, [2**62 - 1, MAX_NONCE])],
+)
+def test_the_sequence_ends_at_the_largest_nonce_and_a_lost_lease_is_still_handed_on(
+    rounds: RoundStore, workers: WorkerRegistry, clock: Clock, node_id: int, nonces: list[int]
 ) -> None:
-    record = start(rounds, node_id=5, node_count=2**62)
+    record = start(rounds, node_id=node_id, node_count=2**62)
     lost = take(rounds, record, "w1")
+    assert list(lost.nonces) == nonces
+    assert lease_nonces(rounds, record, "w2", 4) is Refusal.EXHAUSTED
     workers.remove("w1")
     clock.now += 1
     assert take(rounds, record, "w2") == lost
@@ -429,58 +396,41 @@ def test_a_round_without_a_url_never_fills_up(
 # Completing.
 
 
-def test_a_completed_lease_is_counted_and_waits_for_delivery(
+def test_a_completed_lease_is_counted_once_and_waits_for_delivery(
     rounds: RoundStore, redis: Redis
 ) -> None:
     record = start(rounds)
-    assert complete(rounds, take(rounds, record))
-    counted = read(rounds, record.round_id)
-    assert (counted.n_processed, counted.n_valid, counted.n_excluded) == (4, 4, 0)
-    assert outbox_status(redis, record.round_id).waiting == 4
-
-
-def test_a_lease_completed_twice_counts_once(rounds: RoundStore, redis: Redis) -> None:
-    record = start(rounds)
     lease = take(rounds, record)
-    assert [complete(rounds, lease), complete(rounds, lease)] == [True, False]
-    assert read(rounds, record.round_id).n_processed == 4
-    assert outbox_status(redis, record.round_id).waiting == 4
+    for is_first in (True, False):
+        assert complete(rounds, lease) is is_first
+        counted = read(rounds, record.round_id)
+        assert (counted.n_processed, counted.n_valid, counted.n_excluded) == (4, 4, 0)
+        assert outbox_status(redis, record.round_id).waiting == 4
 
 
-def test_a_lease_completed_by_its_first_and_its_second_holder_counts_once(
-    rounds: RoundStore, workers: WorkerRegistry, clock: Clock
+@pytest.mark.parametrize(("held", "taken"), [(4, 4), (8, 4)], ids=["whole", "split"])
+def test_a_lease_that_another_worker_took_over_counts_once(
+    rounds: RoundStore, workers: WorkerRegistry, clock: Clock, held: int, taken: int
 ) -> None:
     record = start(rounds)
-    lease = take(rounds, record, "w1")
+    lease = take(rounds, record, "w1", places=held)
     workers.remove("w1")
     clock.now += 1
-    take(rounds, record, "w2")
-    assert complete(rounds, lease, "w1")
-    assert not complete(rounds, lease, "w2")
+    again = take(rounds, record, "w2", places=taken)
+    is_whole = held == taken
+    assert [complete(rounds, lease, "w1"), complete(rounds, again, "w2")] == [
+        is_whole,
+        not is_whole,
+    ]
     assert read(rounds, record.round_id).n_processed == 4
 
 
-def test_a_lost_lease_may_still_be_completed_while_nobody_else_has_it(
-    rounds: RoundStore, workers: WorkerRegistry, serve: Serve
-) -> None:
+def test_a_lost_lease_may_still_be_completed_while_nobody_else_has_it(rounds: RoundStore) -> None:
     record = start(rounds)
     lease = take(rounds, record, "w1")
     release(rounds, lease, "w1")
     assert complete(rounds, lease, "w1")
     assert take(rounds, record, "w2").place == 4
-
-
-def test_a_lease_that_was_split_meanwhile_is_not_taken_whole(
-    rounds: RoundStore, workers: WorkerRegistry, clock: Clock
-) -> None:
-    record = start(rounds)
-    whole = take(rounds, record, "w1", places=8)
-    workers.remove("w1")
-    clock.now += 1
-    part = take(rounds, record, "w2", places=4)
-    assert not complete(rounds, whole, "w1")
-    assert complete(rounds, part, "w2")
-    assert read(rounds, record.round_id).n_processed == 4
 
 
 def test_what_is_completed_after_the_stop_is_counted_and_delivered(
@@ -516,10 +466,8 @@ def test_nonces_without_a_finite_state_are_excluded_and_named(
 def test_only_distances_below_the_target_are_reported(rounds: RoundStore, redis: Redis) -> None:
     record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
     complete_lease(rounds, take(rounds, record), "w1", [1.39, 1.4, 1.41, 0.2])
-    assert (read(rounds, record.round_id).n_processed, read(rounds, record.round_id).n_valid) == (
-        4,
-        2,
-    )
+    counted = read(rounds, record.round_id)
+    assert (counted.n_processed, counted.n_valid) == (4, 2)
     assert in_outbox(redis, record) == [0, 3]
 
 
@@ -529,9 +477,8 @@ def test_reported_nonces_are_listed_by_count_and_page_by_page(
     monkeypatch.setattr("poc_core.state.work._MOST_KEPT", 20)
     record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
     for _ in range(5):
-        complete_lease(
-            rounds, take(rounds, record, places=7), "w1", [1.1, 1.5, 1.2, 1.3, 1.3, 1.3, 1.3]
-        )
+        lease = take(rounds, record, places=7)
+        complete_lease(rounds, lease, "w1", [1.1, 1.5, 1.2, 1.3, 1.3, 1.3, 1.3])
     valid = [nonce for nonce in range(35) if nonce % 7 != 1]
 
     def page(first: int | None, most: int) -> tuple[int, list[int]]:
@@ -569,9 +516,6 @@ def test_the_number_of_values_must_be_that_of_the_nonces(rounds: RoundStore) -> 
         complete_lease(rounds, lease, "w1", ["a"])
 
 
-# Over any course of events.
-
-
 # Expiry.
 
 
@@ -579,24 +523,28 @@ def keys_without_ttl(redis: Redis) -> list[bytes]:
     return [key for key in redis.scan_iter() if redis.ttl(key) == -1]
 
 
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [({}, "v"), ({"spec": DISTANCE_SPEC, "terms": {"r_target": 1.4}}, 1.3)],
+    ids=["artifacts", "distances"],
+)
 def test_every_key_of_a_round_expires(
-    rounds: RoundStore, workers: WorkerRegistry, clock: Clock, redis: Redis
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    clock: Clock,
+    redis: Redis,
+    changes: dict[str, Any],
+    value: Any,
 ) -> None:
-    record = start(rounds)
+    record = start(rounds, **changes)
     lease = take(rounds, record, "w1", 9)
-    complete_lease(rounds, lease, "w1", [None, *["v"] * 8])
+    complete_lease(rounds, lease, "w1", [None, *[value] * 8])
     take(rounds, record, "w1", 9)
     workers.remove("w1")
     clock.now += 1
     take(rounds, record, "w2", 4)
     assert keys_without_ttl(redis) == []
     rounds.switch(record, RoundState.STOPPED)
-    assert keys_without_ttl(redis) == []
-
-
-def test_every_key_of_a_distance_round_expires(rounds: RoundStore, redis: Redis) -> None:
-    record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
-    complete_lease(rounds, take(rounds, record), "w1", [1.3] * 4)
     assert keys_without_ttl(redis) == []
 
 
