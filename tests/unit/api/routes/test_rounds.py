@@ -223,7 +223,9 @@ MALFORMED: list[tuple[Callable[..., dict[str, Any]], dict[str, Any], str, str]] 
 
 
 @pytest.mark.parametrize(
-    ("right", "changes", "where", "message"), MALFORMED, ids=lambda value: str(value)[:40]
+    ("right", "changes", "where", "message"),
+    MALFORMED,
+    ids=lambda value: getattr(value, "__name__", str(value))[:40],
 )
 def test_422_says_where_and_what_for(
     client: TestClient,
