@@ -43,7 +43,8 @@ PROCESS = (sys.executable, "-m", "workers.vllm.fair.grammar_process")
 class _Trial:
     client: str
     asked: bytes
-    answer: asyncio.Future[str]  # the grammar's error; empty if it was compiled
+    # the grammar's error; "" if it was compiled, None if it could not be tried
+    answer: asyncio.Future[str | None]
     began_at: float = 0.0
 
 
@@ -94,6 +95,10 @@ class Grammars:
             self._works = asyncio.get_running_loop().create_task(self._work())
         await self._wait_for_process(trial)
         wrong = await trial.answer
+        if wrong is None:
+            if self._is_final:  # vLLM's server leaves its parsing to this trial
+                raise Unavailable("This worker cannot try grammars now, see its log; ask again.")
+            return
         if wrong and (self._is_final or not wrong.startswith(WRONG)):
             raise BadRequest(f"The grammar {wrong}.", "structured_outputs")
         self._good[digest] = None
@@ -126,8 +131,8 @@ class Grammars:
             try:
                 await self._run(trial)
             except Exception:
-                logger.exception("a grammar cannot be tried; it goes to vLLM as it came")
-                _resolve(trial, "")
+                logger.exception("a grammar cannot be tried")
+                _resolve(trial, None)
                 await self._end()
 
     def _next(self) -> _Trial | None:
@@ -242,7 +247,7 @@ class _Process:
         return line
 
 
-def _resolve(trial: _Trial, wrong: str) -> None:
+def _resolve(trial: _Trial, wrong: str | None) -> None:
     if not trial.answer.done():
         trial.answer.set_result(wrong)
 

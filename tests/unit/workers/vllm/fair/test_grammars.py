@@ -139,11 +139,13 @@ async def test_one_that_gave_way_is_tried_again(tried: Tried) -> None:
     assert tried.begun() == ["2||a", "0.01||b", "2||a"]
 
 
-async def test_without_its_process_grammars_go_to_vllm(
-    tried: Tried, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_final", [True, False], ids=["xgrammar", "auto"])
+async def test_without_its_process_only_a_grammar_that_vllm_parses_itself_goes_on(
+    tried: Tried, is_final: bool
 ) -> None:
-    await tried.check("0|dies|a")
-    assert "it goes to vLLM as it came" in caplog.text
+    vars(tried.grammars)["_is_final"] = is_final
+    with pytest.raises(Unavailable, match="cannot try grammars") if is_final else nullcontext():
+        await tried.check("0|dies|a")
     await tried.check("0||b")  # by another process
     assert tried.begun() == ["0|dies|a", "0||b"]
 
@@ -277,7 +279,8 @@ async def test_a_process_that_does_not_begin_is_ended_and_keeps_nobody(
     before = set(psutil.Process().children())
     tried = Grammars(lambda: "vocabulary", (sys.executable, "-c", "import time; time.sleep(600)"))
     for text in ("a", "b"):  # the second one begins no other process
-        await asyncio.wait_for(tried.check("json", text, "one"), 60)
+        with pytest.raises(Unavailable, match="cannot try grammars"):
+            await asyncio.wait_for(tried.check("json", text, "one"), 60)
         assert set(psutil.Process().children()) <= before
     await tried.close()
 
