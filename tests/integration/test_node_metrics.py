@@ -33,7 +33,7 @@ from tests.harness.waiting import wait_until
 from tests.stacks.deployments import QWEN3
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
-from workers.watchdog import Watchdog
+from workers.housekeeping import Watchdog
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
 with_engine = pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from poc_core.callbacks import redacted
 from poc_core.state.delivery.outbox import Delivery, Due, Outbox, OutboxExpiredError
 from poc_core.state.delivery.receivers import Receivers
 from workers.courier.places import Places
-from workers.courier.poster import DEADLINE_S, End, Poster, PutOff, Result
+from workers.courier.poster import DEADLINE_S, End, Poster, Result
 from workers.patience import until_redis_answers
 
 logger = logging.getLogger(__name__)
@@ -133,8 +133,9 @@ class Courier:
             logger.error("payload %s is dropped after %d tries: %s", payload_id, tries, details)
             until_redis_answers(lambda: self._outbox.dropped(delivery, result.said))
             return False
-        wish_s = result.retry_after_s if isinstance(result, PutOff) else None
-        wait_s = until_redis_answers(lambda: self._outbox.failed(delivery, result.said, wish_s))
+        wait_s = until_redis_answers(
+            lambda: self._outbox.failed(delivery, result.said, result.retry_after_s)
+        )
         logger.warning(
             "payload %s not delivered (try %d, next in %.1f s): %s",
             payload_id,

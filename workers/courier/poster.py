@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
+from cachetools import LRUCache
 
 from poc_core.callback_tls import (
     NO_TLS,
@@ -88,12 +88,7 @@ class Result(NamedTuple):
     end: End
     said: str = ""  # text for clients
     details: str = ""  # text for the log
-
-
-class PutOff(Result):
-    """A refusal with a Retry-After header."""
-
-    retry_after_s = 0.0
+    retry_after_s: float | None = None  # from a refusal's Retry-After header
 
 
 class Poster:
@@ -113,9 +108,7 @@ class Poster:
         POC_CALLBACK_TLS_HOSTS. `proxy`: url of an HTTP proxy for public addresses.
         """
         self._clients = TlsClients(client, tls or CallbackTls(NO_TLS), proxy)
-        self._good: OrderedDict[str, Address] = (
-            OrderedDict()
-        )  # by receiver, the most recently used last
+        self._good: LRUCache[str, Address] = LRUCache(_MOST_REMEMBERED)  # by receiver
         self._policy = policy
         self._node_ports = node_ports
         self._lookup = lookup
@@ -165,11 +158,7 @@ class Poster:
         if status == 400 and self._is_named(delivery):
             said += "; so do proxies that miss the node's certificate (POC_CALLBACK_CLIENT_CERT)"
         end = {410: End.GONE, 413: End.TOO_LARGE}.get(status, End.REFUSED)
-        if retry_after_s is None:
-            return Result(end, said, said)
-        result = PutOff(end, said, said)
-        result.retry_after_s = retry_after_s
-        return result
+        return Result(end, said, said, retry_after_s)
 
     def _is_named(self, delivery: Delivery) -> bool:
         try:
@@ -198,8 +187,6 @@ class Poster:
         exchange = partial(self._exchange, delivery, url, host, sending)
         address, answer = await _race(exchange, allowed[:_MOST_ADDRESSES], self._deadline_s)
         self._good[receiver] = address
-        if len(self._good) > _MOST_REMEMBERED:
-            self._good.popitem(last=False)
         return answer
 
     async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:

@@ -35,8 +35,7 @@ from workers import housekeeping
 from workers.engines.base import Pulse
 from workers.engines.ticks import EngineLostError
 from workers.heartbeat import Heartbeat
-from workers.housekeeping import Housekeeper
-from workers.watchdog import Watchdog
+from workers.housekeeping import Housekeeper, Watchdog
 
 
 class IdleWorker:

@@ -5,7 +5,7 @@ import pytest
 from poc_core.settings import Settings
 from tests.harness.samples import Clock
 from workers.engines.base import Pulse
-from workers.watchdog import Watchdog
+from workers.housekeeping import Watchdog
 
 HUNG_AFTER_S = Settings().engine_hung_s
 LOOK_S = Settings().heartbeat_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -18,20 +19,24 @@ from poc_core.records import (
 from poc_core.serving.openai_errors import error_body, error_event, shaped
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
-from workers.vllm.chat.asgi import (
-    App,
-    Receive,
-    Scope,
-    Send,
-    error_of,
-    send_error,
-    send_refusal,
-)
 from workers.vllm.chat.errors import BadRequest, Failed, Refused, refusals
 from workers.vllm.chat.fields import CLIENT, SALT, TOLD, RequestOptions
 
 logger = logging.getLogger(__name__)
 
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Types of OpenAI errors.
+_KINDS = {
+    400: "BadRequestError",
+    401: "invalid_api_key",
+    404: "NotFoundError",
+    500: "InternalServerError",
+    503: "service_unavailable",
+}
 # Seconds until a refused client should retry. Rounds last minutes.
 RETRY_AFTER_S = 30
 # Error text for refused clients, as the network's nodes word it.
@@ -265,3 +270,28 @@ def _as_refused(error: Exception) -> Refused:
     if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
         return BadRequest(str(error), getattr(error, "parameter", None))
     return Failed("The worker could not compute this request; its log has the reason.")
+
+
+def error_of(status: int, message: str, param: str | None = None) -> dict[str, object]:
+    """Returns the error as an OpenAI error body. `param`: the invalid field."""
+    return error_body(status, message, _KINDS[status], param)
+
+
+async def send_error(
+    send: Send,
+    status: int,
+    message: str,
+    *more_headers: tuple[bytes, bytes],
+    param: str | None = None,
+) -> None:
+    body = error_of(status, message, param)
+    headers = [(b"content-type", b"application/json"), *more_headers]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+async def send_refusal(send: Send, error: Refused) -> None:
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    await send_error(send, error.status, str(error), *headers, param=error.param)

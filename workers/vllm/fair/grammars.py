@@ -11,11 +11,12 @@ import json
 import logging
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from cachetools import LRUCache
 
 from poc_core.fair.waiting import Tags
 from workers.vllm.chat.errors import BadRequest, Unavailable
@@ -70,7 +71,7 @@ class Grammars:
         self._is_up = asyncio.Event()  # set while the process runs
         self._failed_at = -_AGAIN_S  # when the process last failed to start
         self._longest_s, self._share_s = longest_s, share_s
-        self._good: OrderedDict[bytes, None] = OrderedDict()  # by their hashes
+        self._good: LRUCache[bytes, bool] = LRUCache(_REMEMBERED)  # by their hashes
         self._tags = Tags()
         self._waiting: list[_Trial] = []
         self._works: asyncio.Task[None] | None = None
@@ -85,8 +86,7 @@ class Grammars:
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
-        if digest in self._good:
-            self._good.move_to_end(digest)
+        if self._good.get(digest):
             return
         trial = _Trial(client, asked, asyncio.get_running_loop().create_future())
         self._waiting.append(trial)
@@ -101,9 +101,7 @@ class Grammars:
             return
         if wrong and (self._is_final or not wrong.startswith(WRONG)):
             raise BadRequest(f"The grammar {wrong}.", "structured_outputs")
-        self._good[digest] = None
-        if len(self._good) > _REMEMBERED:
-            self._good.popitem(last=False)
+        self._good[digest] = True
 
     async def _wait_for_process(self, trial: _Trial) -> None:
         is_up = asyncio.ensure_future(self._is_up.wait())

@@ -26,11 +26,10 @@ from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.forward.layout import DeviceBatch, Whereabouts
 from workers.vllm.forward.recording import recorder_for
 from workers.vllm.forward.seeded_gates import Gates
-from workers.vllm.forward.spent import Spent
 from workers.vllm.forward.stage_transfer import StageTransfer
 from workers.vllm.forward.step_caches import StepCaches
 from workers.vllm.forward.step_graphs import StepGraphs
-from workers.vllm.forward.stopwatch import stopwatch_for
+from workers.vllm.forward.stopwatch import Spent, stopwatch_for
 from workers.vllm.forward.watch import Watch
 from workers.vllm.release import kv_caches, model_parts, parallel
 

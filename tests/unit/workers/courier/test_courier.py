@@ -47,13 +47,13 @@ from tests.harness.stored import outbox_status, spared_receivers
 from tests.harness.waiting import wait_until
 from workers import patience
 from workers.courier import main as main_module
+from workers.courier import main as ticker_module
 from workers.courier import poster as poster_module
-from workers.courier import ticker as ticker_module
 from workers.courier.courier import Courier
+from workers.courier.main import Ticker
 from workers.courier.node_ports import NodePorts
 from workers.courier.places import JOB_PLACES
 from workers.courier.poster import UNREACHABLE, Poster
-from workers.courier.ticker import Ticker
 
 Answer = int | Exception
 

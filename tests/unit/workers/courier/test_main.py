@@ -11,7 +11,7 @@ import pytest
 from poc_core.state.overview import Overviews
 from tests.certificates import HOST, make_certificate
 from tests.harness.waiting import wait_until
-from workers.courier import main, ticker
+from workers.courier import main
 
 
 class BegunError(Exception):
@@ -48,7 +48,7 @@ def test_health_knows_of_certificates_that_cannot_be_read_until_they_can(
     monkeypatch.setenv("POC_WORKER_TTL_SEC", "2")
     monkeypatch.setattr(main, "connect", lambda _settings: redis)
     monkeypatch.setattr(main.signal, "signal", lambda _, handler: handlers.append(handler))
-    monkeypatch.setattr(ticker, "ALIVE", tmp_path / "alive")
+    monkeypatch.setattr(main, "ALIVE", tmp_path / "alive")
     for name in ("refuse_wrong", "log_to_stderr"):
         monkeypatch.setattr(main, name, lambda *_: None)
     courier = threading.Thread(target=main.run_courier)

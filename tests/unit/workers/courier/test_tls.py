@@ -165,7 +165,7 @@ def test_a_receiver_that_is_not_named_is_told_nothing_of_the_certificates(
 def test_a_host_that_is_named_gets_nothing_in_the_clear(files: Files) -> None:
     with Receiver() as receiver:
         result = post(files.names(), receiver.url)
-    assert result == (
+    assert result[:3] == (
         End.FORBIDDEN,
         *[f"Callbacks to {HOST} go by https alone (POC_CALLBACK_TLS_HOSTS)."] * 2,
     )

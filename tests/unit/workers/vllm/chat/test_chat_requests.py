@@ -10,10 +10,9 @@ import pytest
 
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
-from workers.vllm.chat.asgi import App, Receive, Scope, Send
 from workers.vllm.chat.errors import BadRequest, CannotForce, Unavailable
 from workers.vllm.chat.fields import TOLD, RequestOptions
-from workers.vllm.chat.gated_chat import GatedChat
+from workers.vllm.chat.gated_chat import App, GatedChat, Receive, Scope, Send
 from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS
 
 CHAT = "/v1/chat/completions"

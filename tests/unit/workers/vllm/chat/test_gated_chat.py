@@ -17,9 +17,8 @@ from poc_core.records import (
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.vllm.chat import gated_chat
-from workers.vllm.chat.asgi import Receive, Scope, Send
 from workers.vllm.chat.fields import CLIENT, SALT
-from workers.vllm.chat.gated_chat import GatedChat
+from workers.vllm.chat.gated_chat import GatedChat, Receive, Scope, Send
 
 CHAT = "/v1/chat/completions"
 
