@@ -43,16 +43,14 @@ class Housekeeper:
         chat_port: int | None,
     ) -> None:
         self._heartbeat = heartbeat
+        self._settings = settings
         self._model = heartbeat.record.model
         self._store = store
         self._proofs = proofs
         self._turns = turns
         self._chat_at = None if chat_port is None else (settings.chat_host, chat_port)
-        self._interval_s = settings.heartbeat_s
         self._work = Periodic("housekeeping", settings.heartbeat_s, self._keep_house)
-        self._hung_after_s = settings.engine_hung_s
         self._watchdog = Watchdog(settings.engine_hung_s, longest_look_s=2 * settings.heartbeat_s)
-        self._reap_interval_s = settings.reap_interval_s
         self._next_reap_s = 0.0
         self._next_recount_s = 0.0
 
@@ -60,10 +58,10 @@ class Housekeeper:
         self._work.start()
 
     def stop(self) -> None:
-        self._work.stop(self._interval_s)
+        self._work.stop(self._settings.heartbeat_s)
 
     def _keep_house(self) -> None:
-        self._check_engine(self._proofs)
+        self._check_engine()
         if self._chat_at is not None:
             self._heartbeat.chat_answers(_answers(*self._chat_at))
         if self._heartbeat.is_draining:
@@ -71,27 +69,31 @@ class Housekeeper:
         self._turns.look()
         if time.monotonic() >= self._next_reap_s:
             # Jitter, so that workers do not check at the same moment.
-            self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
+            interval_s = self._settings.reap_interval_s * random.uniform(0.8, 1.2)
+            self._next_reap_s = time.monotonic() + interval_s
             if self._store.take_turn(self._model):
                 self._reap()
                 self._turns.wake.trim()
                 self._store.rounds.forget_followed()
 
-    def _check_engine(self, proofs: Proofs) -> None:
+    def _check_engine(self) -> None:
         """Ends a worker whose engine died or hangs, so that clients are no longer sent to it."""
+        engine = self._proofs.engine
         try:
-            proofs.engine.check()
+            engine.check()
         except EngineLostError as error:
-            proofs.exit_without_engine(error)
-        is_hung = self._watchdog.is_hung(proofs.engine.pulse())
+            self._proofs.exit_without_engine(error)
+        is_hung = self._watchdog.is_hung(engine.pulse())
         self._heartbeat.engine_stands_still(self._watchdog.still_s)
         if is_hung:
             self._heartbeat.hung()
-            hung = (
-                f"The engine hangs: it has made no step for {self._hung_after_s:g} s"
-                " (POC_ENGINE_HUNG_S)"
+            seconds = f"{self._settings.engine_hung_s:g} s (POC_ENGINE_HUNG_S)"
+            self._proofs.exit_without_engine(
+                EngineLostError(
+                    f"The engine hangs: it has made no step for {seconds}"
+                    " while requests wait for it."
+                )
             )
-            proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
     def _reap(self) -> None:
         """Recovers stuck jobs: frees batches of dead workers, and finishes completed jobs."""

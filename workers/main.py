@@ -126,7 +126,10 @@ class WorkerProcess:
         validations.start()
         try:
             engine.begin_work()
-            _let_garbage_wait()
+            # Collects existing objects never again, and others more rarely.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GARBAGE_THRESHOLDS)
             logger.info("worker %s serves %s: %s", self._record.id, self._record.model, engine.info)
             self._take_messages()
             validations.stop()
@@ -173,13 +176,6 @@ def _record(options: EngineOptions, settings: Settings, worker_id: str) -> Worke
         or (socket.gethostname() if settings.chat_host == "0.0.0.0" else settings.chat_host),
         chat_secret=secrets.token_urlsafe(32),
     )
-
-
-def _let_garbage_wait() -> None:
-    """Excludes existing objects from garbage collection, and makes later collections rarer."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def _let_chat_end(gate: ChatGate, deadline: float) -> None:

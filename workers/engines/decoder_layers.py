@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,19 +11,7 @@ from torch import nn
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
 # Parts of a path that belong to another tower than the text decoder.
-_OTHER_TOWERS = (
-    "vision",
-    "visual",
-    "image",
-    "video",
-    "audio",
-    "speech",
-    "tower",
-    "encoder",
-    "vit",
-    "mtp",
-    "draft",
-)
+_OTHER_TOWERS = re.compile("vision|visual|image|video|audio|speech|tower|encoder|vit|mtp|draft")
 
 
 @dataclass(frozen=True)
@@ -68,13 +57,9 @@ def _path(model: nn.Module, n_layers: int) -> str:
         if isinstance(module, nn.ModuleList) and len(module) == n_layers and not _is_elsewhere(name)
     ]
     if len(found) == 1:
-        (only,) = found
-        return str(only)
-    why = (
-        f"{len(found)} lists of {n_layers} layers ({', '.join(found)})"
-        if found
-        else f"no list of {n_layers} layers"
-    )
+        return str(found[0])
+    many = f"{len(found)} lists of {n_layers} layers ({', '.join(found)})"
+    why = many if found else f"no list of {n_layers} layers"
     raise LookupError(
         f"{type(model).__name__} has {why}, so its decoder layers were not found; proofs cannot be"
         " computed with this model"
@@ -85,11 +70,7 @@ def _is_elsewhere(path: str) -> bool:
     """Returns True if a list of modules is inside a layer, or outside the text decoder."""
     *parents, own = path.split(".")
     in_a_layer = any(part.isdecimal() for part in parents)
-    return (
-        in_a_layer
-        or own not in ("layers", "h", "blocks")
-        or any(tower in path for tower in _OTHER_TOWERS)
-    )
+    return bool(in_a_layer or own not in ("layers", "h", "blocks") or _OTHER_TOWERS.search(path))
 
 
 def _at(model: nn.Module, path: str) -> nn.ModuleList | None:

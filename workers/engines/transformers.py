@@ -26,12 +26,6 @@ from workers.engines.ticks import EngineLostError, EngineMemoryError
 # Tokens of one forward: enough to fill a GPU; a large model's activations still fit in memory.
 _MAX_BATCH_TOKENS = 8192
 
-_DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 class TransformersEngine(WholeBatchEngine):
     """An engine for decoder-only models of the transformers library."""
@@ -42,9 +36,7 @@ class TransformersEngine(WholeBatchEngine):
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             config = AutoConfig.from_pretrained(options.model).get_text_config()
-            loaded = AutoModel.from_pretrained(
-                options.model, dtype=_DTYPES.get(options.dtype, "auto")
-            )
+            loaded = AutoModel.from_pretrained(options.model, dtype=options.dtype)
         except (OSError, ValueError, ImportError) as error:
             # ImportError: a number format needs another library.
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error

@@ -99,7 +99,7 @@ class VllmEngine(Engine):
             try:
                 with garbage_may_wait():
                     self._llm, config, self._args = self._await(
-                        start(options, self._count_step, of_hosts), None
+                        start(options, self._count_step, of_hosts)
                     )
             except ProoflineError:
                 raise
@@ -304,8 +304,7 @@ class VllmEngine(Engine):
         self._args.host, self._args.port = host, port
         with garbage_may_wait():
             self.chat_paths = self._await(
-                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all, self._chat),
-                None,
+                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all, self._chat)
             )
         return port
 
@@ -379,7 +378,7 @@ class VllmEngine(Engine):
     def _count_step(self) -> None:
         self._steps += 1
 
-    def _await(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+    def _await(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
 
@@ -387,9 +386,8 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
     """Returns the ranks' values. EngineMemoryError or EngineFailedError if a rank failed."""
     failed = [answer for answer in answers if "error" in answer]
     if failed:
-        in_memory = all(answer["kind"] == "memory" for answer in failed)
-        kind = EngineMemoryError if in_memory else EngineFailedError
-        raise kind(failed[0]["error"])
+        is_memory = all(answer["kind"] == "memory" for answer in failed)
+        raise (EngineMemoryError if is_memory else EngineFailedError)(failed[0]["error"])
     return [answer["value"] for answer in answers]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,16 +34,7 @@ _KINDS = {
 _RINGS = {"CircularBufferSpec", "KpoolTailSpec"}
 
 # Number formats of caches that keep everything in the bound tensor.
-_CACHE_DTYPES = {
-    "auto",
-    "float16",
-    "bfloat16",
-    "float32",
-    "fp8",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp8_ds_mla",
-}
+_CACHE_DTYPES = re.compile(r"auto|b?float16|float32|fp8(_e4m3|_e5m2|_ds_mla)?")
 
 # Attribute in which vLLM's V2 runner leaves the blocks of the states of chat's last step.
 _TOLD_STATES = "mamba_aligned_state_indices"
@@ -130,7 +122,7 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
     """Returns why proofs of this model, or chat alongside proofs, would be wrong although all
     self-tests pass; None if they would be correct.
     """
-    if cache_dtype not in _CACHE_DTYPES:
+    if not _CACHE_DTYPES.fullmatch(cache_dtype):
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"
             " which cannot be isolated from chat; use auto or fp8"

@@ -334,16 +334,8 @@ def _store(address: str) -> tuple[Any, int]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family)
     port: int = listener.getsockname()[1]
-    return (
-        TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        ),
-        port,
-    )
+    is_ours = {"is_master": True, "master_listen_fd": listener.detach()}
+    return TCPStore(address, port, wait_for_workers=False, **is_ours), port
 
 
 def _vllm_version() -> str | None:

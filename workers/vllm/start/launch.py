@@ -221,11 +221,7 @@ async def serve(
     pipeline.fair.format_in_turns(app)
     api_server.check_bodies(app, pipeline.read)
     paths = passed_on(api_server.routes(app))
-
-    def is_lost() -> bool:
-        return bool(llm.errored)
-
-    gated = GatedChat(app, gate, is_lost, secret, paths, ids_for_all)
+    gated = GatedChat(app, gate, lambda: bool(llm.errored), secret, paths, ids_for_all)
     # vLLM's app manages the lifespan; Celery handles signals.
     config = uvicorn.Config(
         gated,
