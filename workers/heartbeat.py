@@ -98,14 +98,10 @@ class Heartbeat:
     def _live_on(self) -> None:
         """Sends a sign of life that does not wait for sensors, which may hang and delay a beat."""
         newly_draining = self._draining.is_set() and not self._told_draining
-        chat_ended = self._told_chat and not self._chats()
+        chats = self._served and self._served[0].chat_stats().get("chat_active")
+        chat_ended = self._told_chat and not chats
         if not self._registry.pulse(self.record.id) or newly_draining or chat_ended:
             self._beats.soon()
-
-    def _chats(self) -> float:
-        return (
-            0 if self._served is None else int(self._served[0].chat_stats().get("chat_active", 0))
-        )
 
     def _beat(self) -> None:
         now: dict[str, Any] = {"gpus": self._gpus.now().model_dump()}

@@ -139,22 +139,17 @@ class Watchdog:
         self._clock = clock
         self._beats: int | None = None
         self._looked_at = 0.0
-        self._still_s = 0.0
-
-    @property
-    def still_s(self) -> float:
-        """Returns the seconds without progress while requests waited, as of the last check."""
-        return self._still_s
+        self.still_s = 0.0  # seconds without progress while requests waited, by the last check
 
     def is_hung(self, pulse: Pulse) -> bool:
         """Returns whether the engine made no progress for `hung_after_s` while requests waited."""
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:
-            self._still_s = 0.0
+            self.still_s = 0.0
         else:
-            self._still_s += min(now - self._looked_at, self._longest_look_s)
+            self.still_s += min(now - self._looked_at, self._longest_look_s)
         self._beats, self._looked_at = pulse.beats, now
-        return self._still_s >= self._hung_after_s
+        return self.still_s >= self._hung_after_s
 
 
 @lru_cache(maxsize=1000)

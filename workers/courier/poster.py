@@ -155,16 +155,10 @@ class Poster:
         if 200 <= status < 300:
             return Result(End.TAKEN)
         said = f"{redacted(delivery.url)} answered {status}"
-        if status == 400 and self._is_named(delivery):
+        if status == 400 and self._clients.concerns(httpx.URL(delivery.url).host):
             said += "; so do proxies that miss the node's certificate (POC_CALLBACK_CLIENT_CERT)"
         end = {410: End.GONE, 413: End.TOO_LARGE}.get(status, End.REFUSED)
         return Result(end, said, said, retry_after_s)
-
-    def _is_named(self, delivery: Delivery) -> bool:
-        try:
-            return self._clients.concerns(httpx.URL(delivery.url).host)
-        except httpx.InvalidURL:
-            return False
 
     async def _status(self, delivery: Delivery, sending: _Sending) -> tuple[int, float | None]:
         """Returns the answer's status, and the seconds of its Retry-After header, or None."""

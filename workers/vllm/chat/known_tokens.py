@@ -35,15 +35,14 @@ class KnownTokens:
         config = llm.vllm_config
         self._mode: str = config.model_config.logprobs_mode
         self._limits = limits
-        self._no_steps = no_hooks
-        self._no_pass = no_hooks
-        if config.speculative_config is not None and not no_hooks:
-            self._no_steps = "speculative decoding puts drafts in their place"
-        if config.cache_config.kv_sharing_fast_prefill and not no_hooks:
-            self._no_pass = "--kv-sharing-fast-prefill leaves out what a prompt's logprobs need"
-        self._no_mode = no_hooks
+        self._no_steps = self._no_pass = self._no_mode = no_hooks
+        if config.speculative_config is not None:
+            self._no_steps = no_hooks or "speculative decoding puts drafts in their place"
+        if config.cache_config.kv_sharing_fast_prefill:
+            fault = "--kv-sharing-fast-prefill leaves out what a prompt's logprobs need"
+            self._no_pass = no_hooks or fault
         if self._mode not in (RAW, PROCESSED):
-            self._no_mode = self._no_mode or f"the engine tells {self._mode}"
+            self._no_mode = no_hooks or f"the engine tells {self._mode}"
         # The operator's logits processors, including those that packages bring.
         self._processors = bool(
             config.model_config.logits_processors or entry_points(group=_PROCESSORS)

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
-import torch
 from vllm import exceptions
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -87,30 +86,30 @@ class Rows:
         return cls(ids.astype(np.int64), logprobs.astype(np.float32), ranks.astype(np.int64))
 
 
-def cut(
-    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
-) -> torch.Tensor:
-    """Applies top_k and top_p like vLLM's sampler."""
-    found: torch.Tensor = apply_top_k_top_p(logits, top_k, top_p)
-    return found
+# Applies top_k and top_p as vLLM's sampler does.
+cut = apply_top_k_top_p
+# Creates a model runner's result for a prompt, from ids, logprobs and ranks.
+prompt_logprobs = LogprobsTensors
 
 
-def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tensor) -> Any:
-    """Creates a model runner's result for a prompt."""
-    return LogprobsTensors(ids, logprobs, ranks)
+def _whole(**more: Any) -> Any:
+    """Returns parameters of a request that ends only by length and has one output, without text."""
+    return SamplingParams(
+        flat_logprobs=True,
+        detokenize=False,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        **more,
+    )
 
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
     """Returns a one-pass request's parameters. `skip_cache`: also computes cached positions."""
-    return SamplingParams(
+    return _whole(
         max_tokens=1,
         temperature=0.0,
         prompt_logprobs=n_best,
-        flat_logprobs=True,
-        detokenize=False,
-        ignore_eos=True,
         skip_reading_prefix_cache=skip_cache,
-        output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={PASS: scoring},
     )
 
@@ -138,16 +137,8 @@ def step_params(params: Any, tokens: list[int], mode: str) -> Any:
 
 def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
     """Returns the parameters of an answer that the trial decodes."""
-    return SamplingParams(
-        max_tokens=n_tokens,
-        temperature=0.99,
-        logprobs=n_best,
-        flat_logprobs=True,
-        detokenize=False,
-        ignore_eos=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={LOGPROBS_MODE: mode},
-    )
+    extra = {LOGPROBS_MODE: mode}
+    return _whole(max_tokens=n_tokens, temperature=0.99, logprobs=n_best, extra_args=extra)
 
 
 def core_output(request_id: str, tokens: list[int], rows: Rows) -> Any:

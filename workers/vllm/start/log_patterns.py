@@ -34,8 +34,9 @@ _NOT_ON_HUB = re.compile(
 _NOT_HERE = re.compile(r"outgoing traffic has been disabled")
 _NEEDS_TRUST = re.compile(r"(setting|argument|option) `trust_remote_code=True`")
 # Errors about a model family (release/faults.py).
-_NOT_ON_CPUS = re.compile(r"\bvLLM \S+ cannot compute \S+ on CPUs, ")
-_UNKNOWN = re.compile(r"\bvLLM \S+ does not know models of the kind ")
+_OF_FAMILY = re.compile(
+    r"\bvLLM \S+ (cannot compute \S+ on CPUs, |does not know models of the kind )"
+)
 DOES_NOT_FIT = (
     "the model does not fit: use more --tensor-parallel or --pipeline-parallel, after -- a smaller"
     " --max-model-len, or a smaller model; on a CPU a smaller VLLM_CPU_KVCACHE_SPACE (GiB)"
@@ -68,7 +69,7 @@ HOPELESS = {
 
 def why_hopeless(log: Sequence[str]) -> str | None:
     """Returns why a worker that never got ready would fail again, by its log; else None."""
-    causes = HOPELESS | {_NOT_ON_CPUS: NO_OTHER_START, _UNKNOWN: NO_OTHER_START}
+    causes = HOPELESS | {_OF_FAMILY: NO_OTHER_START}
     return next(
         (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None
     )
