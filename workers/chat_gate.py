@@ -1,7 +1,5 @@
 """The chat gate: decides before each slice whether proofs or chat may use the engine."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

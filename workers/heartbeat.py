@@ -1,7 +1,5 @@
 """A worker's heartbeat, sent by a separate thread so that long operations do not delay it."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import threading

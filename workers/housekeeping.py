@@ -1,7 +1,5 @@
 """A worker's periodic work: checks its engine, looks for work and recovers stuck jobs."""
 
-from __future__ import annotations
-
 import logging
 import random
 import socket

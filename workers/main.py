@@ -1,7 +1,5 @@
 """The worker process: loads an engine, registers, and consumes its model's queue."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

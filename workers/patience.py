@@ -1,7 +1,5 @@
 """Waits until an unavailable Redis is back, so that its restart does not lose computed values."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 With several stages, a micro-batch enters the first stage as soon as the previous one has left it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A worker's proofs: its engine, its chat gate, and the thread that runs slices."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

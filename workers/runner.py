@@ -1,7 +1,5 @@
 """A worker's main loop: leases nonces, computes some micro-batches at a time, stores the values."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ long sequences), the micro-batch shrinks, down to one nonce. Calls into the engi
 short without chat, because a long call counts as a lost engine.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from dataclasses import dataclass, field

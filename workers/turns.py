@@ -1,7 +1,5 @@
 """A worker's turns: each message makes the worker compute for some seconds."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Leases a model's nonces for a worker, a round's before those of jobs, and stores the values."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """Delivers the payloads of outboxes to their receivers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

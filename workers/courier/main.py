@@ -1,7 +1,5 @@
 """The courier process, which delivers the payloads of outboxes. It needs no engine and no GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import signal

@@ -1,7 +1,5 @@
 """Limits how many outboxes are delivered at a time, so that no outbox blocks the others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine

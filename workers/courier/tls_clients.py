@@ -1,7 +1,5 @@
 """HTTP clients for callbacks, with the operator's certificates and proxy."""
 
-from __future__ import annotations
-
 import ssl
 
 import httpx

@@ -1,7 +1,5 @@
 """Finds a model's decoder layers, and determines whether the network reflects them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Caches an engine's prepared schemes, because generating their vectors takes time."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

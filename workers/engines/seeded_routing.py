@@ -1,7 +1,5 @@
 """Chooses experts by a seed instead of a model's gate, in models of the transformers library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

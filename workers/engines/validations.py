@@ -1,7 +1,5 @@
 """Statistics of chat validations: how an engine scores other nodes' answers, and how many."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

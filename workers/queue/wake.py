@@ -1,7 +1,5 @@
 """Wake-up messages of a worker to itself and to its model, and the removal of superfluous ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery import Celery

@@ -1,7 +1,5 @@
 """The steps of a chat between vLLM's server and engine: network fields, limits, fair sharing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from functools import partial

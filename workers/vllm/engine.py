@@ -1,7 +1,5 @@
 """The vLLM engine: an AsyncLLM on a separate thread. Proofs call all ranks by `collective_rpc`."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import logging

@@ -2,8 +2,6 @@
 Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays off.
 """
 
-from __future__ import annotations
-
 import logging
 import traceback
 from collections.abc import Callable

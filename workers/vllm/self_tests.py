@@ -1,7 +1,5 @@
 """Self-tests of a newly loaded engine: separate caches, bits of slices, memory, decode steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -1,7 +1,5 @@
 """Errors that refuse chat requests, with texts for the client. Imports no vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextvars import ContextVar
 

@@ -3,8 +3,6 @@
 `vllm_xargs` are dropped on every path.
 """
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Middleware of vLLM's OpenAI server: reports chat in progress to proofs through the chat gate."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

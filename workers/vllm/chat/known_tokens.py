@@ -2,8 +2,6 @@
 server renders the prompt, creates the parameters and formats the yielded outputs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import time

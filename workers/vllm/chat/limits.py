@@ -2,8 +2,6 @@
 longer than a row of the model runner, could end the engine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass

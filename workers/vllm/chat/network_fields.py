@@ -1,7 +1,5 @@
 """Reads the network's fields for validating chat: enforced_tokens, enforced_str, logprobs_mode."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Computes logprobs of known tokens from logits, as vLLM's sampler would report them."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence

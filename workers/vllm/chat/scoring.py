@@ -1,7 +1,5 @@
 """Instructions to the ranks about known tokens: plain data in a request's `extra_args`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Limits how many connections to a worker's chat port may be open without the gateway's secret."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import resource

@@ -1,7 +1,5 @@
 """The trial at start-up: finds how this engine scores known tokens with its model and flags."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

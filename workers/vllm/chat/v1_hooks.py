@@ -3,8 +3,6 @@ wherever the V2 runner cannot. Methods of one runner and its sampler are replace
 call the originals; vLLM's code is not changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -3,8 +3,6 @@ of one runner's objects are replaced by methods that call the originals. Only th
 request a row belongs to, so the options are on the device too, by request slot.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Shares an engine among clients: tries grammars, formats answers and reads reports in turns."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

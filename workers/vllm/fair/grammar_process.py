@@ -4,8 +4,6 @@ further line is a grammar, compiled by a forked child that has the vocabulary an
 process ends with its input.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@ an object for each of twenty numbers of each token, for all answers of a step, b
 loop while the next step's report arrived.
 """
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Iterable, Sequence

@@ -2,8 +2,6 @@
 formatting long parts would block the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import deque

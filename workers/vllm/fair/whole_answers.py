@@ -3,8 +3,6 @@ takes longer than creating vLLM's object for it, and vLLM's server formats all n
 without a pause.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar

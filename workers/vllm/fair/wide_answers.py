@@ -2,8 +2,6 @@
 Such an answer takes several times as much of the engine's steps and the event loop as others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The model's forward pass over some layers, with a proof's caches and hooks during that call."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any

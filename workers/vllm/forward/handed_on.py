@@ -4,8 +4,6 @@ DeepSeek-V4 merges the connections. Without a cut, the next layer merges them in
 first operations, which gives other bits.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ cache. So one cache serves all layers of a kind, and chat's blocks are never tou
 (docs/architecture.md, "Chat and proofs").
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

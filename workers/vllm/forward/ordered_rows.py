@@ -1,7 +1,5 @@
 """Makes Marlin's experts (4 bits, in DeepSeek-V4 and Kimi-K2) reproducible: sorts their rows."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Profiles proof work with torch's profiler, and measures a device's speed, in vLLM's processes."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

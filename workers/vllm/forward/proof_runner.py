@@ -4,8 +4,6 @@ may use the engine, while the micro-batch's activations stay on the device. Ever
 rank runs the same code and generates its own inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

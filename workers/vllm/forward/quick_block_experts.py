@@ -3,8 +3,6 @@ a proof's slice, so chat keeps vLLM's kernels. The first large call of each shap
 tiles and uses the fastest that gives vLLM's bits.
 """
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Kernels for products of experts in 16 bits, with the activation; chat keeps vLLM's kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

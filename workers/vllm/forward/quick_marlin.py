@@ -5,8 +5,6 @@ bits takes half the time. The numbers are Marlin's, but their sums have another 
 POC_EXPERTS=fast turns this on.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@ keeps vLLM's code. On a rank with all heads vLLM computes them element by elemen
 passes over memory. Under tensor parallelism vLLM has its own kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

@@ -3,8 +3,6 @@ is used for a shape only if its bits equal those of vLLM's operation: the first 
 shape runs both, on its first rows and on numbers of all magnitudes.
 """
 
-from __future__ import annotations
-
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 Recorded work reads and writes only tensors that keep their addresses.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import os

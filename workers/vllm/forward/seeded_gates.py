@@ -2,8 +2,6 @@
 Applies only during a proof's slice; chat is not affected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

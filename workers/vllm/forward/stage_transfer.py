@@ -1,7 +1,5 @@
 """Transfers between pipeline stages: activations forward, a decode step's points to the first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Caches for keys, values and states of decode proofs between steps, separate from chat's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

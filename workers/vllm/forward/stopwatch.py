@@ -1,7 +1,5 @@
 """Measures how long slices use a device, and limits how many of them wait on the device."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence

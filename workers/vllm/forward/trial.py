@@ -1,7 +1,5 @@
 """Trials of kernels that replace vLLM's during a proof's slice. Only correct kernels are used."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Watches a rank during self-tests: chat's caches, and outputs on tensor-parallel ranks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

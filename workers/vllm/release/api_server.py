@@ -1,7 +1,5 @@
 """vLLM's OpenAI server and its arguments, by release."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """vLLM's operations, norms and kernels of experts, by release."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """vLLM's engine core and its processes, by release."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

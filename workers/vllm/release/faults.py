@@ -1,7 +1,5 @@
 """Avoids or reports known faults of vLLM's releases."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from importlib.util import find_spec

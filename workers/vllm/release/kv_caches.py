@@ -1,7 +1,5 @@
 """vLLM's caches and attention metadata, by release."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence

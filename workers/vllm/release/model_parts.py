@@ -1,7 +1,5 @@
 """A model's layers as vLLM runs them, and how vLLM loads a model, by release."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """vLLM's tensor-parallel ranks and pipeline stages, by release."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager

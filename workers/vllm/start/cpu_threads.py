@@ -2,8 +2,6 @@
 each rank, so two workers on one machine would use the same CPUs.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@ A follower takes no work, and has no queue and no worker record. It waits for th
 the head's engine, and ends with the head. Its supervisor then restarts it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

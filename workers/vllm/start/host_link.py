@@ -9,8 +9,6 @@ unexpected message closes the connection. But vLLM's own ports between hosts tru
 (SECURITY.md).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json
@@ -334,8 +332,10 @@ def _store(address: str) -> tuple[Any, int]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family)
     port: int = listener.getsockname()[1]
-    is_ours = {"is_master": True, "master_listen_fd": listener.detach()}
-    return TCPStore(address, port, wait_for_workers=False, **is_ours), port
+    store = TCPStore(
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, port
 
 
 def _vllm_version() -> str | None:

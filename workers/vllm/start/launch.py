@@ -1,7 +1,5 @@
 """Starts and ends vLLM's engine and OpenAI server, on the event loop that runs them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

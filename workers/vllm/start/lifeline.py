@@ -3,8 +3,6 @@ vLLM's workers end with the engine core. But the core ends only on request of th
 started it, and a killed process makes no request.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Keeps a single rank from opening ports: torch.distributed's groups of one need no connections."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -5,8 +5,6 @@ vLLM's dummy weights are within 0.001 of zero. In 8 bits nearly all of them are 
 And layers hardly change their inputs, so artifacts do not depend on how they were computed.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import zlib

@@ -3,8 +3,6 @@ kernels add in the order in which their threads arrive: sparse attention when it
 some mixtures of experts.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence

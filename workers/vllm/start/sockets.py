@@ -1,7 +1,5 @@
 """A folder for the sockets of vLLM's processes, one per worker, because vLLM removes no sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
