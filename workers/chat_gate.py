@@ -117,12 +117,12 @@ class ChatGate:
             self.on_exclusive()
 
     def chat_waits(self) -> bool:
-        """Returns whether a slice would run during chat now."""
+        """Returns whether chat would have to wait for a slice that begins now."""
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
         """Waits up to `timeout_s` until a slice may run; returns whether it may. A timeout of 0
-        only checks, and does not count as a skip.
+        only checks, and is not counted in `GateStats.skips`.
         """
         deadline = self._clock() + timeout_s
         with self._changed:
@@ -152,7 +152,7 @@ class ChatGate:
         return self._policy.mode == "exclusive" and self._computes_round
 
     def _wait_s(self, urgent: bool) -> float:
-        """Returns the seconds that a slice must wait now; infinite until something changes."""
+        """Returns the seconds until a slice may run; infinity if something must change first."""
         if self._is_exclusive_now() or self._unfinished() == 0:
             self._denied_since = None
             return 0.0

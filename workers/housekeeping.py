@@ -131,7 +131,7 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: most time that one check adds; this process may have been stopped."""
+        """`longest_look_s`: most seconds that one check adds, even after a longer pause."""
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
         self._clock = clock

@@ -189,7 +189,7 @@ class Pipeline:
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """Halves the engine's limit and restarts all. A micro-batch of one nonce fails instead."""
+        """Halves the size of micro-batches and restarts them; fails a micro-batch of one nonce."""
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
         if len(largest.nonces) == 1:

@@ -59,7 +59,7 @@ class _LayerTimes:
         self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
 
     def most_within(self, limit_s: float, most: int) -> int:
-        """Returns the largest size not known to make a layer take longer than `limit_s`."""
+        """Returns the largest size, up to `most`, whose layers should take at most `limit_s`."""
         if self.layer_s > limit_s and self.measured >= _SURE:
             self.too_long[self.n] = True
         if self.per_nonce_s * most <= limit_s:

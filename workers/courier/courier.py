@@ -72,7 +72,7 @@ class Courier:
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """Renews deliveries' locks, so that no slow payload is sent twice. Call it in time."""
+        """Renews the locks of deliveries in progress, so that no slow payload is sent twice."""
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 

@@ -20,7 +20,7 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """Starts each delivery as soon as a place is free. Belongs to one event loop."""
+    """Starts each delivery as soon as the limits allow. Belongs to one event loop."""
 
     def __init__(
         self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int
@@ -34,7 +34,7 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """Queues an outbox that neither waits nor is being delivered. For the loop's thread."""
+        """Queues an outbox unless it is queued or being delivered. Only for the loop's thread."""
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()

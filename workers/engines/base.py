@@ -111,7 +111,7 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """Returns a value per nonce, None without finite state. SpecError if not computable."""
+        """Returns one value per nonce (None without a finite state). May raise SpecError."""
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

@@ -33,7 +33,7 @@ _QUEUE_OF_ONE_S = 3600
 
 
 class _Client(Redis):
-    """A client whose scripts (kombu's) are loaded by the API."""
+    """A client for kombu's scripts, which the API has loaded into Redis."""
 
     def register_script(self, script: Any) -> Any:
         return SharedScript(self, script)

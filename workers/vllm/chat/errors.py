@@ -24,7 +24,7 @@ class Refused(ProoflineError):
 
 
 class CannotForce(Refused):
-    """503: this node cannot score known tokens (another node's answer). It blames nobody."""
+    """503: this node cannot score known tokens. The network does not blame the answering node."""
 
     status = 503
 
@@ -46,7 +46,7 @@ class Failed(Refused):
 
 
 class BadRequest(Refused):
-    """400: invalid on every node. The network blames the sender if `param` is "enforced_tokens"."""
+    """400. With `param` "enforced_tokens", the network blames the node that created the tokens."""
 
     status = 400
 

@@ -48,7 +48,7 @@ class KnownTokens:
         self._generate = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
-        """Sets how known tokens are scored from now on. `no_steps`: why steps cannot score them."""
+        """Sets how known tokens are scored. `no_steps`: why decode steps cannot score them."""
         self.validations.way = way
         self._no_steps = self._no_steps or no_steps
 

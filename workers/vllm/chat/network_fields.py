@@ -30,7 +30,7 @@ class NetworkFields:
         self._tokenizer = tokenizer
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Reads the fields of a JSON body, if it has any. Raises BadRequest or CannotForce."""
+        """Reads the fields of a JSON body; None without any. May raise BadRequest, CannotForce."""
         if not found.keys().isdisjoint(KNOWN_TOKENS):  # in a thread: tokenizing takes long
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None

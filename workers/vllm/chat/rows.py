@@ -118,7 +118,7 @@ def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut:
 def scored(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
 ) -> RowResults:
-    """Returns ids, logprobs and ranks of n known tokens. `logits`: (n x vocabulary), unscaled."""
+    """Returns ids, logprobs and ranks of n tokens. `logits`: not yet divided by `temperature`."""
     if _is_fused(logits, n_best):
         from poc_core.fused import best  # imported here: only a CUDA build of torch includes Triton
 

@@ -1,4 +1,4 @@
-"""Shares an engine among clients: tries grammars, formats answers and reads reports in turns."""
+"""Shares an engine among clients: tries grammars, and processes answers in turns."""
 
 import asyncio
 import logging
@@ -75,7 +75,7 @@ class FairChat:
         await self._grammars.close()
 
     def begin(self, request: Any) -> None:
-        """Prepares an answer that the output processor has just begun."""
+        """Prepares the delivery of a new answer: in parts, with logprobs created late."""
         params = request.sampling_params
         width, of_prompt = _width(params), _width_of_prompt(params)
         if not _is_wide(width, of_prompt):
@@ -167,7 +167,7 @@ class FairChat:
 
 
 def _width(asking: Any) -> int:
-    """Returns an answer's numbers per token; `asking`: SamplingParams or a logprobs processor."""
+    """Returns how many numbers each answer token has; `asking`: parameters or processor."""
     asked = getattr(asking, "num_logprobs", None)
     return 1 if asked is None else 2 + max(0, asked)
 

@@ -20,7 +20,7 @@ class WholeAnswers:
     """Formats the complete answers of one of vLLM's chat handlers."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)`: waits for a turn, and returns how many positions may be formatted."""
+        """`wait(width)`: waits for a turn; returns how many positions of that width to format."""
         self._wait = wait
         self._handler = handler
         self._create = handler._create_chat_logprobs

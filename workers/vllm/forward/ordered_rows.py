@@ -63,7 +63,7 @@ class OrderedRows:
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
-    """Computes `in_order` with torch: sorts each expert's rows, up to the first `n_used` of all."""
+    """Returns the rows with each expert's sorted; rows after the first `n_used` stay."""
     of_block = experts[: n_used // block]
     is_next = torch.ones_like(of_block, dtype=torch.int64)
     is_next[1:] = of_block[1:] != of_block[:-1]

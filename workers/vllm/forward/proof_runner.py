@@ -107,12 +107,12 @@ class ProofRunner:
         return self._kept.room(n_places, limit_bytes)
 
     def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
-        """Reserves memory for decode steps. `moe_layers`: each stage's layers with experts."""
+        """Reserves memory for decode steps. `moe_layers`: number of MoE layers of each stage."""
         self._kept.reserve(n_places, n_tokens)
         self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Turns recording of decode steps on or off; returns its count and what prevents it."""
+        """Turns recording of decode steps on or off; returns their number and what prevents it."""
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 

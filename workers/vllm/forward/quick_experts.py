@@ -47,7 +47,7 @@ class Product(NamedTuple):
         )  # fmt: skip
 
     def of_opened(self, out: Tensor, opened: Tensor) -> None:
-        """Computes this second product from a first one in the order of experts."""
+        """Computes this second product from the first one, whose rows are ordered by expert."""
         from poc_core.fused.experts import product_by_expert_
 
         assert self.share is not None

@@ -219,7 +219,7 @@ class RecordedStep:
         )
 
     def record(self, forward: BoundForward, caches: Caches) -> None:
-        """Records the step after `fill`, with the context `caches()`. Any rank's error raises."""
+        """Records the step after `fill`, with the context `caches()`. Raises any rank's error."""
 
         def work() -> Any:
             assert self._metadata is not None, "nothing was filled in"

@@ -72,7 +72,7 @@ def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
 
 
 def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
-    """Returns the index of the fastest of `ways` with the bits of `own` in `out`; else None."""
+    """Returns the index of the fastest of `ways` that gives the bits of `own`; None for `own`."""
     own()
     expected = out[::_EVERY].clone()
     found, least_ms = None, milliseconds(own)

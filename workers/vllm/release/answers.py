@@ -247,7 +247,7 @@ def unsupported(schema: Any) -> str:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Returns the innermost part's path for which `lacks` is true, and its bad keywords."""
+    """Returns the path of the innermost unsupported part, and its unsupported keywords."""
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
         path, schema = path + found[0], found[1]
@@ -332,7 +332,7 @@ class Answer:
                 return
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Returns logprobs that vLLM names; if ids name them, adds them here and returns None."""
+        """Returns the logprobs for vLLM to format; None if ids name the tokens: added here."""
         if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape

@@ -50,7 +50,7 @@ Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
 
 
 def check_bodies(app: Any, check: Check) -> None:
-    """Calls `check` for each parsed body before the route's function runs, in the route."""
+    """Calls `check` with each parsed body before the route's function runs."""
     for route in app.routes:
         dependant = getattr(route, "dependant", None)
         if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):

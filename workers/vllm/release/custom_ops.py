@@ -82,7 +82,7 @@ def _put(operations: Mapping[str, Any]) -> None:
 
 
 def enable_custom_ops(engine_args: Any) -> None:
-    """Enables all other fused kernels at model load; an operator's setting takes precedence."""
+    """Enables all of vLLM's fused operations, unless the operator has chosen "all" or "none"."""
     config = engine_args.compilation_config
     if not any(word in ("all", "none") for word in config.custom_ops):
         config.custom_ops.append("all")

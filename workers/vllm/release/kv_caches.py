@@ -233,7 +233,7 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns the addresses of vLLM's shared buffers, or with `alike_on_ranks` their bytes."""
+    """Returns the addresses of vLLM's shared buffers, or with `alike_on_ranks` their sizes."""
     try:
         from vllm.v1.worker.workspace import (
             current_workspace_manager,

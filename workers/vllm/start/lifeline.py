@@ -30,7 +30,7 @@ def offer() -> None:
 
 
 def hold() -> None:
-    """Starts a thread that ends this process and its engine core with the process of `offer`."""
+    """Starts a thread that ends this process and its engine core when the worker ends."""
     main = int(os.environ.get(VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if not main or parent is None or parent.pid is None:
