@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from poc_core.state.delivery.outbox import Due
@@ -52,35 +52,28 @@ class Places:
     def _start(self) -> None:
         if not self._is_open:
             return
-        places = Counter(due.is_round for due in self._under_way.values())
-        receivers = Counter((due.is_round, due.receiver) for due in self._under_way.values())
-        hosts = Counter((due.is_round, _host(due)) for due in self._under_way.values())
-        sizes: Counter[bool] = Counter()
+        used: Counter[tuple[object, ...]] = Counter()
         for due in self._under_way.values():
-            sizes[due.is_round] += self._size(due)
+            used.update({key: n for key, n, _ in self._needs(due)})
         for due in list(self._waiting.values()):
-            kind, size = due.is_round, self._size(due)
-            receiver, host = (kind, due.receiver), (kind, _host(due))
-            most = ROUND_PLACES if kind else JOB_PLACES
-            if (
-                places[kind] >= most
-                or receivers[receiver] >= RECEIVER_PLACES
-                or hosts[host] >= HOST_SHARE * most
-            ):
-                continue
-            if sizes[kind] and sizes[kind] + size > MOST_BYTES:
-                continue
-            places[kind] += 1
-            receivers[receiver] += 1
-            hosts[host] += 1
-            sizes[kind] += size
-            self._under_way[due.outbox_id] = self._waiting.pop(due.outbox_id)
-            task = asyncio.ensure_future(self._run(due))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            needs = self._needs(due)
+            if all(not used[key] or used[key] + n <= most for key, n, most in needs):
+                used.update({key: n for key, n, _ in needs})
+                self._under_way[due.outbox_id] = self._waiting.pop(due.outbox_id)
+                task = asyncio.ensure_future(self._run(due))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
-    def _size(self, due: Due) -> int:
-        return min(due.waiting_bytes, self._largest_payload) if due.is_round else due.waiting_bytes
+    def _needs(self, due: Due) -> Sequence[tuple[tuple[object, ...], int, float]]:
+        """Returns what a delivery uses: (key of a limit, amount, limit)."""
+        kind, size = due.is_round, due.waiting_bytes
+        places = ROUND_PLACES if kind else JOB_PLACES
+        return (
+            (("places", kind), 1, places),
+            (("receiver", kind, due.receiver), 1, RECEIVER_PLACES),
+            (("host", kind, due.receiver.rpartition(":")[0]), 1, HOST_SHARE * places),
+            (("bytes", kind), min(size, self._largest_payload) if kind else size, MOST_BYTES),
+        )
 
     async def _run(self, due: Due) -> None:
         try:
@@ -88,7 +81,3 @@ class Places:
         finally:
             del self._under_way[due.outbox_id]
             self._start()
-
-
-def _host(due: Due) -> str:
-    return due.receiver.rpartition(":")[0]

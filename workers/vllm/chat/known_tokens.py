@@ -5,7 +5,7 @@ server renders the prompt, creates the parameters and formats the yielded output
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from importlib.metadata import entry_points
 from typing import Any
@@ -45,7 +45,7 @@ class KnownTokens:
         self._processors = bool(
             config.model_config.logits_processors or entry_points(group=_PROCESSORS)
         )
-        self._generate = llm.generate
+        self._generate: Callable[..., AsyncIterator[Any]] = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
         """Sets how known tokens are scored. `no_steps`: why decode steps cannot score them."""
@@ -73,8 +73,7 @@ class KnownTokens:
                 del extra[LOGPROBS_MODE]
             elif self._no_mode:
                 raise CannotForce(f"another logprobs_mode than the engine's: {self._no_mode}")
-        outputs: AsyncIterator[Any] = self._generate(prompt, sampling_params, request_id, **named)
-        return outputs
+        return self._generate(prompt, sampling_params, request_id, **named)
 
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
@@ -210,5 +209,4 @@ class KnownTokens:
         return last
 
     def _mode_of(self, params: Any) -> str:
-        mode: str = params.extra_args.get(LOGPROBS_MODE) or self._mode
-        return mode
+        return str(params.extra_args.get(LOGPROBS_MODE) or self._mode)

@@ -78,27 +78,22 @@ class V1Hooks:
             answer[request] = answers.prompt_logprobs(*(one.cpu() for one in rows))
         return answer
 
-    def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> torch.Tensor:
+    def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> Any:
         """Stores the raw logprobs of rows that report them, before the logits are processed."""
         rows = self._raw_rows() if self._asked and not self._verifying else []
         self._raw = (rows, logits[rows].log_softmax(-1, dtype=torch.float32)) if rows else None
-        processed: torch.Tensor = self._apply_processors(logits, *told, **named)
-        return processed
+        return self._apply_processors(logits, *told, **named)
 
-    def sample(
-        self, logits: torch.Tensor, metadata: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        found: tuple[torch.Tensor, torch.Tensor | None]
+    def sample(self, logits: torch.Tensor, metadata: Any) -> Any:
         if not self._asked or self._verifying:
-            found = self._sample(logits, metadata)
-            return found
-        found = sampled, logprobs = self._sample_processed(logits, metadata)
+            return self._sample(logits, metadata)
+        sampled, logprobs = self._sample_processed(logits, metadata)
         if self._raw is not None and logprobs is not None:
             rows, raw = self._raw
             logprobs[rows] = raw
         self._raw = None
         self._force(sampled)
-        return found
+        return sampled, logprobs
 
     def _sample_processed(self, logits: torch.Tensor, metadata: Any) -> Any:
         """Samples, with processed logprobs if rows of this step use different modes."""

@@ -25,9 +25,8 @@ class V2Hooks:
         self._passes: dict[str, Collected] = {}
         self._asked: dict[str, tuple[int, SamplerOptions]] = {}  # with the request's slot
         self._table = _Table(worker.max_num_reqs, runner.device)
-        self._processed: torch.Tensor | None = None  # logits of the step that is being verified
-        self._model: torch.Tensor | None = None  # the same logits before processing
-        self._slots: torch.Tensor | None = None  # slots of its rows
+        # Of a step that is being verified: its rows' slots, their logits, and the processed logits.
+        self._step: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._add_request, self._remove_request = worker.add_request, worker.remove_request
         self._prompt_logprobs = worker.compute_prompt_logprobs
         self._sample, self._slot_list = sampler.sample, _place(sampler.sample, "idx_mapping_np")
@@ -85,17 +84,13 @@ class V2Hooks:
             answer[request] = answers.prompt_logprobs(*self._passes.pop(request).rows())
         return answer
 
-    def sample(
-        self, logits: torch.Tensor, slots: torch.Tensor, *told: Any, **named: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        found: tuple[torch.Tensor, torch.Tensor]
+    def sample(self, logits: torch.Tensor, slots: torch.Tensor, *told: Any, **named: Any) -> Any:
         if not self._asked:
-            found = self._sample(logits, slots, *told, **named)
-            return found
+            return self._sample(logits, slots, *told, **named)
         mixed = self._is_mixed(told[self._slot_list - 2])
         self._sampler.logprobs_mode = PROCESSED if mixed else self._default
         sampled, processed = self._sample(logits, slots, *told, **named)
-        self._model = self._processed = self._slots = None
+        self._step = None
         if mixed:
             processed = self._table.with_raw(slots, logits, processed)
         return self._table.forced(slots, sampled, self._runner.req_states), processed
@@ -106,17 +101,15 @@ class V2Hooks:
         """Stores raw and processed logits until `gather` reads them in speculative decoding."""
         processed: torch.Tensor = self._apply(logits, slots, *told, **named)
         if self._asked:
-            self._model, self._processed, self._slots = logits, processed, slots
+            self._step = slots, logits, processed
         return processed
 
     def gather(self, *told: Any, **named: Any) -> Any:
-        model, processed, slots = self._model, self._processed, self._slots
-        self._model = self._processed = self._slots = None
-        if not self._asked or model is None or processed is None or slots is None:
+        step, self._step = self._step, None
+        if not self._asked or step is None:
             return self._gather(*told, **named)
-        mixed = self._table.with_raw(slots, model, processed)
         at = self._gathered
-        return self._gather(*told[:at], mixed, *told[at + 1 :], **named)
+        return self._gather(*told[:at], self._table.with_raw(*step), *told[at + 1 :], **named)
 
     def _is_mixed(self, slots: Any) -> bool:
         """Returns whether a row of this step has another logprobs mode than the deployment."""

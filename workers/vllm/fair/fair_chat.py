@@ -77,7 +77,7 @@ class FairChat:
     def begin(self, request: Any) -> None:
         """Prepares the delivery of a new answer: in parts, with logprobs created late."""
         params = request.sampling_params
-        width, of_prompt = _width(params), _width_of_prompt(params)
+        width, of_prompt = _widths(params)
         if not _is_wide(width, of_prompt):
             self._wide.another_began()
         queue = self._llm.output_processor.request_states[request.request_id].queue
@@ -107,14 +107,14 @@ class FairChat:
         grammar takes too long or too much memory.
         """
         asked = text_of(getattr(params, "structured_outputs", None)) if self._compiles else None
-        if asked is None and max(_width(params), _width_of_prompt(params)) == 1:
+        if asked is None and max(_widths(params)) == 1:
             return outputs
         return self._fair(outputs, CLIENT.get(), asked, params)
 
     async def _fair(
         self, outputs: Any, client: str, asked: tuple[str, str] | None, params: Any
     ) -> AsyncIterator[Any]:
-        width, of_prompt = _width(params), _width_of_prompt(params)
+        width, of_prompt = _widths(params)
         if asked is not None:
             outputs = self._with_grammar(outputs, asked)
         async with aclosing(outputs), AsyncExitStack() as place:
@@ -153,7 +153,7 @@ class FairChat:
     def _others_go_on(self) -> bool:
         states = self._llm.output_processor.request_states.values()
         asked = (state.logprobs_processor for state in states)
-        return not all(_is_wide(_width(one), _width_of_prompt(one)) for one in asked)
+        return not all(_is_wide(*_widths(one)) for one in asked)
 
     async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
         """Returns an answer's new logprobs, created part by part in the client's turns."""
@@ -166,18 +166,14 @@ class FairChat:
         return found if isinstance(logprobs, list) else logprobs
 
 
-def _width(asking: Any) -> int:
-    """Returns how many numbers each answer token has; `asking`: parameters or processor."""
-    asked = getattr(asking, "num_logprobs", None)
-    return 1 if asked is None else 2 + max(0, asked)
+def _widths(asking: Any) -> tuple[int, int]:
+    """Returns how many numbers each token of an answer and of its prompt has, from parameters."""
+    prompt = getattr(asking, "num_prompt_logprobs", getattr(asking, "prompt_logprobs", None))
+    return _width(getattr(asking, "num_logprobs", None)), _width(prompt)
 
 
-def _width_of_prompt(asking: Any) -> int:
-    """Returns how many numbers the prompt has for each token."""
-    asked = getattr(asking, "num_prompt_logprobs", None)
-    if asked is None and not hasattr(asking, "num_prompt_logprobs"):
-        asked = getattr(asking, "prompt_logprobs", None)
-    return 1 if asked is None else 2 + max(0, asked)
+def _width(n_logprobs: int | None) -> int:
+    return 1 if n_logprobs is None else 2 + max(0, n_logprobs)
 
 
 def _is_wide(width: int, of_prompt: int) -> bool:

@@ -230,8 +230,7 @@ class _Process:
         self._input.write(line + b"\n")
 
     async def answer(self) -> str:
-        wrong: str = json.loads(await self._line())
-        return wrong
+        return str(json.loads(await self._line()))
 
     async def kill(self) -> None:
         with suppress(ProcessLookupError):

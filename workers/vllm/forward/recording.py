@@ -33,7 +33,7 @@ RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
 
 
 def why_off(shares_sums: bool) -> str:
-    """Returns why this engine records nothing, or "". `shares_sums`: whether it has several ranks."""
+    """Returns why this engine records nothing, or "". `shares_sums`: it has several ranks."""
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH}=off"
     allocator = " ".join(os.environ.get(name, "") for name in _ALLOCATOR).lower()
