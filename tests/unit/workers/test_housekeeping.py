@@ -134,6 +134,18 @@ def every_look_is_this_workers(
     monkeypatch.setattr(housekeeping, "Watchdog", partial(Watchdog, clock=clock))
 
 
+def status(jobs: JobStore, job_id: str) -> tuple[JobStatus, str | None]:
+    record = jobs.read(job_id)
+    assert record is not None
+    return record.status, record.error
+
+
+def told(workers: WorkerRegistry, name: str) -> object:
+    """What the only worker's last heartbeat said by that name."""
+    (record,) = workers.live()
+    return record.stats.get(name)
+
+
 def test_a_dead_workers_batch_joins_the_line_again(
     jobs: JobStore, keep: Callable[..., None], workers: WorkerRegistry
 ) -> None:
@@ -157,17 +169,24 @@ def test_a_round_that_another_followed_is_forgotten(
     assert rounds.read(second) is not None
 
 
-def test_a_job_whose_last_worker_died_before_the_finish_is_finished(
-    jobs: JobStore, workers: WorkerRegistry, keep: Callable[..., None]
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_job_whose_last_worker_died_before_the_finish_is_finished_or_fails(
+    jobs: JobStore,
+    redis: Redis,
+    workers: WorkerRegistry,
+    keep: Callable[..., None],
+    is_broken: bool,
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w2")
     assert complete_batch(jobs, job_id, 0, ["v1"])
+    if is_broken:
+        redis.delete(f"poc:job:{job_id}:values")
     keep()
-    record = jobs.read(job_id)
-    assert record is not None
-    assert record.status is JobStatus.COMPLETED
+    found, error = status(jobs, job_id)
+    assert found is (JobStatus.FAILED if is_broken else JobStatus.COMPLETED)
+    assert ("The answer cannot be built" in str(error)) is is_broken
 
 
 def test_waiting_nonces_are_counted_once_a_minute(
@@ -238,20 +257,17 @@ def test_a_worker_whose_engine_hangs_says_so_and_ends(
 def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
     worker: IdleWorker, workers: WorkerRegistry, clock: Clock, keep: Callable[..., None]
 ) -> None:
-    def since() -> object:
-        (record,) = workers.live()
-        return record.stats.get("engine_still_since")
-
     keep()
     worker.waits = True
     began = time.time() - 1
     clock.now += 10
     keep()
-    assert isinstance(told := since(), float)
-    assert began - 10 < told < time.time() - 9
+    since = told(workers, "engine_still_since")
+    assert isinstance(since, float)
+    assert began - 10 < since < time.time() - 9
     worker.waits = False
     keep()
-    assert since() is None
+    assert told(workers, "engine_still_since") is None
 
 
 @pytest.mark.promise(
@@ -261,22 +277,18 @@ def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
 def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
     workers: WorkerRegistry, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def since() -> object:
-        (record,) = workers.live()
-        return record.stats.get("chat_mute_since")
-
     with socket.create_server(("127.0.0.1", 0)) as full:  # takes connections and serves none
         port = full.getsockname()[1]
         with monkeypatch.context() as patched:
             patched.setattr(housekeeping, "_ANSWER_S", 0.2)
             keep(port)
-        assert isinstance(since(), float)
+        assert isinstance(told(workers, "chat_mute_since"), float)
     with ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as answers:
         monkeypatch.setattr(housekeeping, "_ANSWER_S", 60.0)
         thread = threading.Thread(target=answers.serve_forever)
         thread.start()
         keep()
-        assert since() is None
+        assert told(workers, "chat_mute_since") is None
         answers.shutdown()
         thread.join()
 
@@ -319,9 +331,8 @@ def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
 ) -> None:
     monkeypatch.setattr(workers, "remove", _is_away)
     heartbeat.stop()
-    assert (
-        "could not leave the registry (away); this worker's entry expires by itself" in caplog.text
-    )
+    left = "could not leave the registry (away); this worker's entry expires by itself"
+    assert left in caplog.text
 
 
 def _is_away(*_: object) -> None:
@@ -348,21 +359,6 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     assert redis.hget(f"poc:job:{bad_spec}", "status") == b"failed"
     keep()
     assert caplog.text.count(f"job {no_hash} cannot be looked after") == 1
-
-
-def test_a_job_that_cannot_be_finished_fails_and_says_why(
-    jobs: JobStore, redis: Redis, workers: WorkerRegistry, keep: Callable[..., None]
-) -> None:
-    workers.heartbeat(worker_record("w2"))
-    job_id = jobs.create(new_job([1]))
-    lease_batch(jobs, job_id, 0, "w2")
-    complete_batch(jobs, job_id, 0, ["v1"])
-    redis.delete(f"poc:job:{job_id}:values")
-    keep()
-    record = jobs.read(job_id)
-    assert record is not None
-    assert record.status is JobStatus.FAILED
-    assert "The answer cannot be built" in str(record.error)
 
 
 @pytest.mark.parametrize("worker_ttl_s", [0.05])
@@ -465,7 +461,5 @@ def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         assert jobs.finish(job_id)
     keep()
-    record = jobs.read(job_id)
-    assert record is not None
-    assert record.status is JobStatus.COMPLETED
+    assert status(jobs, job_id)[0] is JobStatus.COMPLETED
     assert jobs.total_processed() == 1

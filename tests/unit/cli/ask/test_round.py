@@ -15,7 +15,7 @@ from cli.ask import round_view
 from cli.main import app
 from proofline.client import ApiError
 from proofline.client import sync as client_module
-from tests.harness.samples import status_answer
+from tests.harness.samples import distance_body, round_body, status_answer
 
 START = ["round", "start", "--block-hash", "0xabc", "--public-key", "node-1"]
 URL = "http://127.0.0.1:9100"
@@ -26,52 +26,29 @@ def status_of(state: str = "GENERATING", **changes: Any) -> dict[str, Any]:
     """The API's status of a round on two workers, one of which is gone; changes are merged into
     its stats.
     """
-    outbox = {
-        "bytes": 9_680,
-        "limit_bytes": 5_000_000,
-        "full": False,
-        "dropped": 0,
-        "failures": 0,
-        "next_try_at": None,
-        "last_error": None,
-    }
-    return status_answer(["tiny-qwen3"]) | {
-        "status": state,
-        "state": state,
-        "config": {
-            "block_hash": "0xabc",
-            "block_height": 7,
-            "public_key": "node-1",
-            "node_id": 1,
-            "node_count": 3,
-            "group_id": 0,
-            "n_groups": 1,
-            "batch_size": 32,
-            "params": {"model": "tiny-qwen3", "seq_len": 64, "k_dim": 12},
-            "poc_stronger_rng": False,
-            "url": URL,
+    outbox = {"bytes": 9_680, "limit_bytes": 5_000_000, "full": False, "dropped": 0, "failures": 0}
+    outbox |= {"next_try_at": None, "last_error": None}
+    stats = {
+        "total_processed": 4321,
+        "nonces_per_second": 103.44,
+        "nonces_per_second_of_round": 98.76,
+        "elapsed_seconds": 3725.9,
+        "n_excluded": 0,
+        "excluded_nonces": [],
+        "workers": {
+            "w1": {"total_processed": 4000, "nonces_per_second": 103.44},
+            "w2": {"total_processed": 321, "nonces_per_second": 0.0},
         },
-        "stats": (
-            {
-                "total_processed": 4321,
-                "nonces_per_second": 103.44,
-                "nonces_per_second_of_round": 98.76,
-                "elapsed_seconds": 3725.9,
-                "n_excluded": 0,
-                "excluded_nonces": [],
-                "workers": {
-                    "w1": {"total_processed": 4000, "nonces_per_second": 103.44},
-                    "w2": {"total_processed": 321, "nonces_per_second": 0.0},
-                },
-                "artifacts_delivered": 4200,
-                "artifacts_waiting": 121,
-                "outbox": outbox | changes.pop("outbox", {}),
-                "error": None,
-            }
-            | changes
-        ),
-        "queued_nonces": 55,
+        "artifacts_delivered": 4200,
+        "artifacts_waiting": 121,
+        "outbox": outbox | changes.pop("outbox", {}),
+        "error": None,
     }
+    config = round_body(
+        block_hash="0xabc", public_key="node-1", node_id=1, node_count=3, batch_size=32, url=URL
+    ) | {"group_id": 0, "n_groups": 1, "poc_stronger_rng": False}
+    running = {"status": state, "state": state, "config": config, "stats": stats | changes}
+    return status_answer(["tiny-qwen3"]) | running | {"queued_nonces": 55}
 
 
 def without_a_round() -> dict[str, Any]:
@@ -141,10 +118,8 @@ def test_what_the_api_wants_to_be_asked_again_is_and_its_user_sees_why(
     api.busy = 2
     answer = runner.invoke(app, START)
     assert answer.exit_code == 0, answer.output
-    assert (
-        answer.stderr.count("No worker is ready (HTTP 503). Trying again in 0 s, as the API asks.")
-        == 2
-    )
+    again = "No worker is ready (HTTP 503). Trying again in 0 s, as the API asks."
+    assert answer.stderr.count(again) == 2
     assert len(api.posted) == 3
 
 
@@ -166,63 +141,28 @@ def test_start_sends_a_round_of_the_only_model(api: FakeApi, runner: CliRunner) 
 
 
 def test_start_sends_what_its_options_say(api: FakeApi, runner: CliRunner) -> None:
-    place = [
-        "--node-id",
-        "1",
-        "--node-count",
-        "3",
-        "--group-id",
-        "1",
-        "--n-groups",
-        "2",
-        "--block-height",
-        "9",
-    ]
-    proof = [
-        "--model",
-        "other",
-        "--seq-len",
-        "256",
-        "--k-dim",
-        "8",
-        "--stronger-rng",
-        "--batch-size",
-        "16",
-    ]
-    answer = runner.invoke(app, [*START, *place, *proof, "--callback-url", URL])
+    options = "--node-id 1 --node-count 3 --group-id 1 --n-groups 2 --block-height 9 --model other"
+    options += f" --seq-len 256 --k-dim 8 --stronger-rng --batch-size 16 --callback-url {URL}"
+    answer = runner.invoke(app, [*START, *options.split()])
     assert answer.exit_code == 0, answer.output
-    ((_, body),) = api.posted
-    assert body["params"] == {"model": "other", "seq_len": 256, "k_dim": 8}
-    assert (body["node_id"], body["node_count"], body["group_id"], body["n_groups"]) == (1, 3, 1, 2)
-    assert (body["block_height"], body["batch_size"], body["poc_stronger_rng"], body["url"]) == (
-        9,
-        16,
-        True,
-        URL,
-    )
+    ((_, sent),) = api.posted
+    assert sent["params"] == {"model": "other", "seq_len": 256, "k_dim": 8}
+    assert (sent["node_id"], sent["node_count"], sent["group_id"], sent["n_groups"]) == (1, 3, 1, 2)
+    assert (sent["block_height"], sent["batch_size"]) == (9, 16)
+    assert (sent["poc_stronger_rng"], sent["url"]) == (True, URL)
 
 
 def test_start_with_max_tokens_sends_a_round_of_chains(api: FakeApi, runner: CliRunner) -> None:
     answer = runner.invoke(app, [*START, "--max-tokens", "64"])
     assert answer.exit_code == 0, answer.output
-    ((_, body),) = api.posted
+    ((_, sent),) = api.posted
     params = {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12, "decode": True, "max_tokens": 64}
-    assert body["params"] == params
+    assert sent["params"] == params
 
 
 def test_start_with_an_r_target_sends_a_distance_round(api: FakeApi, runner: CliRunner) -> None:
-    options = [
-        "--r-target",
-        "1.405",
-        "--fraud-threshold",
-        "0.05",
-        "--layer-hooks",
-        "--n-groups",
-        "2",
-        "--group-id",
-        "1",
-    ]
-    answer = runner.invoke(app, [*START, *options, "--callback-url", URL])
+    options = "--r-target 1.405 --fraud-threshold 0.05 --layer-hooks --n-groups 2 --group-id 1"
+    answer = runner.invoke(app, [*START, *options.split(), "--callback-url", URL])
     assert answer.exit_code == 0, answer.output
     expected = {
         "block_hash": "0xabc",
@@ -246,21 +186,22 @@ def test_start_with_an_r_target_sends_a_distance_round(api: FakeApi, runner: Cli
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (
-            ["--r-target", "1.4", "--k-dim", "8", "--stronger-rng"],
-            "--k-dim and --stronger-rng is for artifacts",
-        ),
-        (["--r-target", "1.4", "--max-tokens", "8"], "--max-tokens is for artifacts"),
-        (["--layer-hooks"], "--layer-hooks is for distances; give --r-target too"),
-        (["--fraud-threshold", "0.5"], "--fraud-threshold is for distances"),
-        (["--r-target", "0"], "above 0, up to 2, not 0"),
-        (["--r-target", "2.1"], "above 0, up to 2, not 2.1"),
+        ("--r-target 1.4 --k-dim 8 --stronger-rng", "--k-dim and --stronger-rng is for artifacts"),
+        ("--r-target 1.4 --max-tokens 8", "--max-tokens is for artifacts"),
+        ("--layer-hooks", "--layer-hooks is for distances; give --r-target too"),
+        ("--fraud-threshold 0.5", "--fraud-threshold is for distances"),
+        ("--r-target 0", "above 0, up to 2, not 0"),
+        ("--r-target 2.1", "above 0, up to 2, not 2.1"),
+        ("--node-count 0", "--node-count"),
+        ("--node-id -1", "--node-id"),
+        ("--batch-size 0", "--batch-size"),
+        ("--seq-len x", "--seq-len"),
     ],
 )
-def test_start_refuses_options_of_the_other_scheme(
-    api: FakeApi, runner: CliRunner, wrong: list[str], message: str
+def test_wrong_options_are_refused_before_anything_is_asked(
+    api: FakeApi, runner: CliRunner, wrong: str, message: str
 ) -> None:
-    answer = runner.invoke(app, [*START, *wrong])
+    answer = runner.invoke(app, [*START, *wrong.split()])
     assert (answer.exit_code, api.asked) == (2, [])
     assert message in answer.stderr
 
@@ -280,39 +221,20 @@ def test_start_says_that_without_a_callback_url_nobody_gets_anything(
 
 
 @pytest.mark.parametrize(
-    ("refusal", "message"),
+    ("status", "detail", "message"),
     [
-        (
-            (409, "A round is generating already; send /stop first."),
-            "A round is generating already; send /stop first.",
-        ),
-        (
-            (
-                422,
-                [{"loc": ["body", "batch_size"], "msg": "the largest possible batch_size is 128"}],
-            ),
-            "batch_size: the largest possible batch_size is 128",
-        ),
-        ((503, "No worker serves the model."), "No worker serves the model."),
+        (409, "A round is generating already.", "A round is generating already."),
+        (422, [{"loc": ["body", "batch_size"], "msg": "at most 128"}], "batch_size: at most 128"),
+        (503, "No worker serves the model.", "No worker serves the model."),
     ],
 )
 def test_a_refused_start_is_a_failure_in_the_apis_words(
-    api: FakeApi, runner: CliRunner, refusal: tuple[int, Any], message: str
+    api: FakeApi, runner: CliRunner, status: int, detail: Any, message: str
 ) -> None:
-    api.refusal = refusal
+    api.refusal = (status, detail)
     answer = runner.invoke(app, START)
     assert answer.exit_code == 1
-    assert f"error: {message} (HTTP {refusal[0]})" in answer.stderr
-
-
-@pytest.mark.parametrize(
-    "bad", [["--node-count", "0"], ["--node-id", "-1"], ["--batch-size", "0"], ["--seq-len", "x"]]
-)
-def test_bad_options_are_refused_before_anything_is_asked(
-    api: FakeApi, runner: CliRunner, bad: list[str]
-) -> None:
-    assert runner.invoke(app, [*START, *bad]).exit_code == 2
-    assert api.asked == []
+    assert f"error: {message} (HTTP {status})" in answer.stderr
 
 
 @pytest.mark.parametrize("missing", ["--block-hash", "--public-key"])
@@ -382,18 +304,7 @@ def test_status_without_a_round_is_no_failure(api: FakeApi, runner: CliRunner) -
 def test_status_of_a_distance_round_shows_valid_nonces_and_the_target(
     api: FakeApi, runner: CliRunner
 ) -> None:
-    config = {
-        "block_hash": "0xabc",
-        "block_height": 7,
-        "public_key": "node-1",
-        "node_id": 0,
-        "node_count": 1,
-        "batch_size": 32,
-        "model": "tiny-qwen3",
-        "seq_len": 64,
-        "r_target": 1.405,
-        "callback_url": None,
-    }
+    config = distance_body(batch_size=32, model="tiny-qwen3", callback_url=None)
     api.looks = [status_of() | {"config": config, "total_valid": 430, "r_target": 1.405}]
     shown = runner.invoke(app, ["round", "status"]).stdout
     assert "4,321 nonces, 430 of them below r_target 1.405" in shown
@@ -420,25 +331,25 @@ class TestTroubles:
             file=io.StringIO(), force_terminal=True, color_system="standard", width=200
         )
         console.print(round_view.picture(status_of(**changes), NOW))
-        (row,) = [row for row in console.file.getvalue().splitlines() if message in row]  # type: ignore[attr-defined]
+        (row,) = [row for row in drawn(console).splitlines() if message in row]
         assert f"\x1b[1;31m{message}" in row
 
     def test_stand_at_the_end_of_the_line(self, changes: dict[str, Any], message: str) -> None:
         assert round_view.line(status_of(**changes)).endswith(message)
 
 
-def test_the_picture_tells_when_the_next_try_is_due() -> None:
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"failures": 3, "last_error": "500", "next_try_at": NOW + 12.3}, "in 12 s"),
+        ({"failures": 1, "last_error": "[bold]odd[/bold] [/] x"}, "[bold]odd[/bold] [/] x"),
+    ],
+    ids=["when the next try is due", "what a receiver answers as it is"],
+)
+def test_the_picture_shows(told: dict[str, Any], shown: str) -> None:
     console = Console(file=io.StringIO(), width=200)
-    told = {"failures": 3, "last_error": "500", "next_try_at": NOW + 12.3}
     console.print(round_view.picture(status_of(outbox=told), NOW))
-    assert "in 12 s" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_what_a_receiver_answers_is_shown_as_it_is() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    told = {"failures": 1, "last_error": "[bold]odd[/bold] [/] answer"}
-    console.print(round_view.picture(status_of(outbox=told), NOW))
-    assert "[bold]odd[/bold] [/] answer" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown in drawn(console)
 
 
 # Watching.
@@ -462,9 +373,8 @@ def test_watch_prints_a_line_per_look_until_the_round_stops(
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 0, answer.output
     lines = answer.stdout.splitlines()
-    assert (
-        lines[0]
-        == "1:02:05 GENERATING, 103.4 nonces/s now, 98.8 over the round, 4,321 computed, 1 worker,"
+    assert lines[0] == (
+        "1:02:05 GENERATING, 103.4 nonces/s now, 98.8 over the round, 4,321 computed, 1 worker,"
         " 4,200 delivered, 121 waiting, 55 nonces of jobs queued"
     )
     assert "5,000 computed" in lines[1]
@@ -476,10 +386,8 @@ def test_watch_says_how_the_round_ended_and_what_still_waits(
     api: FakeApi, runner: CliRunner
 ) -> None:
     api.looks = [status_of(), status_of("STOPPED")]
-    assert (
-        "The round is STOPPED. 121 artifacts still wait for delivery."
-        in runner.invoke(app, WATCH).stderr
-    )
+    said = runner.invoke(app, WATCH).stderr
+    assert "The round is STOPPED. 121 artifacts still wait for delivery." in said
 
 
 @pytest.mark.parametrize(
@@ -500,23 +408,12 @@ def test_watch_goes_on_while_a_round_validates(api: FakeApi, runner: CliRunner) 
 
 
 def test_watch_outlives_a_restart_of_the_api(api: FakeApi, runner: CliRunner) -> None:
-    api.looks = [
-        status_of(),
-        status_of(),
-        httpx.ConnectError("refused"),
-        503,
-        status_of(),
-        status_of("STOPPED"),
-    ]
+    away = [httpx.ConnectError("refused"), 503]
+    api.looks = [status_of(), status_of(), *away, status_of(), status_of("STOPPED")]
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 0, answer.output
-    assert [row.partition(":")[0] for row in answer.stdout.splitlines()] == [
-        "1",
-        "no answer, trying again",
-        "no answer, trying again",
-        "1",
-        "1",
-    ]
+    begins = [row.partition(":")[0] for row in answer.stdout.splitlines()]
+    assert begins == ["1", *["no answer, trying again"] * 2, "1", "1"]
 
 
 def test_watch_gives_up_when_the_api_stays_away(
@@ -557,9 +454,8 @@ def drawn(console: Console) -> str:
 
 
 def test_on_a_terminal_every_look_is_drawn_over_the_last(terminal: Console) -> None:
-    round_module.show(
-        looks(status_of(total_processed=1111), status_of(total_processed=2222)), terminal
-    )
+    one, other = status_of(total_processed=1111), status_of(total_processed=2222)
+    round_module.show(looks(one, other), terminal)
     first, second = drawn(terminal).index("1,111"), drawn(terminal).index("2,222")
     assert "\x1b[1A" in drawn(terminal)[first:second]  # the cursor goes up
 
