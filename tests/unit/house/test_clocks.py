@@ -6,7 +6,7 @@ Benchmarks do, as ratios in one run; a hang is found by pytest's timeout.
 
 import ast
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -85,46 +85,30 @@ def is_none_wanted(test: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("source", "lines"),
+    ("check", "source", "lines"),
     [
-        ("time.sleep(0.1)\nassert done == []", [1]),
-        ("async def f():\n    await asyncio.sleep(2 * A)\n    assert done == []", [2]),
-        ("with pool:\n    time.sleep(0.1)\nassert done == []", [2]),
-        ("await asyncio.sleep(0)\nassert done == []", []),
-        ("while not done:\n    time.sleep(0.1)\nassert done", []),
+        (sleeps_then_asserts, "time.sleep(0.1)\nassert done == []", [1]),
+        (sleeps_then_asserts, "async def f():\n    await asyncio.sleep(A)\n    assert done", [2]),
+        (sleeps_then_asserts, "with pool:\n    time.sleep(0.1)\nassert done == []", [2]),
+        (sleeps_then_asserts, "await asyncio.sleep(0)\nassert done == []", []),
+        (sleeps_then_asserts, "while not done:\n    time.sleep(0.1)\nassert done", []),
+        (short_waits, "assert event.wait(1)", [1]),
+        (short_waits, "assert [one.result(1)['n'] for one in answers] == [2]", [1]),
+        (short_waits, "assert event.wait(60)", []),
+        (short_waits, "assert not event.wait(0.1)", []),
+        (short_waits, "assert future.result(0.05) is None", []),
+        (upper_bounds, "assert time.monotonic() - began < 5", [1]),
+        (upper_bounds, "assert 0.3 <= time.time() - began <= 5", [1]),
+        (upper_bounds, "assert 5 > monotonic.monotonic() - began", [1]),
+        (upper_bounds, "assert client.wait(lambda: True, 60, 'chat') < 1.0", [1]),
+        (upper_bounds, "assert time.monotonic() - began >= 0.3", []),
+        (upper_bounds, "while time.monotonic() - began < 5: pass", []),
     ],
 )
-def test_what_counts_as_a_sleep_for_nothing(source: str, lines: list[int]) -> None:
-    assert list(sleeps_then_asserts(source)) == lines
-
-
-@pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        ("assert event.wait(1)", [1]),
-        ("assert [one.result(1)['n'] for one in answers] == [2]", [1]),
-        ("assert event.wait(60)", []),
-        ("assert not event.wait(0.1)", []),
-        ("assert future.result(0.05) is None", []),
-    ],
-)
-def test_what_counts_as_a_short_wait(source: str, lines: list[int]) -> None:
-    assert list(short_waits(source)) == lines
-
-
-@pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        ("assert time.monotonic() - began < 5", [1]),
-        ("assert 0.3 <= time.time() - began <= 5", [1]),
-        ("assert 5 > monotonic.monotonic() - began", [1]),
-        ("assert client.wait(lambda: True, 60, 'chat') < 1.0", [1]),
-        ("assert time.monotonic() - began >= 0.3", []),
-        ("while time.monotonic() - began < 5: pass", []),
-    ],
-)
-def test_what_counts_as_one(source: str, lines: list[int]) -> None:
-    assert list(upper_bounds(source)) == lines
+def test_what_counts_as_one(
+    check: Callable[[str], Iterator[int]], source: str, lines: list[int]
+) -> None:
+    assert list(check(source)) == lines
 
 
 def test_every_wait_is_for_an_event_with_a_generous_limit_and_none_must_be_short() -> None:

@@ -279,6 +279,7 @@ def test_an_idle_connection_keeps_nothing_of_what_it_asked(
         "nothing kept",
     )
 
+
 def test_what_has_come_of_the_next_request_is_kept(connect: Connect) -> None:
     connection = connect(GET + b"\r\n" + GET + b"x-second: y\r\n")
     assert status(connection.recv(10_000)) == 200

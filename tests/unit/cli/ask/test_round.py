@@ -26,7 +26,13 @@ def status_of(state: str = "GENERATING", **changes: Any) -> dict[str, Any]:
     """The API's status of a round on two workers, one of which is gone; changes are merged into
     its stats.
     """
-    outbox = {"bytes": 9_680, "limit_bytes": 5_000_000, "full": False, "dropped": 0, "failures": 0}
+    outbox: dict[str, Any] = {
+        "bytes": 9_680,
+        "limit_bytes": 5_000_000,
+        "full": False,
+        "dropped": 0,
+        "failures": 0,
+    }
     outbox |= {"next_try_at": None, "last_error": None}
     stats = {
         "total_processed": 4321,
@@ -408,8 +414,8 @@ def test_watch_goes_on_while_a_round_validates(api: FakeApi, runner: CliRunner) 
 
 
 def test_watch_outlives_a_restart_of_the_api(api: FakeApi, runner: CliRunner) -> None:
-    away = [httpx.ConnectError("refused"), 503]
-    api.looks = [status_of(), status_of(), *away, status_of(), status_of("STOPPED")]
+    api.looks = [status_of(), status_of(), httpx.ConnectError("refused"), 503, status_of()]
+    api.looks.append(status_of("STOPPED"))
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 0, answer.output
     begins = [row.partition(":")[0] for row in answer.stdout.splitlines()]
