@@ -79,8 +79,13 @@ class NodeMetrics(Collector):
             "Chat requests that ended two engines, and were refused for ten minutes.",
             self._workers.n_deadly(),
         )
-        yield from _verdicts(self._jobs.verdicts())
-        yield _build(seen)
+        verdicts = self._jobs.verdicts()
+        n_verdicts = sum(verdicts.values())
+        yield _counter("validations", "Validations of others' proofs completed.", n_verdicts)
+        yield _counter("frauds", "Of these, those that found fraud.", verdicts["fraud"])
+        build = _gauge("build_info", "1; the versions that run here.", labels=["version", "vllm"])
+        build.add_metric([VERSION, seen.deployment.vllm_versions], 1)
+        yield build
 
     def _of_jobs(self, seen: Overview) -> Iterator[Metric]:
         settings = self._settings
@@ -202,14 +207,3 @@ def _chat(seats: Sequence[Seat]) -> Iterator[Metric]:
                 if value is not None:
                     by_way.add_metric([name, worker.model, way], value)
         yield by_way
-
-
-def _verdicts(found: Mapping[str, int]) -> Iterator[Metric]:
-    yield _counter("validations", "Validations of others' proofs completed.", sum(found.values()))
-    yield _counter("frauds", "Of these, those that found fraud.", found["fraud"])
-
-
-def _build(seen: Overview) -> Metric:
-    about = _gauge("build_info", "1; the versions that run here.", labels=["version", "vllm"])
-    about.add_metric([VERSION, seen.deployment.vllm_versions], 1)
-    return about

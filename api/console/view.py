@@ -93,7 +93,8 @@ class View:
             "events": self._events.count(),
         }
         if seen.round is not None:
-            found["round"] = self._round(seen)
+            outbox = self._stats_of_round(seen)["outbox"]
+            found["round"] = {"id": seen.round.record.round_id, "outbox": outbox}
         return found | {f"steps{step_s}": told for step_s, told in self._steps.items()}
 
     def _look_at_steps(self, now: float) -> None:
@@ -132,12 +133,6 @@ class View:
             "gpu_use": fleet.mean_use(workers),
             "validations": self._jobs.validations(now),
         }
-
-    def _round(self, seen: Overview) -> JsonValue:
-        """Returns the last round's figures for the overview."""
-        assert seen.round is not None
-        outbox = self._stats_of_round(seen)["outbox"]
-        return {"id": seen.round.record.round_id, "outbox": outbox}
 
 
 def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ sends JSON without an Origin, and mostly without a Content-Type.
 
 import re
 from collections.abc import Collection
-from ipaddress import ip_address
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.edge.private_peers import address_of
 from poc_core.serving.openai_paths import is_clients_path
 from poc_core.settings import Settings, listed
 
@@ -91,15 +91,7 @@ class Perimeter:
         host = match["host"].strip("[]").lower().removesuffix(".")
         if "*" in self._names or host in self._names or host.endswith(self._suffixes):
             return True
-        return _is_address(host) or "." not in host
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return address_of(host) is not None or "." not in host
 
 
 def _is_of(origin: str, host: str) -> bool:

@@ -70,6 +70,7 @@ def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None
 
 
 def address_of(text: str) -> Address | None:
+    """Parses an IP address, IPv4 also from its form in IPv6. None if the text is no address."""
     try:
         address = ip_address(text.strip())
     except ValueError:

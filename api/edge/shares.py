@@ -3,11 +3,12 @@
 from collections import OrderedDict
 from collections.abc import Hashable
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 from typing import Generic, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.edge.private_peers import address_of
 from poc_core.fair.turns import Turns
 
 # Scope key of the client's name as determined by the doorkeeper, such as the name of its key.
@@ -31,15 +32,10 @@ def client_of(scope: Scope) -> str:
 @lru_cache(maxsize=4096)
 def of_address(host: str) -> str:
     """Returns the client at a peer's address: for IPv6 the /64 network, else the address."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if not isinstance(address, IPv6Address):
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return f"{int(address) >> (128 - _NETWORK_BITS):x}::/{_NETWORK_BITS}"
+    address = address_of(host.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        return f"{int(address) >> (128 - _NETWORK_BITS):x}::/{_NETWORK_BITS}"
+    return host if address is None else str(address)
 
 
 class Holdings(Generic[T]):

@@ -7,7 +7,7 @@ only once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePath
@@ -79,23 +79,14 @@ def samples_of(text: str) -> EngineSamples:
 def _shape(heads: tuple[str, ...]) -> Shape:
     """Returns an engine's shape. `heads`: its lines without their values."""
     found: dict[tuple[str, str], Series] = {}
-    for series in _series(heads):
-        found.setdefault((series.name, series.labels), series)
-    return Shape(tuple(found.values()))
-
-
-def _series(heads: tuple[str, ...]) -> Iterator[Series]:
     for place, head in enumerate(heads):
         name, _, named = head.partition("{")
         if name in _NAMES:
             bound = _BOUND.search(named) if name.endswith("_bucket") else None
-            yield Series(
-                _NAMES[name],
-                name,
-                _harmless_labels(named),
-                place,
-                bound=None if bound is None else bound[1],
-            )
+            kept = _harmless_labels(named)
+            one = Series(_NAMES[name], name, kept, place, None if bound is None else bound[1])
+            found.setdefault((name, kept), one)
+    return Shape(tuple(found.values()))
 
 
 def as_replica(model: str, replica: int) -> str:

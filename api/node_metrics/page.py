@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 
 from api.node_metrics import exposition
-from api.node_metrics.engine_samples import EngineSamples, Series, as_replica, shown_name, thinned
+from api.node_metrics.engine_samples import as_replica, shown_name, thinned
 from api.node_metrics.engines import Ask, EngineReadings, Reading
 from api.node_metrics.exposition import Lines, labels, line, number
 from api.node_metrics.families import CONFIG, READ_AT, RELEASE, SCHEMA
@@ -92,14 +92,10 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
     shown = thinned([reading.samples.shape for _, _, reading in read], room)
     for index, worker, reading in read:
         replica = as_replica(worker.model, index)
-        _add_engine(lines, shown[reading.samples.shape], reading.samples, replica)
+        for family, name, kept, place, _ in shown[reading.samples.shape]:
+            named = f"{replica},{kept}" if kept else replica
+            lines.setdefault(family, []).append(line(name, named, reading.samples.values[place]))
     return exposition.text(lines).encode()
-
-
-def _add_engine(lines: Lines, shown: Sequence[Series], engine: EngineSamples, replica: str) -> None:
-    for family, name, kept, place, _ in shown:
-        named = f"{replica},{kept}" if kept else replica
-        lines.setdefault(family, []).append(line(name, named, engine.values[place]))
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
