@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from api import errors
+from api import errors, openapi
+from api.bodies import batch_bodies, job_bodies, round_bodies
 from api.edge.body_limit import BodyLimit
 from api.edge.doorkeeper import OPEN, Doorkeeper, keys_wanted, salts_wanted
 from api.edge.encodings import Decoded
@@ -32,8 +33,6 @@ from api.routes import (
     rounds,
     validate,
 )
-from api.schema import openapi
-from api.schema.bodies import batch_bodies, job_bodies, round_bodies
 from api.seen.refusals import Watch
 from api.services import REPORT_S, Services
 from api.version import VERSION

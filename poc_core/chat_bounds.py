@@ -78,8 +78,9 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 class Row:
     """The limits of some fields' values.
 
-    `kind`: None if vLLM checks the type. `texts`: limit of all texts' characters together; None if
-    the texts are a part of the prompt, which may have 8 characters for each token of the context.
+    `kind`: the fields' type, or None if vLLM checks the type. `texts`: limit of all texts'
+    characters together, or None if the texts are a part of the prompt, which may have 8 characters
+    for each token of the context.
     """
 
     fields: str
@@ -160,7 +161,7 @@ _NUMBER = TypeAdapter(int)
 
 @dataclass(frozen=True)
 class Excess:
-    """A limit that a request exceeds: a sentence for the client, and the field."""
+    """Why a request is refused: a sentence for the client, and the field."""
 
     message: str
     field: str | None
@@ -201,12 +202,11 @@ def unfit(name: str, said: Any, context: int) -> str | None:
 
 
 def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | int | None:
-    """Returns the limit that a request exceeds, or the field whose type is wrong; None if there is
-    none.
+    """Returns why a request is refused (Excess), the max_tokens to set (int), or None.
 
-    A returned number is the max_tokens to set for a request that has no limit. The limits are those
-    of the smallest engine in `infos`. vLLM refuses all other wrong values. A `path` outside the
-    table has the limits of a chat.
+    Excess: a limit is exceeded, or a field has the wrong type; vLLM refuses all other wrong values.
+    int: the request has no limit of its own. The limits are those of the smallest engine in
+    `infos`, and for a `path` outside the table those of a chat.
     """
     kind, prompts = PATHS.get(path, PATHS["/v1/chat/completions"])
     engines = list(infos)
@@ -338,7 +338,7 @@ def _row(name: str, path: str) -> Row:
 
 
 def _fault(name: str, said: Any, row: Row) -> str | None:
-    """Returns an error if a field, or a nested one, must be an object or a list and is not."""
+    """Returns an error if a field, or an object in it, must have another type."""
     if row.kind is not None and not _is_a(said, row.kind):
         return f"{name} must be {row.kind}"
     entries = said if isinstance(said, list) else [said]

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import JsonValue
 from redis import Redis
 
-from api.schema.bodies import config_of
+from api.bodies import config_of
 from poc_core.callbacks import redacted
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord
 from poc_core.state import JobStore, Outbox, RoundStore, keys

@@ -4,6 +4,7 @@ In any other form, the `openai` and `anthropic` packages show only the status.
 """
 
 import json
+from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -36,15 +37,15 @@ class ErrorShapes:
             raise
 
 
+@dataclass
 class _Answer:
     """An answer to a client; buffers an error until the error can be rewritten."""
 
-    def __init__(self, path: str, send: Send) -> None:
-        self._path = path
-        self._send = send
-        self._head: Message = {}
-        self._body: bytes | None = None  # the part of an error's body received so far
-        self.has_begun = False
+    _path: str
+    _send: Send
+    _head: Message = field(default_factory=dict)
+    _body: bytes | None = None  # the part of an error's body received so far
+    has_begun: bool = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

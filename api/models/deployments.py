@@ -9,8 +9,8 @@ import anyio
 from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 
+from api.bodies import DeployBody
 from api.errors import unavailable
-from api.schema.bodies import DeployBody
 from poc_core.answers import Done
 from poc_core.errors import ArgumentsError, BodyError, DeployedError, NoHostError
 from poc_core.records import RoundState

@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,13 @@ def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
         )
 
 
+@dataclass
 class _Life:
     """Sends heartbeats to Redis; ends the process if the download is no longer wanted."""
 
-    def __init__(self, store: DownloadStore, download: Download) -> None:
-        self._store = store
-        self._download = download
-        self._answered_at = time.monotonic()
+    _store: DownloadStore
+    _download: Download
+    _answered_at: float = field(default_factory=time.monotonic)
 
     def go_on(self) -> None:
         try:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 
 from anyio import CapacityLimiter, to_thread
 
+from api.bodies import job_bodies, parse_body
 from api.proofs.checks import check_limits, check_receiver, deployed_limits
 from api.proofs.dispatch import Dispatcher
 from api.proofs.waiting import InlineJobs
-from api.schema.bodies import job_bodies, parse_body
 from poc_core.records import JobRequest, NewJob
 from poc_core.schemes import contract_of
 from poc_core.schemes.requests import JobBody

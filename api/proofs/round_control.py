@@ -5,10 +5,10 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from api.bodies import config_of
 from api.errors import unavailable
 from api.proofs.checks import check_limits, check_receiver, deployed_limits
 from api.proofs.dispatch import Dispatcher
-from api.schema.bodies import config_of
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
 from poc_core.schemes import contract_of, contracts

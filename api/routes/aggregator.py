@@ -6,10 +6,10 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
+from api.bodies import config_of, parse_round, round_bodies, whole_body
+from api.openapi import json_body
+from api.routes import examples
 from api.routes.provided import TheControl, TheHealth, TheOverviews, TheWorkers
-from api.schema import examples
-from api.schema.bodies import config_of, parse_round, round_bodies, whole_body
-from api.schema.openapi import json_body
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 
 router = APIRouter(prefix="/api/v1", tags=["aggregator"])

@@ -5,8 +5,8 @@ from functools import partial
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from api.routes import examples
 from api.routes.provided import TheGpus, TheWorkers
-from api.schema import examples
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
 from poc_core.state import WorkerRegistry
 from poc_core.state.unreadable import readable

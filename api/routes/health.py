@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
 from api.health.reading import health_answer
+from api.routes import examples
 from api.routes.provided import TheHealth, TheOverviews, provided
-from api.schema import examples
 from poc_core import answers
 from poc_core.serving.deployments import HostState
 from poc_core.state.overview import Overview

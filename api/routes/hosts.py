@@ -9,8 +9,8 @@ from fastapi import APIRouter, HTTPException, Request
 from api.edge.doorkeeper import Rates
 from api.edge.shares import of_address
 from api.errors import unavailable
+from api.routes import examples
 from api.routes.provided import TheEvents, TheHealth, TheInvitations, TheRates
-from api.schema import examples
 from poc_core import answers
 from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
 from poc_core.joining.offers import SealedOffer

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from api.errors import unavailable
 from api.models.cache import CacheError, DiskSpace
+from api.routes import examples
 from api.routes.provided import TheCache, TheDeployments, TheDownloads, TheWorkers
-from api.schema import examples
 from poc_core.state import DeploymentStore, WorkerRegistry
 from poc_core.state.downloads import MOST_AT_A_TIME
 

@@ -5,9 +5,11 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
+from api.bodies import DeployBody
 from api.errors import unavailable
 from api.health.reading import health_answer
 from api.health.roster import deployment_state
+from api.routes import examples
 from api.routes.provided import (
     TheDeploying,
     TheDeployments,
@@ -17,8 +19,6 @@ from api.routes.provided import (
     TheSettings,
     TheWorkers,
 )
-from api.schema import examples
-from api.schema.bodies import DeployBody
 from api.version import VERSION
 from poc_core import answers
 from poc_core.records import RoundState

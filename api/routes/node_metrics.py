@@ -7,8 +7,8 @@ from fastapi import APIRouter, Response
 
 from api.node_metrics.exposition import CONTENT_TYPE
 from api.node_metrics.page import Page
+from api.routes import examples
 from api.routes.provided import provided
-from api.schema import examples
 from poc_core.errors import SettingsError
 
 router = APIRouter(tags=["health"])

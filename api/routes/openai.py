@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from api.bodies import whole_body
 from api.chat.fields import UnreadableError, extended, fields_of, salt_of
 from api.chat.gateway import Gateway, ProxiedAnswer, ProxyRequest
 from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
 from api.edge.shares import client_of
 from api.errors import openai_error
 from api.routes.provided import provided
-from api.schema.bodies import whole_body
 from poc_core.chat_bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, USUAL, is_among

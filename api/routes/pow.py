@@ -6,10 +6,13 @@ from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel
 
+from api.bodies import job_bodies, whole_body
 from api.edge.shares import client_of
 from api.health.reading import HealthReader, health_answer, seat_answer
 from api.health.roster import names_of
+from api.openapi import json_body, json_examples
 from api.proofs.waiting import result_response
+from api.routes import examples
 from api.routes.provided import (
     TheAdmission,
     TheControl,
@@ -20,9 +23,6 @@ from api.routes.provided import (
     TheSettings,
     TheTogether,
 )
-from api.schema import examples
-from api.schema.bodies import job_bodies, whole_body
-from api.schema.openapi import json_body, json_examples
 from api.version import VERSION
 from poc_core import answers
 from poc_core.arithmetic.nonces import MAX_NONCE

@@ -3,10 +3,10 @@
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
+from api.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
+from api.openapi import json_body
+from api.routes import examples
 from api.routes.provided import TheControl
-from api.schema import examples
-from api.schema.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
-from api.schema.openapi import json_body
 from poc_core import answers
 from poc_core.records import RoundState
 

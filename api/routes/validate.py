@@ -6,11 +6,11 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from api.bodies import batch_bodies, parse_body, whole_body
 from api.edge.shares import client_of
+from api.openapi import json_body
+from api.routes import examples
 from api.routes.provided import TheAdmission, TheInline, TheRounds, TheSettings
-from api.schema import examples
-from api.schema.bodies import batch_bodies, parse_body, whole_body
-from api.schema.openapi import json_body
 from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes import contract_of

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from prometheus_client import Histogram
 from prometheus_client.metrics_core import Metric
@@ -21,21 +20,17 @@ def _histogram(name: str, documentation: str) -> Histogram:
     return Histogram(name, documentation, ["model"], registry=None, buckets=_BUCKETS)
 
 
-@dataclass(frozen=True)
 class ChatTimes(Collector):
     """Seconds from a request's arrival to its first token, and to its end, by model."""
 
-    first_token: Histogram = field(
-        default_factory=lambda: _histogram(
+    def __init__(self) -> None:
+        self.first_token = _histogram(
             "proofline_chat_first_token_seconds",
             "From a streamed chat request's arrival to its first token.",
         )
-    )
-    whole: Histogram = field(
-        default_factory=lambda: _histogram(
+        self.whole = _histogram(
             "proofline_chat_request_seconds", "From a chat request's arrival to its answer's end."
         )
-    )
 
     def collect(self) -> Iterable[Metric]:
         for histogram in (self.first_token, self.whole):

@@ -1,4 +1,4 @@
-"""OpenAPI for bodies that are parsed by routes instead of FastAPI (api/schema/bodies.py)."""
+"""OpenAPI for bodies that are parsed by routes instead of FastAPI (api/bodies.py)."""
 
 import json
 from collections.abc import Collection, Mapping

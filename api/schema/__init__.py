@@ -1,1 +1,0 @@
-"""Request bodies, examples and the OpenAPI document."""
