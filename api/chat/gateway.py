@@ -139,7 +139,7 @@ class Gateway:
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
             raise DeadlyRequestError
         n_lost = 0  # engines that died during this request
-        is_suspect = False  # whether one of them died soon after the request came
+        is_suspect = False  # whether an engine died soon after the request came
         with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
                 if not await self.workers.is_ready(worker.id):

@@ -87,11 +87,11 @@ def _placed(
         state, since = "silent", now - silence_s
     elif worker is not None:
         state = worker.state
-        if worker.state == "ready":  # possibly before its supervisor has seen that
+        if worker.state == "ready":  # the supervisor may not have noticed it yet
             since = place.since if place.is_ready else None
         elif place.is_ready:
             since = None
-    # the worker has yet to register again, or its supervisor has not seen its end
+    # the worker has not registered again, or the supervisor has not noticed its end
     elif place.is_ready:
         state, since = "ended", None
     else:

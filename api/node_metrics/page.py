@@ -58,7 +58,7 @@ class Page:
         if time.monotonic() - self._made_at > self._fresh_s:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(self._make())
-            # Shielded: requests share one answer and its error, so no request may cancel it.
+            # Shielded: requests share this task and its error, so no request may cancel the task.
             await asyncio.shield(self._making)
         return self._text
 

@@ -47,7 +47,7 @@ def state(
     if status.hosts:
         serves = status.state is DeploymentState.RUNNING
         loaded = status.wanted.label if serves and status.wanted else ""
-    else:  # workers that were started one by one
+    else:  # workers without a supervisor
         serves, loaded = bool(ready), ready[0] if ready else ""
     return answers.NodeState(
         state="INFERENCE" if serves else "STOPPED",
