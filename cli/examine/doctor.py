@@ -15,7 +15,7 @@ from api.models.cache import ModelCache
 from cli import options
 from cli.examine import hardware, joined, machine, model, packages, receiver, redis
 from cli.examine import model as models
-from cli.examine.findings import Check, Finding, findings_of, ok, problem, warning
+from cli.examine.findings import Check, Finding, Subject, findings_of
 from cli.examine.sources import stranger_text, strangers
 from cli.grouped import grouped
 from cli.join.options import Join
@@ -26,6 +26,8 @@ from poc_core.errors import SettingsError
 from poc_core.gpus import Gpu, read
 from poc_core.settings import Settings, load_settings, parse_ports
 from workers.engines.kinds import Dtype
+
+_VLLM, _SETTINGS = map(Subject, ("vllm", "settings"))
 
 # Exists in each of our images. The images of API, courier and Flower have no engine.
 OUR_IMAGE = Path("/usr/share/proofline/sbom.cdx.json")
@@ -91,7 +93,7 @@ def doctor(
     checks: list[Check] = [("settings", lambda: wrong)]
     if not without_workers and not importlib.util.find_spec("vllm") and OUR_IMAGE.exists():
         without_workers = True
-        checks.append(("vllm", lambda: [ok("vllm", _ELSEWHERE)]))
+        checks.append(("vllm", lambda: [_VLLM.ok(_ELSEWHERE)]))
     if not without_workers:
         checks += _of_workers(settings, model, dtype, tensor_parallel, pipeline_parallel)
     checks += of_joining or _of_the_node(
@@ -120,18 +122,16 @@ def _settings() -> tuple[Settings, Iterable[Finding]]:
         settings = load_settings()
     except SettingsError as error:
         found.append(
-            problem(
-                "settings",
-                str(error),
-                "Correct the variable; docs/settings.md has the valid values.",
+            _SETTINGS.problem(
+                str(error), "Correct the variable; docs/settings.md has the valid values."
             )
         )
         settings = Settings.model_construct()
     for name, meant in strangers(os.environ).items():
         found.append(
-            warning("settings", stranger_text(name, meant), "Correct the name, or unset it.")
+            _SETTINGS.warning(stranger_text(name, meant), "Correct the name, or unset it.")
         )
-    return settings, found or [ok("settings", "all can be read; `proofline config` shows them")]
+    return settings, found or [_SETTINGS.ok("all can be read; `proofline config` shows them")]
 
 
 def _of_workers(

@@ -23,18 +23,19 @@ class Finding:
 Check = tuple[str, Callable[[], Iterable[Finding]]]
 
 
-def ok(about: str, says: str) -> Finding:
-    return Finding(about, "ok", says)
+class Subject(str):
+    """The name of what findings are about."""
 
+    def ok(self, says: str) -> Finding:
+        return Finding(self, "ok", says)
 
-def warning(about: str, says: str, remedy: str) -> Finding:
-    """Returns a finding about something that works, but could be better or may be unintended."""
-    return Finding(about, "warning", says, remedy)
+    def warning(self, says: str, remedy: str) -> Finding:
+        """Returns a finding about something that works, but could be better or is unintended."""
+        return Finding(self, "warning", says, remedy)
 
-
-def problem(about: str, says: str, remedy: str) -> Finding:
-    """Returns a finding about something that will not work."""
-    return Finding(about, "problem", says, remedy)
+    def problem(self, says: str, remedy: str = "As it says.") -> Finding:
+        """Returns a finding about something that will not work."""
+        return Finding(self, "problem", says, remedy)
 
 
 def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
@@ -43,10 +44,9 @@ def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
         try:
             yield from look()
         except ProoflineError as error:
-            yield problem(about, str(error), "As it says.")
+            yield Subject(about).problem(str(error))
         except Exception as error:
-            yield problem(
-                about,
+            yield Subject(about).problem(
                 f"Could not be looked at: {type(error).__name__}: {error}",
                 "Look at it by hand; if it is in order, this is a mistake of `proofline doctor`:"
                 " please report it.",

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli.examine.findings import Finding, ok, problem, warning
+from cli.examine.findings import Finding, Subject
 from cli.machine.gpus import visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
 from poc_core.gpus import Gpu, MachineGpus, nvml
+
+_GPU, _DRIVER, _NVLINK, _NCCL = map(Subject, ("gpu", "driver", "nvlink", "nccl"))
 
 _BUSY = 0.1  # a GPU is in use above this share of its memory; displays and drivers need less
 _LINKS = 18  # most NVLinks of a GPU
@@ -18,55 +20,48 @@ def gpus(machine: MachineGpus) -> Iterator[Finding]:
     """Checks each GPU and its free memory, and whether the installed vLLM can use GPUs."""
     if not machine.devices:
         if vllm_needs_cuda():
-            yield problem(
-                "gpu",
+            yield _GPU.problem(
                 "None is to be seen, and the vLLM installed here needs one.",
                 "Look at nvidia-smi and, in a container, at its GPU reservation; or install the CPU"
                 " build: make setup.",
             )
         else:
-            yield ok("gpu", "none: proofs and chat are computed on the CPU")
+            yield _GPU.ok("none: proofs and chat are computed on the CPU")
         return
     if machine.driver is not None:
-        yield ok(
-            "driver",
-            f"{machine.driver.driver_version}, for CUDA up to {machine.driver.cuda_driver_version}",
+        yield _DRIVER.ok(
+            f"{machine.driver.driver_version}, for CUDA up to {machine.driver.cuda_driver_version}"
         )
     if vllm_runs_on_cpu():
-        yield warning(
-            "gpu",
-            "The vLLM installed here is a CPU build, which leaves them alone.",
-            "make setup-gpu",
+        yield _GPU.warning(
+            "The vLLM installed here is a CPU build, which leaves them alone.", "make setup-gpu"
         )
     for device in machine.devices:
         yield _gpu(device)
     shown = visible_gpus()
     if len(shown) < len(machine.devices):
-        yield warning(
-            "gpu",
+        yield _GPU.warning(
             f"CUDA_VISIBLE_DEVICES shows {len(shown)} of {len(machine.devices)}.",
             "Unset it, unless the others are somebody else's.",
         )
 
 
 def _gpu(device: Gpu) -> Finding:
-    about = f"gpu {device.index}"
+    subject = Subject(f"gpu {device.index}")
     if not device.is_available:
-        return problem(
-            about,
+        return subject.problem(
             f"Does not answer: {device.error_message}",
             "nvidia-smi shows details; restart the machine.",
         )
     free, total = device.free_memory_mb or 0, device.total_memory_mb or 0
     text = f"{device.name}, {free / 1024:.0f} of {total / 1024:.0f} GiB free"
     if total and free < total * (1 - _BUSY):
-        return warning(
-            about,
+        return subject.warning(
             f"{text}: something uses it.",
             "nvidia-smi shows the process. Unless it is a worker of Proofline, end it: a worker"
             " needs nearly all of the GPU's memory.",
         )
-    return ok(about, text)
+    return subject.ok(text)
 
 
 def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
@@ -77,16 +72,15 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
     if None in links:
         return
     if all(links):
-        yield ok("nvlink", f"{min(link or 0 for link in links)} links or more at each GPU")
+        yield _NVLINK.ok(f"{min(link or 0 for link in links)} links or more at each GPU")
     elif group_size > 1:
-        yield warning(
-            "nvlink",
+        yield _NVLINK.warning(
             "There is none between all GPUs, so what tensor parallelism sends goes over PCIe.",
             "--pipeline-parallel instead, or one worker for each GPU where the model fits:"
             " `proofline bench` tells.",
         )
     else:
-        yield ok("nvlink", "none; one worker for each GPU needs none")
+        yield _NVLINK.ok("none; one worker for each GPU needs none")
 
 
 def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Finding]:
@@ -94,8 +88,7 @@ def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Findin
     if len(machine.devices) < 2 or os.environ.get("NCCL_NVLS_ENABLE") == "0":
         return
     if _is_virtual(cpuinfo):
-        yield warning(
-            "nccl",
+        yield _NCCL.warning(
             "In a virtual machine NVLink's multicast may look as if it worked and does not: workers"
             " of several GPUs then end at their start with `NCCL error: unhandled cuda error`.",
             "Start the node with NCCL_NVLS_ENABLE=0.",

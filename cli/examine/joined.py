@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Generator, Iterator
 
-from cli.examine.findings import Check, Finding, ok, problem
+from cli.examine.findings import Check, Finding, Subject
 from cli.examine.redis import clock_finding, server
 from cli.join.access import Access, read_access
 from cli.join.asking import Api, ApiAwayError, CertificateError, RefusedError
@@ -15,6 +15,8 @@ from poc_core.answers import HostStanding
 from poc_core.errors import ProoflineError
 from poc_core.joining.offers import place_of
 from poc_core.settings import REDIS_TIMEOUT_S, load_settings
+
+_JOINING, _TOKEN, _API, _REDIS = map(Subject, ("joining", "token", "api", "redis"))
 
 _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts invite`."
 
@@ -41,7 +43,7 @@ def checks(options: Join) -> list[Check]:
         if token is None:
             raise UsageError("This host has not joined yet: name the token too, by --token-file.")
     except ProoflineError as error:
-        wrong = problem("joining", str(error), "As it says.")
+        wrong = _JOINING.problem(str(error))
         return [("joining", lambda: [wrong])]
     return [("joining", lambda: _about_to_join(api, token.id))]
 
@@ -51,20 +53,20 @@ def _about_to_join(api: Api, token_id: str) -> Iterator[Finding]:
     if standing is None:
         return
     if standing.state == "invited":
-        yield ok("token", f"is good for one host, {standing.name}")
+        yield _TOKEN.ok(f"is good for one host, {standing.name}")
         host, _, port = standing.redis.rpartition(":")
         yield _reach(host, int(port))
     else:
         was = {"joined": "was used already", "expired": "has expired", "revoked": "is revoked"}
-        yield problem("token", f"The token of {standing.name} {was[standing.state]}.", _ANEW)
+        yield _TOKEN.problem(f"The token of {standing.name} {was[standing.state]}.", _ANEW)
 
 
 def _joined(api: Api, kept: Access) -> Iterator[Finding]:
     standing = yield from _standing(api, kept.token_id)
     if standing is not None and standing.state == "revoked":
-        yield problem("token", f"This host, {kept.name}, is revoked.", _ANEW)
+        yield _TOKEN.problem(f"This host, {kept.name}, is revoked.", _ANEW)
     elif standing is not None:
-        yield ok("token", f"this host has joined as {kept.name}")
+        yield _TOKEN.ok(f"this host has joined as {kept.name}")
     reach = _reach(*place_of(kept.redis_url))
     yield reach
     if reach.level == "ok":
@@ -76,18 +78,18 @@ def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding 
     try:
         skew_s = api.skew_s()
         trust = "its very certificate" if api.pin else "a trusted certificate" if api.is_tls else ""
-        yield ok("api", f"answers at {api.host}:{api.port}, with {trust or 'no TLS'}")
+        yield _API.ok(f"answers at {api.host}:{api.port}, with {trust or 'no TLS'}")
         yield clock_finding("the API's", skew_s)
         return api.standing(token_id)
     except CertificateError as error:
-        yield problem("api", str(error), "As it says.")
+        yield _API.problem(str(error))
     except ApiAwayError as error:
-        yield problem("api", f"{error}.", "Correct the url; let this host through to that port.")
+        yield _API.problem(f"{error}.", "Correct the url; let this host through to that port.")
     except RefusedError as error:
         if error.status == 401:
-            yield problem("token", str(error), _ANEW)
+            yield _TOKEN.problem(str(error), _ANEW)
         else:
-            yield problem("api", str(error), "As it says.")
+            yield _API.problem(str(error))
     return None
 
 
@@ -95,11 +97,10 @@ def _reach(host: str, port: int) -> Finding:
     try:
         socket.create_connection((host, port), timeout=REDIS_TIMEOUT_S).close()
     except OSError as error:
-        return problem(
-            "redis",
+        return _REDIS.problem(
             f"{host}:{port}, which the operator gave as Redis' address, is not reachable from here"
             f" ({error}).",
             "Open that port to this host; or have it invited again with the address that leads"
             " there (--hosts-redis-url).",
         )
-    return ok("redis", f"{host}:{port} is reachable from here")
+    return _REDIS.ok(f"{host}:{port} is reachable from here")

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import httpx
 
-from cli.examine.findings import Finding, ok, problem, warning
+from cli.examine.findings import Finding, Subject
 from cli.supervise.ports import AddressError, reserve_port
 from poc_core.machine_figures import is_short_of_memory
+
+_DISK, _MEMORY, _PORT = map(Subject, ("disk", "memory", "port"))
 
 _GIB = 1024**3
 _LOOK_S = 3.0
@@ -25,11 +27,11 @@ def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[F
     free = shutil.disk_usage(existing).free / _GIB
     text = f"{free:.1f} GiB are free for {what} ({path})"
     if free < least_gib:
-        yield problem("disk", f"{text}.", "Make room, or choose a place on another disk.")
+        yield _DISK.problem(f"{text}.", "Make room, or choose a place on another disk.")
     elif free < some_gib:
-        yield warning("disk", f"{text}.", f"{some_gib:.0f} GiB are safer: make room.")
+        yield _DISK.warning(f"{text}.", f"{some_gib:.0f} GiB are safer: make room.")
     else:
-        yield ok("disk", text)
+        yield _DISK.ok(text)
 
 
 def memory(left: int, limit: int) -> Iterator[Finding]:
@@ -37,9 +39,9 @@ def memory(left: int, limit: int) -> Iterator[Finding]:
     text = f"{left / _GIB:.1f} of {limit / _GIB:.1f} GiB of memory are left"
     if is_short_of_memory(left, limit):
         remedy = "End what uses it (ps aux --sort -rss), or raise the container's limit."
-        yield problem("memory", f"{text}: the kernel may end an engine.", remedy)
+        yield _MEMORY.problem(f"{text}: the kernel may end an engine.", remedy)
     else:
-        yield ok("memory", text)
+        yield _MEMORY.ok(text)
 
 
 def port(host: str, number: int) -> Iterator[Finding]:
@@ -48,15 +50,13 @@ def port(host: str, number: int) -> Iterator[Finding]:
         reserve_port(host, number)
     except AddressError as error:
         if _is_a_node(host, number):
-            yield ok(
-                "port",
-                f"A node answers at {host} port {number} already; a second one needs another"
-                " --port",
+            yield _PORT.ok(
+                f"A node answers at {host} port {number} already; a second one needs another --port"
             )
             return
-        yield problem("port", str(error), f"`ss -ltnp 'sport = :{number}'` shows what uses it.")
+        yield _PORT.problem(str(error), f"`ss -ltnp 'sport = :{number}'` shows what uses it.")
         return
-    yield ok("port", f"the API can listen on {host} port {number}")
+    yield _PORT.ok(f"the API can listen on {host} port {number}")
 
 
 def _is_a_node(host: str, number: int) -> bool:

@@ -11,13 +11,15 @@ from huggingface_hub import try_to_load_from_cache
 
 from api.models.cache import CacheError, ModelCache
 from api.models.files import BrokenModelError, missing
-from cli.examine.findings import Finding, ok, problem, warning
+from cli.examine.findings import Finding, Subject
 from cli.machine.cpu_memory import available_bytes
 from cli.machine.model_memory import weights_bytes
 from cli.model_choice import choose_model
 from cli.shipped import ModelChoiceError
 from poc_core.gpus import Gpu
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
+
+_MODEL, _MODELS, _MEMORY, _FAMILY = map(Subject, ("model", "models", "memory", "family"))
 
 _GIB = 1024**3
 _MIB = 1024**2
@@ -58,7 +60,7 @@ def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:
-        return None, [problem("model", str(error), "Give --model as `proofline up` would get it.")]
+        return None, [_MODEL.problem(str(error), "Give --model as `proofline up` would get it.")]
     if Path(path).is_dir():
         return Model(name, Path(path)), [_files(Path(path))]
     return _on_hub(name, cache or ModelCache())
@@ -69,15 +71,14 @@ def _files(folder: Path) -> Finding:
     try:
         lacks = missing(folder)
     except BrokenModelError as error:
-        return problem("model", f"{error}.", remedy)
+        return _MODEL.problem(f"{error}.", remedy)
     if not lacks:
-        return ok(
-            "model",
+        return _MODEL.ok(
             f"{folder}: configuration, weights and tokenizer are there,"
-            f" {weights_bytes(folder, 'auto') / 1e9:.1f} GB",
+            f" {weights_bytes(folder, 'auto') / 1e9:.1f} GB"
         )
     more = f" and {len(lacks) - 3} more" if len(lacks) > 3 else ""
-    return problem("model", f"{folder} lacks {', '.join(lacks[:3])}{more}.", remedy)
+    return _MODEL.problem(f"{folder} lacks {', '.join(lacks[:3])}{more}.", remedy)
 
 
 def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
@@ -86,12 +87,11 @@ def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
     try:
         found = [one for one in cache.models() if one[2] == "PARTIAL"]
     except CacheError as error:
-        yield problem("models", str(error), "Correct the folder, or its permissions.")
+        yield _MODELS.problem(str(error), "Correct the folder, or its permissions.")
         return
     for hf_repo, commit, _ in found:
         why = cache.trouble(hf_repo, commit) or "is here in part."
-        yield warning(
-            "models",
+        yield _MODELS.warning(
             f"{hf_repo}{f' at {commit}' if commit else ''}: {why}",
             f"hf download {hf_repo}, which completes it; or delete it.",
         )
@@ -102,7 +102,7 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
     folder = _snapshot(name, cache)
     if stage == "DOWNLOADED":
         return Model(name, folder), [
-            ok("model", f"{name} is in the Hugging Face cache, {cache.path}")
+            _MODEL.ok(f"{name} is in the Hugging Face cache, {cache.path}")
         ]
     here = (
         "is in the Hugging Face cache in part"
@@ -111,15 +111,12 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
     )
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         says = f"{name} {here} ({cache.path}), and HF_HUB_OFFLINE forbids to ask the hub."
-        finding = problem(
-            "model",
-            says,
-            "Unset HF_HUB_OFFLINE for the first start, or give the model's directory.",
+        finding = _MODEL.problem(
+            says, "Unset HF_HUB_OFFLINE for the first start, or give the model's directory."
         )
     else:
         says = f"{name} {here} ({cache.path}): the first start downloads it."
-        finding = warning(
-            "model",
+        finding = _MODEL.warning(
             says,
             f"hf download {name} downloads it before; set HF_TOKEN if the model has a licence.",
         )
@@ -139,8 +136,7 @@ def room(
     if not weights:
         return
     if uses_gpus and len(gpus) < group_size:
-        yield problem(
-            "memory",
+        yield _MEMORY.problem(
             f"A worker is to have {group_size} GPU(s) and there are {len(gpus)} to be seen.",
             "Less --tensor-parallel or --pipeline-parallel, or look at CUDA_VISIBLE_DEVICES.",
         )
@@ -151,12 +147,10 @@ def room(
     needs = weights * _BESIDE_WEIGHTS
     text = f"The weights take {weights / _GIB:.1f} GiB and {where} can give {free / _GIB:.1f}"
     if needs <= free:
-        yield ok("memory", text)
+        yield _MEMORY.ok(text)
     elif uses_gpus and needs <= total:
-        yield problem(
-            "memory",
-            f"{text} of {total / _GIB:.1f}.",
-            "End what uses the GPU: nvidia-smi shows it.",
+        yield _MEMORY.problem(
+            f"{text} of {total / _GIB:.1f}.", "End what uses the GPU: nvidia-smi shows it."
         )
     else:
         remedy = (
@@ -164,7 +158,7 @@ def room(
             if uses_gpus
             else "Free some, or take a smaller model."
         )
-        yield problem("memory", f"{text}.", remedy)
+        yield _MEMORY.problem(f"{text}.", remedy)
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
@@ -177,22 +171,19 @@ def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Findin
     n_layers = text_config.get("num_hidden_layers", "?")
     path = KNOWN_PATHS.get(architecture, FLEET_PATHS[0])
     if path in FLEET_PATHS:
-        yield ok("family", f"{architecture}: reflected after each of its {n_layers} layers")
+        yield _FAMILY.ok(f"{architecture}: reflected after each of its {n_layers} layers")
     else:
-        yield ok(
-            "family",
+        yield _FAMILY.ok(
             f"{architecture} wraps a language model, whose layers ({path}) the network's nodes do"
             f" not find: none of its {n_layers} layers is reflected, as in the fleet"
-            f" ({_SEEN})",
+            f" ({_SEEN})"
         )
     kind = str(config.get("model_type", ""))
     if on_cpu and kind in _NOT_ON_CPU:
-        yield problem(
-            "family", f"{kind} on a CPU: {_NOT_ON_CPU[kind]}.", f"GPUs, or another model: {_SEEN}."
+        yield _FAMILY.problem(
+            f"{kind} on a CPU: {_NOT_ON_CPU[kind]}.", f"GPUs, or another model: {_SEEN}."
         )
     if kind in _NEED_TORCHVISION and not has_torchvision:
-        yield problem(
-            "family",
-            f"{kind} needs torchvision.",
-            "pip install the build of torchvision for this torch.",
+        yield _FAMILY.problem(
+            f"{kind} needs torchvision.", "pip install the build of torchvision for this torch."
         )

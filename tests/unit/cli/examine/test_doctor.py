@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cli.examine import doctor as command
 from cli.examine import machine, packages, redis
-from cli.examine.findings import Finding, findings_of, ok, problem
+from cli.examine.findings import Finding, Subject, findings_of
 from cli.main import app
 from cli.supervise.redis_server import free_port
 from poc_core.errors import ProoflineError
@@ -22,10 +22,12 @@ HERE = ["doctor", "--without-workers"]
 @pytest.fixture(autouse=True)
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine is like."""
-    monkeypatch.setattr(redis, "local_server", lambda: iter([ok("redis", "its own")]))
-    monkeypatch.setattr(machine, "port", lambda host, port: iter([ok("port", f"{host} {port}")]))
-    monkeypatch.setattr(machine, "disk", lambda what, *_: iter([ok("disk", what)]))
-    monkeypatch.setattr(packages, "imports", lambda *_: iter([ok("torch", "2.13.0")]))
+    monkeypatch.setattr(redis, "local_server", lambda: iter([Subject("redis").ok("its own")]))
+    monkeypatch.setattr(
+        machine, "port", lambda host, port: iter([Subject("port").ok(f"{host} {port}")])
+    )
+    monkeypatch.setattr(machine, "disk", lambda what, *_: iter([Subject("disk").ok(what)]))
+    monkeypatch.setattr(packages, "imports", lambda *_: iter([Subject("torch").ok("2.13.0")]))
 
 
 def run(*options: str) -> tuple[int, list[dict[str, Any]]]:
@@ -43,7 +45,7 @@ def test_all_fine_is_exit_code_0() -> None:
 
 def test_a_problem_is_exit_code_1_and_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        machine, "port", lambda *_: iter([problem("port", "Taken.", "Another --port.")])
+        machine, "port", lambda *_: iter([Subject("port").problem("Taken.", "Another --port.")])
     )
     answer = CliRunner().invoke(app, HERE)
     assert answer.exit_code == 1
@@ -91,14 +93,14 @@ def test_settings_that_cannot_be_read_are_named_and_the_rest_is_looked_at(
 
 def test_a_check_that_breaks_is_a_finding() -> None:
     def breaks() -> Iterator[Finding]:
-        yield ok("one", "fine")
+        yield Subject("one").ok("fine")
         raise ZeroDivisionError("by zero")
 
     def refuses() -> Iterator[Finding]:
         raise ProoflineError("Not so.")
 
     one, two, three, four = findings_of(
-        [("one", breaks), ("two", refuses), ("three", lambda: [ok("three", "fine")])]
+        [("one", breaks), ("two", refuses), ("three", lambda: [Subject("three").ok("fine")])]
     )
     assert (one.level, four.level) == ("ok", "ok")
     assert "ZeroDivisionError: by zero" in two.says
@@ -110,7 +112,7 @@ def test_the_data_directory_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     def disk(what: str, path: Path, *_: float) -> Iterator[Finding]:
         seen.append((what, path))
-        yield ok("disk", what)
+        yield Subject("disk").ok(what)
 
     monkeypatch.setattr(machine, "disk", disk)
     run("--data-dir", str(tmp_path))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.examine import joined
-from cli.examine.findings import Finding, findings_of, ok
+from cli.examine.findings import Finding, Subject, findings_of
 from cli.join.access import Access, write_access
 from cli.join.asking import Api, ApiAwayError, CertificateError, RefusedError
 from cli.join.options import Join
@@ -43,7 +43,9 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     world = World()
     monkeypatch.setattr(Api, "skew_s", lambda api: world.ask_clock(api))
     monkeypatch.setattr(Api, "standing", lambda api, token_id: world.ask_standing(api, token_id))
-    monkeypatch.setattr(joined, "server", lambda settings: iter([ok("redis", settings.redis_url)]))
+    monkeypatch.setattr(
+        joined, "server", lambda settings: iter([Subject("redis").ok(settings.redis_url)])
+    )
     for name in ("POC_REDIS_URL", "POC_HOST_NAME", "POC_CHAT_HOST"):  # set_up writes them
         monkeypatch.setenv(name, "")
         del os.environ[name]
