@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from cli.grouped import with_parameters
 from cli.model_choice import with_chosen_model
 from cli.terminal import UsageError
 from poc_core.schemes.decode.codebook_file import read_codebook_file
@@ -32,10 +33,8 @@ FirstModel = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help=(
-            "What is served first: a model's directory, a name on the Hugging Face hub, or a"
-            f" shipped model: {_SHIPPED}. Default: what is deployed, or will be."
-        ),
+        help="What is served first: a model's directory, a name on the Hugging Face hub, or a"
+        f" shipped model: {_SHIPPED}. Default: what is deployed, or will be.",
     ),
 ]
 NOT_FOR_PROOFS = ("served_model_name", "synthetic_step_ms")
@@ -52,20 +51,15 @@ def from_command_line(
     served_model_name: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "The name clients use for the model. Default: the directory's last part, or the"
-                " name given."
-            ),
+            help="The name clients use for the model. Default: the directory's last part, or the"
+            " name given."
         ),
     ] = None,
     engine: Annotated[
         EngineKind,
         typer.Option(
-            help=(
-                "What computes: vllm; transformers, the slower second opinion; synthetic, which"
-                " only sleeps and "
-                "invents vectors, for load tests."
-            )
+            help="What computes: vllm; transformers, the slower second opinion; synthetic, which"
+            " only sleeps and invents vectors, for load tests."
         ),
     ] = "vllm",
     dtype: Annotated[
@@ -91,11 +85,8 @@ def from_command_line(
         float | None,
         typer.Option(
             min=0,
-            help=(
-                "GB of each GPU in which the steps of decode proofs keep keys and values. Default:"
-                " half of what is "
-                "free when the engine has started. vllm only."
-            ),
+            help="GB of each GPU in which the steps of decode proofs keep keys and values. Default:"
+            " half of what is free when the engine has started. vllm only.",
         ),
     ] = None,
     synthetic_step_ms: Annotated[
@@ -103,10 +94,7 @@ def from_command_line(
     ] = 50.0,
     vllm_args: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="-- VLLM_ARGS",
-            help="After --: further arguments of `vllm serve`.",
-        ),
+        typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`."),
     ] = None,
 ) -> EngineOptions:
     """Returns the engine's options, without a model if `model` is None.
@@ -166,14 +154,6 @@ def takes_engine_options(
         parameters = [first]
         for name, parameter in inspect.signature(command).parameters.items():
             parameters += others if name == "engine_options" else [parameter]
-        # Keyword only, so that parameters with a default may precede those without.
-        by_keyword = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters
-        ]
-        vars(with_options)["__signature__"] = inspect.Signature(by_keyword)
-        with_options.__annotations__ = {
-            parameter.name: parameter.annotation for parameter in by_keyword
-        }
-        return with_options
+        return with_parameters(with_options, parameters)
 
     return decorate

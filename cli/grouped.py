@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
 
@@ -13,14 +13,13 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         group = parameter.annotation
         if not hasattr(group, "_fields"):
-            flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            flat.append(parameter)
             continue
         groups[name] = group
         hints = get_type_hints(group, include_extras=True)
         for field in group._fields:
             default = group._field_defaults.get(field, inspect.Parameter.empty)
-            kind = inspect.Parameter.KEYWORD_ONLY
-            flat.append(inspect.Parameter(field, kind, default=default, annotation=hints[field]))
+            flat.append(parameter.replace(name=field, default=default, annotation=hints[field]))
 
     @functools.wraps(command)
     def with_fields(**given: Any) -> None:
@@ -30,7 +29,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**made, **given)
 
-    # Typer reads both.
-    vars(with_fields)["__signature__"] = inspect.Signature(flat)
-    with_fields.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
-    return with_fields
+    return with_parameters(with_fields, flat)
+
+
+def with_parameters(
+    command: Callable[..., None], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """Gives a command these parameters for Typer, keyword only, so that parameters with a default
+    may precede others.
+    """
+    kind = inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.Signature([parameter.replace(kind=kind) for parameter in parameters])
+    vars(command)["__signature__"] = signature  # Typer reads both
+    command.__annotations__ = {
+        name: parameter.annotation for name, parameter in signature.parameters.items()
+    }
+    return command

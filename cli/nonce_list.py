@@ -1,6 +1,7 @@
 """Parses lists of nonces on the command line: "0,1,2", "0-99", "5,10-19"."""
 
 import re
+from collections import Counter
 
 from cli.terminal import UsageError
 
@@ -28,9 +29,8 @@ def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
             raise NonceListError(f'"{text}" holds more than {max_count:,} nonces; split it up.')
         nonces.extend(range(first, last + 1))
     if len(set(nonces)) < len(nonces):
-        raise NonceListError(
-            f"Nonce {first_repeated(nonces)} is given twice; give each nonce once."
-        )
+        repeated = next(nonce for nonce, n in Counter(nonces).items() if n > 1)
+        raise NonceListError(f"Nonce {repeated} is given twice; give each nonce once.")
     return nonces
 
 
@@ -56,15 +56,6 @@ def parse_item(item: str) -> tuple[int, int]:
     if last < first:
         raise NonceListError(f'The range "{item}" runs backwards; write {last}-{first}.')
     return first, last
-
-
-def first_repeated(nonces: list[int]) -> int:
-    seen: set[int] = set()
-    for nonce in nonces:
-        if nonce in seen:
-            return nonce
-        seen.add(nonce)
-    raise ValueError("no nonce is repeated")
 
 
 def shortened(text: str, limit: int = 40) -> str:

@@ -40,34 +40,39 @@ Ports = Annotated[
         min=0,
         max=65535,
         envvar="POC_API_PORT",
-        help=(
-            "TCP port of the API; 0 for a free one. Given several times: the same API on each port."
-        ),
+        help="TCP port of the API; 0 for a free one. Given several times: the same API on each"
+        " port.",
         show_default=str(DEFAULT_PORT),
     ),
 ]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
 Verbose = Annotated[
     bool,
     typer.Option(
         "--verbose", help="Show the logs of all processes here; default: they go to files."
     ),
 ]
+JsonOnly = Annotated[
+    bool,
+    typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
+]
+BlockHash = Annotated[str, typer.Option(help=BLOCK_HASH_HELP)]
+PublicKey = Annotated[str, typer.Option(help=PUBLIC_KEY_HELP)]
+SeqLen = Annotated[int, typer.Option(min=1, help=SEQ_LEN_HELP)]
+StrongerRng = Annotated[bool, typer.Option("--stronger-rng", help=STRONGER_RNG_HELP)]
 Nonces = Annotated[str, typer.Option("--nonces", help=NONCES_HELP)]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP)]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help=MAX_TOKENS_HELP)]
 ServedModel = Annotated[
     str | None,
     typer.Option(
-        "--model",
-        help="The model by the name it is served under. Default: the only one served.",
+        "--model", help="The model by the name it is served under. Default: the only one served."
     ),
 ]
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        "--batch-size",
-        min=1,
-        help="Nonces per task. Default: the API's POC_BATCH_SIZE_DEFAULT.",
+        "--batch-size", min=1, help="Nonces per task. Default: the API's POC_BATCH_SIZE_DEFAULT."
     ),
 ]
 
@@ -75,9 +80,9 @@ BatchSize = Annotated[
 class Proof(NamedTuple):
     """Options of an artifact's computation."""
 
-    seq_len: Annotated[int, typer.Option(min=1, help=SEQ_LEN_HELP)] = DEFAULT_SEQ_LEN
+    seq_len: SeqLen = DEFAULT_SEQ_LEN
     k_dim: Annotated[int, typer.Option(min=1, help=K_DIM_HELP)] = DEFAULT_K_DIM
-    stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=STRONGER_RNG_HELP)] = False
+    stronger_rng: StrongerRng = False
     max_tokens: MaxTokens = None
 
 
@@ -96,9 +101,7 @@ RedisUrl = Annotated[
         "--redis-url",
         callback=_to_settings,
         envvar="POC_REDIS_URL",
-        help=(
-            "The Redis of all processes, redis://HOST:PORT/0 or redis+sentinel://H:P,H:P/MASTER/0."
-            f" Default: {DEFAULT_REDIS_URL}."
-        ),
+        help="The Redis of all processes, redis://HOST:PORT/0 or"
+        f" redis+sentinel://H:P,H:P/MASTER/0. Default: {DEFAULT_REDIS_URL}.",
     ),
 ]

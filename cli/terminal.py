@@ -91,6 +91,27 @@ def check_output(output: Path | None, option: str = "--output") -> None:
         )
 
 
+def read_ascii(path: Path, option: str) -> str:
+    """Reads the file of an option. UsageError if it cannot be read as ASCII."""
+    try:
+        return path.expanduser().read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path} cannot be read: {error}") from None
+
+
+def read_json(path: Path, what_to_do: str) -> Any:
+    """Reads a JSON file, or stdin for the path -. UsageError, which ends with `what_to_do`."""
+    try:
+        stdin = typer.get_text_stream("stdin")
+        text = stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read {path} ({error}); {what_to_do}.") from error
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON ({error}); {what_to_do}.") from error
+
+
 def write_json(document: Any, output: Path | None) -> None:
     """Writes the document as one line of JSON, to stdout or to a file."""
     text = json.dumps(document, separators=(",", ":")) + "\n"

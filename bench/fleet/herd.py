@@ -112,7 +112,7 @@ class _Forked(Child):
 
     def start(self) -> None:
         self._log.touch()
-        self._pid = fork(self._work)
+        self.pid = fork(self._work)
         self._note_ready()
 
     def _work(self) -> None:
@@ -123,14 +123,14 @@ class _Forked(Child):
         self._run()
 
     def request_stop(self) -> None:
-        assert self._pid is not None
+        assert self.pid is not None
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGTERM)
+            os.kill(self.pid, signal.SIGTERM)
 
     def wait_stopped(self) -> None:
-        assert self._pid is not None
+        assert self.pid is not None
         with suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            os.waitpid(self.pid, 0)
 
 
 class _ForkedFleet(Fleet):
@@ -139,8 +139,8 @@ class _ForkedFleet(Fleet):
     def run(self, order: Order, env: Mapping[str, str]) -> None:
         from workers.main import run_worker
 
-        for own, slot in zip(self._environments, slots(self._environments), strict=True):
-            name = f"{self._host}/{slot}"
+        for own, slot in zip(self.environments, slots(self.environments), strict=True):
+            name = f"{self.host}/{slot}"
             spec = ChildSpec(name, (), env={**own, **env, SLOT_VARIABLE: slot})
             log = Path(order.logs, name.replace("/", "-"))
             child = _Forked(spec, log, lambda: run_worker(order.options, None, order.redis_url))

@@ -27,8 +27,7 @@ def generate(
         typer.Option(help=f"{options.PUBLIC_KEY_HELP} {FOR_A_NEW_JOB}", show_default=False),
     ] = None,
     nonces: Annotated[
-        str | None,
-        typer.Option(help=f"{options.NONCES_HELP} {FOR_A_NEW_JOB}"),
+        str | None, typer.Option(help=f"{options.NONCES_HELP} {FOR_A_NEW_JOB}")
     ] = None,
     block_height: Annotated[
         int, typer.Option(min=0, help="Height of the block; only sent with callbacks.")
@@ -40,10 +39,7 @@ def generate(
     url: options.Url = options.DEFAULT_URL,
     output: options.Output = None,
     request_id: Annotated[
-        str | None,
-        typer.Option(
-            help="Wait for this job, submitted earlier, instead.",
-        ),
+        str | None, typer.Option(help="Wait for this job, submitted earlier, instead.")
     ] = None,
 ) -> None:
     """Compute artifacts on a running API, wait for them and print them as JSON.
@@ -57,9 +53,7 @@ def generate(
     proof.json
     """
     check_output(output)
-    by_name = of_scheme.refuse_flags(
-        flags_of_artifacts(proof.k_dim, proof.stronger_rng, proof.max_tokens)
-    )
+    by_name = of_scheme.refuse_flags(flags_of_artifacts(*proof[1:]))
     with connect(url) as client:
         request: dict[str, Any] | None = None
         n_nonces = None
@@ -93,8 +87,7 @@ def generate(
                 )
             request_id = client.submit(body)
             request = {name: value for name, value in body.items() if name != "nonces"}
-        resume = f"proofline generate --url {client.base} --request-id {request_id}"
-        result = await_job(client, request_id, "Generating", n_nonces, resume)
+        result = await_job(client, request_id, "Generating", n_nonces)
     write_json(result if request is None else {**result, "request": request}, output)
     excluded = result.get("n_excluded") or (
         n_nonces - len(result["artifacts"]) if n_nonces is not None else 0

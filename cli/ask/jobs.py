@@ -45,9 +45,12 @@ def job_body(
 
 
 def await_job(
-    client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str
+    client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str = ""
 ) -> Document:
-    """Waits for the job's result with a progress bar. Ctrl-C leaves the job running."""
+    """Waits for the job's result with a progress bar. Ctrl-C leaves the job running, and prints
+    `how_to_resume`; empty for the command that waits for the job.
+    """
+    resume = how_to_resume or f"proofline generate --url {client.base} --request-id {request_id}"
     try:
         with progress_bar("nonces") as bar:
             task = bar.add_task(title, total=n_nonces)
@@ -61,6 +64,6 @@ def await_job(
             f"No longer waiting; job {request_id} continues. Fetch its result within minutes of its"
             " end:"
         )
-        note(f"  {how_to_resume}")
+        note(f"  {resume}")
         note(f"  curl {client.base}{job_path(request_id)}")
         raise

@@ -1,6 +1,5 @@
 """`proofline round` starts, shows, watches and stops the round of a running API."""
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +14,7 @@ from cli.ask.connection import connect, only_model
 from cli.ask.round_view import line, picture
 from cli.ask.scheme_params import OfScheme, flags_of_artifacts, round_of
 from cli.grouped import grouped
-from cli.terminal import UsageError, note
+from cli.terminal import UsageError, note, write_json
 from poc_core.errors import ProoflineError
 from proofline.client import ApiError, Client, Document, calls
 from proofline.client.exchange import POLL_PATIENCE_S
@@ -35,8 +34,7 @@ class Share(NamedTuple):
     node_id: Annotated[int, typer.Option(min=0, help="This node, from 0 to NODE_COUNT - 1.")] = 0
     node_count: Annotated[int, typer.Option(min=1, help="Nodes that share the nonces.")] = 1
     group_id: Annotated[
-        int,
-        typer.Option(min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1."),
+        int, typer.Option(min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1.")
     ] = 0
     n_groups: Annotated[int, typer.Option(min=1, help="Groups that share the node's nonces.")] = 1
 
@@ -46,14 +44,9 @@ class Vectors(NamedTuple):
 
     k_dim: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}.",
-        ),
+        typer.Option(min=1, help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}."),
     ] = None
-    stronger_rng: Annotated[
-        bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)
-    ] = False
+    stronger_rng: options.StrongerRng = False
     max_tokens: options.MaxTokens = None
 
 
@@ -63,11 +56,8 @@ class Distances(NamedTuple):
     r_target: Annotated[
         float | None,
         typer.Option(
-            help=(
-                "Distances instead of artifacts: nonces below this one, up to 2, are valid."
-                " `proofline calibrate` "
-                "finds one."
-            ),
+            help="Distances instead of artifacts: nonces below this one, up to 2, are valid."
+            " `proofline calibrate` finds one."
         ),
     ] = None
     fraud_threshold: Annotated[
@@ -75,9 +65,8 @@ class Distances(NamedTuple):
         typer.Option(
             min=0,
             max=1,
-            help=(
-                "Of distances: below this probability of honesty a batch is a fraud. Default: 0.01."
-            ),
+            help="Of distances: below this probability of honesty a batch is a fraud."
+            " Default: 0.01.",
         ),
     ] = None
     layer_hooks: Annotated[
@@ -92,19 +81,16 @@ class Distances(NamedTuple):
 @grouped
 def start(
     *,
-    block_hash: Annotated[str, typer.Option(help=options.BLOCK_HASH_HELP)],
-    public_key: Annotated[str, typer.Option(help=options.PUBLIC_KEY_HELP)],
+    block_hash: options.BlockHash,
+    public_key: options.PublicKey,
     block_height: Annotated[
-        int,
-        typer.Option(min=0, help="Height of the block; only sent to the receiver."),
+        int, typer.Option(min=0, help="Height of the block; only sent to the receiver.")
     ] = 0,
     callback_url: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "The artifacts are POSTed to CALLBACK_URL/generated. Without it they are only"
-                " counted."
-            ),
+            help="The artifacts are POSTed to CALLBACK_URL/generated. Without it they are only"
+            " counted."
         ),
     ] = None,
     share: Share,
@@ -112,16 +98,11 @@ def start(
         int | None,
         typer.Option(
             min=1,
-            help=(
-                "Nonces a worker computes at a time, at most. Default: as many as fit, up to the"
-                " API's "
-                "POC_BATCH_SIZE_DEFAULT."
-            ),
+            help="Nonces a worker computes at a time, at most. Default: as many as fit, up to the"
+            " API's POC_BATCH_SIZE_DEFAULT.",
         ),
     ] = None,
-    seq_len: Annotated[
-        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
-    ] = options.DEFAULT_SEQ_LEN,
+    seq_len: options.SeqLen = options.DEFAULT_SEQ_LEN,
     vectors: Vectors,
     distances: Distances,
     of_scheme: OfScheme,
@@ -139,32 +120,15 @@ def start(
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
-    by_name = of_scheme.refuse_flags(
-        flags_of_artifacts(vectors.k_dim, vectors.stronger_rng, vectors.max_tokens)
-        | {
-            "--r-target": distances.r_target,
-            "--fraud-threshold": distances.fraud_threshold,
-            "--layer-hooks": distances.layer_hooks,
-        }
-    )
-    check_scheme(
-        distances.r_target,
-        {
-            "--k-dim": vectors.k_dim,
-            "--stronger-rng": vectors.stronger_rng,
-            "--max-tokens": vectors.max_tokens,
-        },
-        {"--fraud-threshold": distances.fraud_threshold, "--layer-hooks": distances.layer_hooks},
-    )
+    flags = dict(zip(("--r-target", "--fraud-threshold", "--layer-hooks"), distances, strict=True))
+    by_name = of_scheme.refuse_flags(flags_of_artifacts(*vectors) | flags)
+    check_scheme(vectors, distances)
     with connect(url) as client:
         body: dict[str, Any] = {
             "block_hash": block_hash,
             "block_height": block_height,
             "public_key": public_key,
-            "node_id": share.node_id,
-            "node_count": share.node_count,
-            "group_id": share.group_id,
-            "n_groups": share.n_groups,
+            **share._asdict(),
         }
         model = model or only_model(client)
         if by_name:
@@ -211,20 +175,22 @@ def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) ->
     return body
 
 
-def check_scheme(
-    r_target: float | None, of_artifacts: dict[str, Any], of_distances: dict[str, Any]
-) -> None:
-    """Raises UsageError for options of the other scheme. Both dicts: option -> value."""
-    if r_target is not None and not 0 < r_target <= 2:
+def check_scheme(vectors: Vectors, distances: Distances) -> None:
+    """Raises UsageError for options of the other scheme."""
+    r_target = distances.r_target
+    if r_target is None:
+        flags = {
+            "--fraud-threshold": distances.fraud_threshold,
+            "--layer-hooks": distances.layer_hooks,
+        }
+        why = "is for distances; give --r-target too, or leave it out."
+    elif not 0 < r_target <= 2:
         raise UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
-    strangers = of_artifacts if r_target is not None else of_distances
-    given = [name for name, value in strangers.items() if value]
-    if given and r_target is not None:
-        raise UsageError(f"{' and '.join(given)} is for artifacts; leave it out, or --r-target.")
-    if given:
-        raise UsageError(
-            f"{' and '.join(given)} is for distances; give --r-target too, or leave it out."
-        )
+    else:
+        flags = dict(zip(("--k-dim", "--stronger-rng", "--max-tokens"), vectors, strict=True))
+        why = "is for artifacts; leave it out, or --r-target."
+    if given := [name for name, value in flags.items() if value]:
+        raise UsageError(f"{' and '.join(given)} {why}")
 
 
 @app.command()
@@ -238,9 +204,8 @@ def status(
     with connect(url) as client:
         answer = client.call(calls.status(Document))
     if as_json:
-        typer.echo(json.dumps(answer, separators=(",", ":")))
+        write_json(answer, None)
         return
-
     Console().print(picture(answer, time.time()))
 
 

@@ -23,16 +23,11 @@ class OfScheme(NamedTuple):
 
     scheme: Annotated[
         str | None,
-        typer.Option(
-            help="The scheme of proofs, by its name. Default: as the other options say.",
-        ),
+        typer.Option(help="The scheme of proofs, by its name. Default: as the other options say."),
     ] = None
     param: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="A parameter of --scheme; may be given again.",
-        ),
+        typer.Option(metavar="KEY=VALUE", help="A parameter of --scheme; may be given again."),
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
@@ -64,42 +59,39 @@ def flags_of_artifacts(
 
 def job_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Returns the body of POST /generate. `common`, `fields`: see `_body`."""
-    contract = _contract(of_scheme)
-    if contract.job_body is None:
-        raise UsageError(f"The {contract.name} scheme has no jobs; start a round of it.")
-    return _body(contract, contract.job_body, of_scheme.param or [], common, fields)
+    contract = contract_of(of_scheme.scheme or "")
+    instead = "jobs; start a round of it"
+    return _body(contract, contract.job_body, instead, of_scheme.param or [], common, fields)
 
 
 def round_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Returns the body of POST /init/generate. `common`, `fields`: see `_body`."""
-    contract = _contract(of_scheme)
-    if contract.round_body is None:
-        raise UsageError(f"The {contract.name} scheme has no rounds; `proofline generate` asks it.")
-    return _body(contract, contract.round_body, of_scheme.param or [], common, fields)
-
-
-def _contract(of_scheme: OfScheme) -> Contract:
-    assert of_scheme.scheme is not None
-    return contract_of(of_scheme.scheme)
+    contract = contract_of(of_scheme.scheme or "")
+    instead = "rounds; `proofline generate` asks it"
+    return _body(contract, contract.round_body, instead, of_scheme.param or [], common, fields)
 
 
 def _body(
     contract: Contract,
-    model: "type[BaseModel]",
+    model: type[BaseModel] | None,
+    instead: str,
     params: Sequence[str],
     common: dict[str, Any],
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    """Returns a body that is valid for the scheme. UsageError for missing or unknown parameters.
+    """Returns a body that is valid for the scheme. UsageError for missing or unknown parameters,
+    or without a `model`; the text then contains `instead`.
 
     `common`: the fields that are equal in all schemes. `fields`: the fields whose place depends on
     the scheme: model, seq_len, batch_size, url; None if not given.
     """
+    if model is None:
+        raise UsageError(f"The {contract.name} scheme has no {instead}.")
     inner = _inner(model)
     body = dict(common)
     within: dict[str, Any] = {}
     known = _scheme_fields(model, inner)
-    given = dict(_pair(text) for text in params)
+    given = dict(named_value(text, "--param", "KEY=VALUE") for text in params)
     if unknown := [name for name in given if name not in known]:
         raise UsageError(
             f"The {contract.name} scheme has no parameter {unknown[0]}; it has"
@@ -113,18 +105,23 @@ def _body(
             (within if name in inner else body)[name] = value
     if inner:
         body["params"] = within
-    _say_scheme(contract, body)
-    _check(contract, model, body)
+        if recognised(body, contracts()) is not contract:
+            within["scheme"] = contract.name
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        problems = describe_detail(error.errors(include_url=False, include_context=False))
+        raise UsageError(f"The {contract.name} scheme: {problems}.") from None
     return body
 
 
-def _inner(model: "type[BaseModel]") -> set[str]:
+def _inner(model: type[BaseModel]) -> set[str]:
     """Returns the fields of the body's `params`; empty if the body has no `params`."""
     field = model.model_fields.get("params")
     return set(getattr(field.annotation, "model_fields", ())) if field else set()
 
 
-def _scheme_fields(model: "type[BaseModel]", inner: set[str]) -> set[str]:
+def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
     """Returns the scheme-specific parameters that an option can set."""
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (JobBody, RoundBody, SequenceRoundBody, Params):
@@ -134,27 +131,12 @@ def _scheme_fields(model: "type[BaseModel]", inner: set[str]) -> set[str]:
     return (set(model.model_fields) | inner) - shared - nested
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def named_value(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, Any]:
+    """Parses "NAME=VALUE"; a VALUE that is not JSON is a string."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise UsageError(f"--param takes KEY=VALUE, not {text!r}.")
+        raise UsageError(f"{option} takes {form}, not {text!r}.")
     try:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def _say_scheme(contract: Contract, body: dict[str, Any]) -> None:
-    """Names the scheme in the body, unless the API recognises it by other fields."""
-    if recognised(body, contracts()) is contract:
-        return
-    if "params" in body:
-        body["params"]["scheme"] = contract.name
-
-
-def _check(contract: Contract, model: "type[BaseModel]", body: dict[str, Any]) -> None:
-    try:
-        model.model_validate(body)
-    except ValidationError as error:
-        problems = describe_detail(error.errors(include_url=False, include_context=False))
-        raise UsageError(f"The {contract.name} scheme: {problems}.") from None

@@ -1,6 +1,5 @@
 """`proofline status` shows a node's state on one screen."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rich.text import Text
 from cli import options
 from cli.ask.connection import connect
 from cli.ask.round_view import grid, in_words, troubles
-from cli.terminal import EXIT_FAILURE
+from cli.terminal import EXIT_FAILURE, write_json
 from proofline.client import Document, calls
 
 _GOOD, _BAD = "bold green", "bold red"
@@ -39,8 +38,7 @@ def status(
         node = client.call(calls.status(Document))
         deployment = client.deployment().model_dump(mode="json")
     if as_json:
-        answers = {"node": node, "deployment": deployment}
-        typer.echo(json.dumps(answers, separators=(",", ":")))
+        write_json({"node": node, "deployment": deployment}, None)
     else:
         show(node, deployment, time.time())
     if not any(worker["state"] == "ready" for worker in node["workers"]):

@@ -1,6 +1,5 @@
 """`proofline validate` validates artifacts on a running API."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -12,7 +11,7 @@ from cli.ask.jobs import await_job, job_body
 from cli.ask.mistakes import fitting
 from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
-from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, write_json
+from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, read_json, write_json
 from poc_core.schemes.decode.thresholds import MARGIN
 
 FROM_FILE = "Default: what the file says."
@@ -32,17 +31,14 @@ class OfFile(NamedTuple):
         typer.Option(help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False),
     ] = None
     block_height: Annotated[
-        int | None,
-        typer.Option(min=0, help=f"Height of the block. {FROM_FILE}"),
+        int | None, typer.Option(min=0, help=f"Height of the block. {FROM_FILE}")
     ] = None
     seq_len: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}"),
+        int | None, typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}")
     ] = None
-    k_dim: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}"),
-    ] = None
+    k_dim: Annotated[int | None, typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}")] = (
+        None
+    )
     stronger_rng: Annotated[
         bool,
         typer.Option(
@@ -54,10 +50,7 @@ class OfFile(NamedTuple):
     no_stronger_rng: Annotated[bool, typer.Option("--no-stronger-rng", hidden=True)] = False
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help=f"Of decode proofs: their steps after the prefill. {FROM_FILE}",
-        ),
+        typer.Option(min=1, help=f"Of decode proofs: their steps after the prefill. {FROM_FILE}"),
     ] = None
 
 
@@ -77,17 +70,13 @@ class Judged(NamedTuple):
     p_mismatch: Annotated[
         float | None,
         typer.Option(
-            min=0,
-            max=1,
-            help=f"How likely an honest artifact lies further than that. {OF_NETWORK}",
+            min=0, max=1, help=f"How likely an honest artifact lies further than that. {OF_NETWORK}"
         ),
     ] = None
     fraud_threshold: Annotated[
         float | None,
         typer.Option(
-            min=0,
-            max=1,
-            help=f"p-value below which the artifacts are a fraud. {OF_NETWORK}",
+            min=0, max=1, help=f"p-value below which the artifacts are a fraud. {OF_NETWORK}"
         ),
     ] = None
 
@@ -104,10 +93,7 @@ def validate(
     artifacts: Annotated[Path | None, typer.Option(hidden=True)] = None,
     of_file: OfFile,
     nonces: Annotated[
-        str | None,
-        typer.Option(
-            help="Check only these of the file's nonces. Default: all.",
-        ),
+        str | None, typer.Option(help="Check only these of the file's nonces. Default: all.")
     ] = None,
     judged: Judged,
     model: Annotated[
@@ -177,9 +163,7 @@ def validate(
             named.setdefault("dist_threshold", MARGIN)
         if named:
             body["stat_test"] = named
-        request_id = client.submit(body)
-        resume = f"proofline generate --url {client.base} --request-id {request_id}"
-        verdict = await_job(client, request_id, "Validating", len(claimed), resume)
+        verdict = await_job(client, client.submit(body), "Validating", len(claimed))
         wrong = verdict["mismatch_nonces"] if explain else []
         fits = fitting(client, body, wrong) if wrong else []
     write_json(verdict, output)
@@ -205,22 +189,7 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
     """Returns a file's artifacts, its "request" from `generate`, and its k_dim or None."""
-    try:
-        text = (
-            typer.get_text_stream("stdin").read()
-            if str(path) == "-"
-            else path.read_text(encoding="utf-8")
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"Cannot read {path} ({error}); give the file that `proofline generate` wrote."
-        ) from error
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is not JSON ({error}); give the file that `proofline generate` wrote."
-        ) from error
+    document = read_json(path, "give the file that `proofline generate` wrote")
     if isinstance(document, list):
         document = {"artifacts": document}
     artifacts = document.get("artifacts") if isinstance(document, dict) else None

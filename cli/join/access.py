@@ -1,6 +1,8 @@
 """A joined host's access to its node, stored in a private file so that restarts need no token."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -58,12 +60,10 @@ def check_writable(path: Path) -> None:
     """Raises AccessError if `write_access` would fail. Checked before the token is spent."""
     path = path.expanduser()
     probe = path.with_name(f"{path.name}.new")
-    try:
+    with _writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
         probe.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from None
 
 
 def write_access(path: Path, access: Access) -> None:
@@ -71,11 +71,7 @@ def write_access(path: Path, access: Access) -> None:
 
     AccessError if it cannot be written.
     """
-    path = path.expanduser()
-    try:
-        _write(path, access.model_dump_json(indent=1))
-    except OSError as error:
-        raise _unwritable(path, error) from None
+    _write(path.expanduser(), access.model_dump_json(indent=1))
 
 
 def redis_url_of(path: Path, access: Access) -> str:
@@ -84,24 +80,26 @@ def redis_url_of(path: Path, access: Access) -> str:
         return access.redis_url
     path = path.expanduser()
     certificates = path.with_name(f"{path.name}.redis-ca.pem")
-    try:
-        _write(certificates, access.redis_ca)
-    except OSError as error:
-        raise _unwritable(certificates, error) from None
+    _write(certificates, access.redis_ca)
     return f"{access.redis_url}?ssl_ca_certs={quote(str(certificates))}"
 
 
 def _write(path: Path, text: str) -> None:
     new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    with _writing(path):
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
 
 
-def _unwritable(path: Path, error: OSError) -> AccessError:
-    return AccessError(
-        f"Cannot write {path} ({error.strerror}); choose another place with --join-file."
-    )
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AccessError(
+            f"Cannot write {path} ({error.strerror}); choose another place with --join-file."
+        ) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.join.access import Access, check_writable, read_access, redis_url_of, write_access
 from cli.join.asking import Api
 from cli.join.options import DEFAULT_FILE, TOKEN_VARIABLE, Join
-from cli.terminal import UsageError
+from cli.terminal import UsageError, read_ascii
 from poc_core.joining.offers import SHARED, place_of
 from poc_core.joining.tokens import Token
 
@@ -48,16 +48,14 @@ def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
         raise UsageError(
             f"--token-file and --token (or {TOKEN_VARIABLE}) exclude each other; keep one."
         )
-    try:
-        return Token.read(options.token_file.expanduser().read_text(encoding="ascii"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--token-file {options.token_file} cannot be read: {error}") from None
+    return Token.read(read_ascii(options.token_file, "--token-file"))
 
 
 def api_of(options: Join, kept: Access | None) -> Api:
     """Returns the API of --join, or else of the stored access. UsageError: see `Api.at`."""
     if options.join is not None:
-        return Api.at(options.join, _certificates(options.ca), options.allow_http)
+        ca = read_ascii(options.ca, "--ca") if options.ca is not None else None
+        return Api.at(options.join, ca, options.allow_http)
     assert kept is not None
     return Api.at(kept.api, kept.api_ca, kept.allow_http)
 
@@ -113,10 +111,3 @@ def _join(options: Join, token: Token) -> Access:
     )
     write_access(options.join_file, access)
     return access
-
-
-def _certificates(file: Path | None) -> str | None:
-    try:
-        return file.expanduser().read_text(encoding="ascii") if file is not None else None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--ca {file} cannot be read: {error}") from None

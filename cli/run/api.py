@@ -32,7 +32,7 @@ _OWN_BLOCK_BYTES = 72 * 1024
 
 
 def api(
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: options.Host = "127.0.0.1",
     ports: options.Ports = None,
     redis_url: options.RedisUrl = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,

@@ -1,9 +1,8 @@
 """`proofline demo` shows a proof from request to verdict with a tiny model, on any machine."""
 
 import importlib.util
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from rich.table import Table
 from cli.ask.connection import connect
 from cli.ask.jobs import await_job, job_body
 from cli.options import Proof
+from cli.supervise.foreground import interrupted_by
 from cli.supervise.stack import Stack
 from cli.terminal import note, stderr_console
 from poc_core.errors import ProoflineError
@@ -65,8 +65,8 @@ def demo(
 
     stack = Stack(EngineOptions(model=MODEL, engine=engine), max_fast_crashes=0, announce=announce)
     note(f"Starting Redis, the API and one {engine} worker with {MODEL}.")
-    with ended_by_sigterm(), stack:
-        with spinner("Loading the engine, 20 to 40 s on a CPU"):
+    with interrupted_by(signal.SIGTERM, signal.SIGHUP), stack:
+        with stderr_console().status("Loading the engine, 20 to 40 s on a CPU"):
             stack.wait_ready(READY_TIMEOUT_S)
         figures = Figures(start_s=time.monotonic() - began)
         try:
@@ -95,10 +95,9 @@ def prove(stack: Stack, figures: Figures) -> None:
         artifacts = result["artifacts"]
         if sorted(item["nonce"] for item in artifacts) != body["nonces"]:
             raise DemoError(f"{len(artifacts)} artifacts came back for {N_NONCES} nonces.")
+        rate = f"{N_NONCES / figures.generate_s:.0f}"
         figures.rows.append(("artifacts generated", f"{len(artifacts)}"))
-        figures.rows.append(
-            ("nonces/s from the request to its result", f"{N_NONCES / figures.generate_s:.0f}")
-        )
+        figures.rows.append(("nonces/s from the request to its result", rate))
 
         body["stat_test"] = TERMS
         honest = run_job(client, {**body, "validation": {"artifacts": artifacts}}, "Validating")
@@ -146,12 +145,8 @@ def check_verdict(verdict: dict[str, Any], *, n_mismatch: int, figures: Figures,
             f" {'fraud' if fraud_expected else 'no fraud'}, but the verdict is {verdict}."
         )
     word = "fraud found" if verdict["fraud_detected"] else "no fraud"
-    figures.rows.append(
-        (
-            f"{what}: mismatches, p-value",
-            f"{verdict['n_mismatch']}, {verdict['p_value']:.3g}: {word}",
-        )
-    )
+    found = f"{verdict['n_mismatch']}, {verdict['p_value']:.3g}: {word}"
+    figures.rows.append((f"{what}: mismatches, p-value", found))
 
 
 def show(figures: Figures) -> None:
@@ -173,25 +168,3 @@ def check_installed(package: str) -> None:
             f"The package {package} is not installed here: run `make setup` in the checkout for the"
             " CPU engine, or `make setup-gpu` on a machine with an NVIDIA GPU."
         )
-
-
-@contextmanager
-def spinner(text: str) -> Iterator[None]:
-    with stderr_console().status(text):
-        yield
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end the demo in order, like Ctrl-C."""
-    import signal
-
-    def stop(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

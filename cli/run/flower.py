@@ -24,18 +24,15 @@ MAX_TASKS = 10_000  # tasks in Flower's memory; its default of 100,000 takes hun
 
 
 def flower(
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="TCP port to listen on.")] = 5555,
     redis_url: options.RedisUrl = None,
     password_file: Annotated[
         Path | None,
         typer.Option(
             envvar="PROOFLINE_FLOWER_PASSWORD_FILE",
-            help=(
-                f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH"
-                " (USER:PASSWORD), else one "
-                "that is generated and printed."
-            ),
+            help=f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH"
+            " (USER:PASSWORD), else one that is generated and printed.",
         ),
     ] = None,
     control: Annotated[
@@ -59,24 +56,10 @@ def flower(
         f"--max_tasks={MAX_TASKS}",
         f"--read_only={not control}",
     ]
-    celery = [
-        sys.executable,
-        "-P",
-        "-m",
-        "workers.queue.monitor",
-        "-A",
-        "workers.queue.app",
-        "flower",
-        *flags,
-    ]
-    _wait_for_scripts()
-    os.execv(sys.executable, celery)
-
-
-def _wait_for_scripts() -> None:
-    """Waits until a starting API has loaded the scripts that Flower needs."""
-    with contextlib.suppress(RedisError):
+    celery = ["-P", "-m", "workers.queue.monitor", "-A", "workers.queue.app", "flower", *flags]
+    with contextlib.suppress(RedisError):  # a starting API loads the scripts that Flower needs
         scripts.wait_until_loaded(connect(load_settings()), SCRIPTS_WAIT_S)
+    os.execv(sys.executable, [sys.executable, *celery])
 
 
 def credentials(password_file: Path | None) -> str:

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from cli import options
 from cli.join.inviting import Inviting, address_for_hosts
-from cli.terminal import UsageError, note
+from cli.terminal import note, read_ascii
 from poc_core.callbacks import redacted
 from poc_core.errors import ProoflineError
 from poc_core.settings import load_settings
@@ -54,10 +54,7 @@ def invite(
     """
     own = redacted(load_settings().redis_url) or ""
     address = address_for_hosts(hosts_redis_url or own.replace("***@", "").partition("?")[0])
-    try:
-        ca = redis_ca.read_text(encoding="ascii") if redis_ca is not None else None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--redis-ca {redis_ca} cannot be read: {error}") from None
+    ca = read_ascii(redis_ca, "--redis-ca") if redis_ca is not None else None
     with _as_operator() as inviting:
         token, forgets = inviting.invite(name, address, ca, valid_hours * 3600, os.environ)
     if address.startswith("redis://"):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli import options
 from cli.run.receipts import Receipts
 from cli.supervise.ports import AddressError
 from cli.terminal import EXIT_FAILURE, note
@@ -18,7 +19,7 @@ def receive(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 for a free one.")
     ] = 9100,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: options.Host = "127.0.0.1",
     answer: Annotated[
         int,
         typer.Option(

@@ -1,6 +1,7 @@
 """The workers of this machine: a supervised process for each engine, with its GPUs or cores."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from cli.supervise.processes import (
     Child,
@@ -36,51 +37,44 @@ class WorkersError(ProoflineError):
     """All workers have been given up."""
 
 
+@dataclass
 class Fleet:
     """Supervised workers, one for each environment. Can be started once.
 
     A worker's name is its place: host1/gpu0-1 with GPUs, host1/cpu0 without.
     """
 
-    def __init__(
-        self,
-        host: str,
-        command: Callable[[], list[str]],
-        environments: Sequence[Mapping[str, str]],
-        max_fast_crashes: int,
-        on_line: LineSink,
-        announce: Callable[[str], None],
-        max_failed_starts: int | None = None,
-    ) -> None:
-        self._host = host
-        self._max_failed_starts = max_failed_starts
-        self._command = command
-        self._environments = environments
-        self._max_fast_crashes = max_fast_crashes
-        self._on_line = on_line
-        self._announce = announce
+    host: str
+    command: Callable[[], list[str]]
+    environments: Sequence[Mapping[str, str]]
+    max_fast_crashes: int
+    on_line: LineSink
+    announce: Callable[[str], None]
+    max_failed_starts: int | None = None
+
+    def __post_init__(self) -> None:
         self.children: list[Child] = []
         # Arguments that the workers' vLLM does not know, according to the workers' logs.
         self.left_out: list[str] = []
-        self.stages = StartStages(len(environments), announce)
+        self.stages = StartStages(len(self.environments), self.announce)
 
     def start(self, env: Mapping[str, str]) -> None:
         """Starts the workers. `env`: added to each worker's environment, for example the Redis url,
         which `ps` must not show.
         """
-        for own, slot in zip(self._environments, slots(self._environments), strict=True):
+        for own, slot in zip(self.environments, slots(self.environments), strict=True):
             spec = ChildSpec(
-                f"{self._host}/{slot}",
-                self._command(),
+                f"{self.host}/{slot}",
+                self.command(),
                 env=environment_of_proofline({**own, **env, SLOT_VARIABLE: slot}, NOT_FOR_WORKERS),
                 grace_s=WORKER_GRACE_S,
-                max_fast_crashes=self._max_fast_crashes,
-                max_failed_starts=self._max_failed_starts,
+                max_fast_crashes=self.max_fast_crashes,
+                max_failed_starts=self.max_failed_starts,
                 ready_line=log_patterns.READY,
                 telling=log_patterns.TELLING,
                 hopeless=log_patterns.why_hopeless,
             )
-            child = Child(spec, self._hear, self._announce)
+            child = Child(spec, self._hear, self.announce)
             child.start()
             self.children.append(child)
 
@@ -88,7 +82,7 @@ class Fleet:
         found = log_patterns.LEFT_OUT.search(line)
         if found and found[1] not in self.left_out:
             self.left_out.append(found[1])
-        self._on_line(name, line)
+        self.on_line(name, line)
         self.stages.hear(name, line)
         if log_patterns.READY.search(line):
             self.stages.ready(name)
@@ -106,11 +100,6 @@ class Fleet:
             child.kill()
 
     @property
-    def pids(self) -> list[int]:
-        """The pids of the running workers."""
-        return [child.pid for child in self.children if child.pid is not None]
-
-    @property
     def n_ready(self) -> int:
         """The number of workers that take work now."""
         return sum(child.is_ready for child in self.children)
@@ -118,10 +107,10 @@ class Fleet:
     @property
     def means(self) -> str:
         """A text with the number of workers, their GPUs, and their speed in the self-tests."""
-        gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self._environments]
+        gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self.environments]
         where = f"GPU {' and '.join(filter(None, gpus))}" if any(gpus) else "the CPU"
         speed = self.stages.speed
-        n = len(self._environments)
+        n = len(self.environments)
         return f"{n} worker{'s' * (n != 1)} on {where}{', ' if speed else ''}{speed}"
 
     def logs(self) -> list[ChildLog]:

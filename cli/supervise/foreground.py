@@ -23,20 +23,28 @@ COLORS = (36, 33, 32, 35, 34)  # ANSI colours of the processes, in turn; red is 
 
 
 @contextmanager
-def stopped_by_signals(command: str) -> Iterator[None]:
-    """Makes the first SIGINT, SIGTERM or SIGHUP end the block in order and without an error."""
+def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Makes these signals interrupt the block like Ctrl-C."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
-    except KeyboardInterrupt:
-        note(f"{command}: everything has stopped")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stopped_by_signals(command: str) -> Iterator[None]:
+    """Makes the first SIGINT, SIGTERM or SIGHUP end the block in order and without an error."""
+    with interrupted_by(*STOP_SIGNALS):
+        try:
+            yield
+        except KeyboardInterrupt:
+            note(f"{command}: everything has stopped")
 
 
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:

@@ -59,6 +59,8 @@ class Child:
     def __init__(self, spec: ChildSpec, on_line: LineSink, announce: Callable[[str], None]) -> None:
         """`announce` gets a sentence for the user about each crash, restart and giving up."""
         self.spec = spec
+        self.pid: int | None = None  # of the command, not of its guard; None if it does not run
+        self.was_ready = False  # in any run
         self.gave_up: str | None = None  # why the child is no longer restarted
         self.crashes = 0
         self.restarts = 0
@@ -74,8 +76,6 @@ class Child:
         # `request_stop` at that moment.
         self._lock = threading.RLock()
         self._guard: subprocess.Popen[bytes] | None = None
-        self._pid: int | None = None
-        self._was_ready = False  # in any run
         self._ready_at: float | None = None  # in this run
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -84,18 +84,8 @@ class Child:
         )
 
     @property
-    def pid(self) -> int | None:
-        """The pid of the running command (not of its guard); None if it is not running."""
-        return self._pid
-
-    @property
-    def was_ready(self) -> bool:
-        """True if the child has been ready in any run."""
-        return self._was_ready
-
-    @property
     def is_ready(self) -> bool:
-        return self._pid is not None and self._ready_at is not None
+        return self.pid is not None and self._ready_at is not None
 
     @property
     def tail(self) -> list[str]:
@@ -147,14 +137,17 @@ class Child:
                 code = self._run_once()
                 if code is None or self._stop.is_set():
                     return
-                self._note_end(code)
+                self.crashes += 1
+                self.last_exit, self.last_exit_at = describe_exit(code), time.time()
+                if self._ready_at is not None:
+                    self.since = self.last_exit_at
                 was_steady = (
                     self._ready_at is not None and time.monotonic() - self._ready_at >= STEADY_S
                 )
                 fast_crashes = 1 if was_steady else fast_crashes + 1
                 ended = f"{self.spec.name} ended ({self.last_exit})"
                 why = "its arguments are wrong" if code == USAGE_EXIT_CODE else None
-                if why is None and not self._was_ready:
+                if why is None and not self.was_ready:
                     why = self.spec.hopeless(self.tail)
                 if why is None and fast_crashes > self._most_crashes:
                     why = f"{fast_crashes} times in a row"
@@ -189,25 +182,19 @@ class Child:
         """Waits before a restart. Returns True if the child should stop instead."""
         return self._stop.wait(seconds)
 
-    def _note_end(self, code: int) -> None:
-        self.crashes += 1
-        self.last_exit, self.last_exit_at = describe_exit(code), time.time()
-        if self._ready_at is not None:
-            self.since = self.last_exit_at
-
     def _note_ready(self) -> None:
         """Records that this run is ready. After a restart, announces how long it took."""
         took_s = time.time() - self.since
         if self.restarts and self.spec.ready_line is not None:
-            told = "is ready again" if self._was_ready else "is ready"
+            told = "is ready again" if self.was_ready else "is ready"
             self._announce(f"{self.spec.name} {told}, after {took_s:.1f} s")
         self.since = time.time()
-        self._was_ready, self._ready_at = True, time.monotonic()
+        self.was_ready, self._ready_at = True, time.monotonic()
 
     @property
     def _most_crashes(self) -> int:
         starts = self.spec.max_failed_starts
-        return self.spec.max_fast_crashes if starts is None or self._was_ready else starts
+        return self.spec.max_fast_crashes if starts is None or self.was_ready else starts
 
     def _run_once(self) -> int | None:
         """Runs the command to its end. Returns its exit code, or None if it was never started."""
@@ -242,18 +229,19 @@ class Child:
             self._take_line(
                 f"{self.spec.command[0]} could not be started: {started.removeprefix('error: ')}"
             )
-        self._pid = pid
+        self.pid = pid
         if pid is not None and self.spec.ready_line is None:
             self._note_ready()
         reader = threading.Thread(target=self._read_log, args=(guard,), daemon=True)
         reader.start()
         code = guard.wait()
         with self._lock:
-            self._pid = None
+            self.pid = None
             self._guard = None
         # The guard itself was killed, so it did not end the child's group.
         if code < 0 and pid is not None:
-            kill_group(pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         reader.join(timeout=2)
         if guard.stdin is not None:
             guard.stdin.close()
@@ -261,15 +249,11 @@ class Child:
 
     def _guard_command(self, report_fd: int) -> list[str]:
         spec = self.spec
-        options: dict[str, object] = {
-            "grace-s": spec.grace_s,
-            "orphan-grace-s": spec.orphan_grace_s,
-            "report-fd": report_fd,
-        }
+        flags = [f"--grace-s={spec.grace_s}", f"--orphan-grace-s={spec.orphan_grace_s}"]
         if spec.remove_when_orphaned is not None:
-            options["remove-when-orphaned"] = spec.remove_when_orphaned
-        flags = [f"--{name}={value}" for name, value in options.items()]
-        return [sys.executable, "-I", "-S", str(GUARD), *flags, "--", *spec.command]
+            flags.append(f"--remove-when-orphaned={spec.remove_when_orphaned}")
+        guard = [sys.executable, "-I", "-S", str(GUARD), f"--report-fd={report_fd}", *flags]
+        return [*guard, "--", *spec.command]
 
     def _read_log(self, guard: subprocess.Popen[bytes]) -> None:
         assert guard.stdout is not None
@@ -300,21 +284,11 @@ def describe_exit(code: int) -> str:
     return f"exit code {code}"
 
 
-def kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
 def command_of_proofline(*arguments: str) -> list[str]:
     """Returns the command that runs `proofline ARGUMENTS...` with this process's interpreter."""
     # -P: a folder `api` or `workers` in the working directory must not shadow our packages.
-    return [
-        sys.executable,
-        "-P",
-        "-c",
-        "from cli.main import app; app(prog_name='proofline')",
-        *arguments,
-    ]
+    program = "from cli.main import app; app(prog_name='proofline')"
+    return [sys.executable, "-P", "-c", program, *arguments]
 
 
 def environment_of_proofline(

@@ -82,9 +82,7 @@ def calibrate(
         Randomizations,
         typer.Option(help="What varies a distance from nonce to nonce; both: side by side."),
     ] = Randomizations.SIGN_FLIPS,
-    seq_len: Annotated[
-        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
-    ] = options.DEFAULT_SEQ_LEN,
+    seq_len: options.SeqLen = options.DEFAULT_SEQ_LEN,
     engine_options: EngineOptions,
     histogram: Annotated[
         Path | None,
@@ -92,10 +90,7 @@ def calibrate(
             help="Draw the distances to this .png or .svg file. Needs matplotlib.",
         ),
     ] = None,
-    json_only: Annotated[
-        bool,
-        typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
-    ] = False,
+    json_only: options.JsonOnly = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Find the r_target of distance proofs that makes a wanted share of a model's nonces valid.

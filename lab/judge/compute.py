@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from cli import options
+from cli.ask.scheme_params import named_value
 from cli.engine_options import takes_engine_options
 from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
@@ -38,10 +39,7 @@ class OfScheme(NamedTuple):
     ] = False
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Steps after the prefill. decode only, which needs it.",
-        ),
+        typer.Option(min=1, help="Steps after the prefill. decode only, which needs it."),
     ] = None
     randomization: Annotated[
         options.Randomization,
@@ -61,13 +59,11 @@ class OfScheme(NamedTuple):
 @grouped
 def compute(
     *,
-    block_hash: Annotated[str, typer.Option(help=options.BLOCK_HASH_HELP)],
-    public_key: Annotated[str, typer.Option(help=options.PUBLIC_KEY_HELP)],
+    block_hash: options.BlockHash,
+    public_key: options.PublicKey,
     nonces: options.Nonces,
     engine_options: "EngineOptions",
-    seq_len: Annotated[
-        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
-    ] = options.DEFAULT_SEQ_LEN,
+    seq_len: options.SeqLen = options.DEFAULT_SEQ_LEN,
     of_scheme: OfScheme,
     scheme: Annotated[
         SchemeName,
@@ -79,10 +75,7 @@ def compute(
             )
         ),
     ] = "artifact",
-    json_only: Annotated[
-        bool,
-        typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
-    ] = False,
+    json_only: options.JsonOnly = False,
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -106,9 +99,8 @@ def compute(
         "randomization": of_scheme.randomization.value,
     }
     flags |= {} if of_scheme.max_tokens is None else {"max_tokens": of_scheme.max_tokens}
-    given = {name: value for name, value in flags.items() if name in known} | named_values(
-        of_scheme.scheme_option or []
-    )
+    given = {name: value for name, value in flags.items() if name in known}
+    given |= dict(named_value(text, "--option") for text in of_scheme.scheme_option or [])
     if "max_tokens" in known and "max_tokens" not in given:
         raise UsageError(f"--scheme {scheme} needs --max-tokens, the steps after the prefill.")
     spec = ProofSpec(
@@ -118,20 +110,6 @@ def compute(
         with local_engine(engine_options) as loaded:
             values = compute_with_progress(loaded, spec, wanted)
         write_result(spec, computed(wanted, values), stdout, json_only, output)
-
-
-def named_values(texts: Sequence[str]) -> dict[str, Any]:
-    """Parses "NAME=VALUE" texts to a dict; a VALUE that is not JSON is a string."""
-    values: dict[str, Any] = {}
-    for text in texts:
-        name, is_there, value = text.partition("=")
-        if not name or not is_there:
-            raise UsageError(f"--option takes NAME=VALUE, not {text!r}.")
-        try:
-            values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value
-    return values
 
 
 def compute_with_progress(engine: "Engine", spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:

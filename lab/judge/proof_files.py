@@ -2,7 +2,6 @@
 chains.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cli.terminal import UsageError
+from cli.terminal import UsageError, read_json
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
 
@@ -77,16 +76,7 @@ def read_machines(paths: Sequence[Path]) -> list[Machine]:
 
 
 def _read(path: Path, name: str) -> Machine:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"Cannot read {path} ({error}); give files that `generate` or `compute --json` wrote."
-        ) from None
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is not JSON ({error}); give files that `generate` or `compute --json` wrote."
-        ) from None
+    document = read_json(path, "give files that `generate` or `compute --json` wrote")
     try:
         margins, n_steps = _margins(document), _n_steps(document)
         chains = _chains(document, path) if margins is None else None

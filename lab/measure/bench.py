@@ -86,10 +86,7 @@ def bench(
             help="Draw the time by part to this .png or .svg file. Needs matplotlib.",
         ),
     ] = None,
-    json_only: Annotated[
-        bool,
-        typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
-    ] = False,
+    json_only: options.JsonOnly = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Measure how fast a model's proofs are on this machine, and recommend settings for a round.

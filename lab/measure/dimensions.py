@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.grouped import with_parameters
 from cli.shipped import shipped_models
 from cli.terminal import UsageError
 from lab.measure.network_models import NETWORK_MODELS, network_model
@@ -85,6 +86,18 @@ ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
 
 
 NAMES = (*DIMENSIONS, *NETWORK_MODELS)
+_Dimensions = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Instead of a model dummy weights of the dimensions of one: {', '.join(NAMES)}."
+    ),
+]
+_Layers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Of --dimensions only the first so many layers: what fits on this machine."
+    ),
+]
 
 
 def configuration(name: str) -> tuple[str, dict[str, Any]]:
@@ -176,38 +189,7 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     shared = inspect.signature(command).parameters
     text, options = shared["model"].annotation.__origin__, shared["model"].annotation.__metadata__
     optional = shared["model"].replace(annotation=Annotated[(text | None, *options)], default=None)
-    named = inspect.Parameter(
-        "dimensions",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            str | None,
-            typer.Option(
-                help=(
-                    "Instead of a model dummy weights of the dimensions of one:"
-                    f" {', '.join(NAMES)}."
-                ),
-            ),
-        ],
-    )
-    part = named.replace(
-        name="layers",
-        annotation=Annotated[
-            int | None,
-            typer.Option(
-                min=1,
-                help="Of --dimensions only the first so many layers: what fits on this machine.",
-            ),
-        ],
-    )
-    parameters = [
-        optional,
-        named,
-        part,
-        *(parameter for name, parameter in shared.items() if name != "model"),
-    ]
-    vars(with_dimensions)["__signature__"] = inspect.Signature(parameters)
-    with_dimensions.__annotations__ = {
-        parameter.name: parameter.annotation for parameter in parameters
-    }
-    return with_dimensions
+    named = optional.replace(name="dimensions", annotation=_Dimensions)
+    part = optional.replace(name="layers", annotation=_Layers)
+    others = [parameter for name, parameter in shared.items() if name != "model"]
+    return with_parameters(with_dimensions, [optional, named, part, *others])
