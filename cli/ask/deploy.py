@@ -27,7 +27,7 @@ def deploy(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A name on the Hugging Face hub, a shipped model's, or a directory on every host.",
+            help="A name on the Hugging Face hub, a shipped model's, or a directory on every host."
         ),
     ] = None,
     vllm_args: Annotated[

@@ -23,12 +23,10 @@ class OfFile(NamedTuple):
     """Options whose values the file may contain instead."""
 
     block_hash: Annotated[
-        str | None,
-        typer.Option(help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False),
+        str | None, typer.Option(help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False)
     ] = None
     public_key: Annotated[
-        str | None,
-        typer.Option(help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False),
+        str | None, typer.Option(help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False)
     ] = None
     block_height: Annotated[
         int | None, typer.Option(min=0, help=f"Height of the block. {FROM_FILE}")
@@ -42,8 +40,7 @@ class OfFile(NamedTuple):
     stronger_rng: Annotated[
         bool,
         typer.Option(
-            "--stronger-rng",
-            help=f"{options.STRONGER_RNG_HELP} Or --no-stronger-rng. {FROM_FILE}",
+            "--stronger-rng", help=f"{options.STRONGER_RNG_HELP} Or --no-stronger-rng. {FROM_FILE}"
         ),
     ] = False
     # A separate hidden option, because both names together would make the column of names too wide.
@@ -61,10 +58,8 @@ class Judged(NamedTuple):
         float | None,
         typer.Option(
             min=0,
-            help=(
-                "Largest L2 distance at which two vectors still agree, or margin of a claimed"
-                f" point. {OF_NETWORK}"
-            ),
+            help="Largest L2 distance at which two vectors still agree, or margin of a claimed"
+            f" point. {OF_NETWORK}",
         ),
     ] = None
     p_mismatch: Annotated[
@@ -87,7 +82,7 @@ def validate(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin.",
+            help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin."
         ),
     ] = None,
     artifacts: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -99,20 +94,17 @@ def validate(
     model: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "The model by the name it is served under. Default: what the file says, or the only"
-                " one served."
-            ),
+            help="The model by the name it is served under. Default: what the file says, or the"
+            " only one served."
         ),
     ] = None,
     explain: Annotated[
         bool,
         typer.Option(
             "--explain",
-            help=(
-                "Of artifacts that mismatch: compute a few again with mistakes that are easily made"
-                " (another seq_len, poc_stronger_rng, spelling of hash or key), and say which fits."
-            ),
+            help="Of artifacts that mismatch: compute a few again with mistakes that are easily"
+            " made (another seq_len, poc_stronger_rng, spelling of hash or key), and say which"
+            " fits.",
         ),
     ] = False,
     batch_size: options.BatchSize = None,

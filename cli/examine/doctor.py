@@ -43,8 +43,7 @@ _COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem":
 def doctor(
     join: Join,
     model: Annotated[
-        str | None,
-        typer.Option(help="Look at this model too: its files, its room, its family."),
+        str | None, typer.Option(help="Look at this model too: its files, its room, its family.")
     ] = None,
     dtype: Annotated[
         Dtype, typer.Option(help="Number format of its weights, as for a worker.")
@@ -55,14 +54,10 @@ def doctor(
     host: Annotated[str, typer.Option(help="Where the API is to listen.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="The API's port. Default: POC_API_PORT.")] = None,
     data_dir: Annotated[
-        Path | None,
-        typer.Option(help="As for `proofline up`: where its Redis writes."),
+        Path | None, typer.Option(help="As for `proofline up`: where its Redis writes.")
     ] = None,
     callback_url: Annotated[
-        str | None,
-        typer.Option(
-            help="A receiver of callbacks: is it allowed, does it answer?",
-        ),
+        str | None, typer.Option(help="A receiver of callbacks: is it allowed, does it answer?")
     ] = None,
     without_workers: Annotated[
         bool,

@@ -17,7 +17,7 @@ class Join(NamedTuple):
         str | None,
         typer.Option(
             help="Join the node whose API is at https://HOST:PORT, with a token of `proofline hosts"
-            " invite`. #sha256=FINGERPRINT at the end trusts that certificate alone.",
+            " invite`. #sha256=FINGERPRINT at the end trusts that certificate alone."
         ),
     ] = None
     token: Annotated[
@@ -32,7 +32,7 @@ class Join(NamedTuple):
         Path | None,
         typer.Option(
             help="File (PEM) with the certificates that the API is trusted by. Default: the"
-            " system's.",
+            " system's."
         ),
     ] = None
     allow_http: Annotated[

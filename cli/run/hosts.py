@@ -30,14 +30,14 @@ def invite(
         str | None,
         typer.Option(
             help="Redis' address as the host reaches it, without user and password:"
-            " rediss://HOST:PORT. Default: that of POC_REDIS_URL.",
+            " rediss://HOST:PORT. Default: that of POC_REDIS_URL."
         ),
     ] = None,
     redis_ca: Annotated[
         Path | None,
         typer.Option(
             help="File (PEM) with the certificates that the host is to trust for rediss://."
-            " Default: its system's.",
+            " Default: its system's."
         ),
     ] = None,
     valid_hours: Annotated[

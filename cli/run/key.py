@@ -25,10 +25,8 @@ def new(
         list[RoleChoice],
         typer.Option(
             "--role",
-            help=(
-                "What it may be used for; may be given several times. `node` is all that the"
-                " network node does, whose `auth_token` the key then is."
-            ),
+            help="What it may be used for; may be given several times. `node` is all that the"
+            " network node does, whose `auth_token` the key then is.",
         ),
     ],
 ) -> None:

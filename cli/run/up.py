@@ -35,11 +35,9 @@ def up(
         int | None,
         typer.Option(
             min=1,
-            help=(
-                "Workers, each with an engine; with GPUs, each gets its own. Default: 1 for"
-                " --model; "
-                "of what is deployed, as many as there are GPUs for, or 1."
-            ),
+            help="Workers, each with an engine; with GPUs, each gets its own. Default: 1 for"
+            " --model; "
+            "of what is deployed, as many as there are GPUs for, or 1.",
         ),
     ] = None,
     host: Annotated[
@@ -56,10 +54,8 @@ def up(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help=(
-                "Where our own Redis keeps its data, over restarts. Default: a temporary one,"
-                " removed at the end."
-            ),
+            help="Where our own Redis keeps its data, over restarts. Default: a temporary one,"
+            " removed at the end."
         ),
     ] = None,
     verbose: options.Verbose = False,

@@ -72,7 +72,7 @@ def workers(
         str | None,
         typer.Option(
             help="With --hosts: HOST:PORT where the head listens for the others, in a private"
-            " network.",
+            " network."
         ),
     ] = None,
     redis_url: options.RedisUrl = None,
