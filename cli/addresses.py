@@ -10,8 +10,8 @@ _ALLOW = "POC_CALLBACK_ALLOW"
 
 
 def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
-    """Returns settings that keep callbacks off this host's loopback if the API is open to other
-    hosts. A POC_CALLBACK_ALLOW in `env` takes precedence.
+    """Returns POC_API_PORT and, if other hosts can reach the API, a POC_CALLBACK_ALLOW that forbids
+    callbacks to this host's loopback, unless `env` has one.
     """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)

@@ -129,10 +129,11 @@ def from_command_line(
 def takes_engine_options(
     *, for_proofs: bool = False, needs_model: bool = True, model: Any = FirstModel
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator that replaces a command's parameter `engine_options` by the options above.
+    """Decorator that gives a command the options of `from_command_line`, and passes their values as
+    `engine_options`.
 
-    Help shows --model first, and the others in place of `engine_options`. Without `needs_model`,
-    --model is optional (the command gets an empty model), and `model` is its annotation.
+    Help shows --model first, and the other options at the position of `engine_options`. Without
+    `needs_model`, --model is optional, and declared by the annotation `model`.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:

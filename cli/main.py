@@ -26,7 +26,7 @@ ALONE = "Without a queue"
 
 
 class Command(NamedTuple):
-    """A command's function, or a group's `app` with its help text."""
+    """The place of a command's function, or of a group of commands with its help text."""
 
     target: str
     panel: str | None
@@ -131,7 +131,7 @@ class ProoflineGroup(TyperGroup):
 
 
 class LazyGroup(ProoflineGroup):
-    """All commands of `proofline`."""
+    """The group `proofline`, which imports a command only when the command is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

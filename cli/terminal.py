@@ -34,7 +34,7 @@ def exit_code_of(error: ProoflineError) -> int:
 
 @contextmanager
 def people_at(stream: TextIO) -> Iterator[None]:
-    """Sends messages to the user to this stream inside the context, instead of to stderr."""
+    """Makes `note` write to this stream instead of stderr inside the context."""
     global _people
     before, _people = _people, stream
     try:

@@ -85,7 +85,7 @@ def _turned(number: int, target: int) -> Iterator[int]:
 
 @contextmanager
 def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[None]:
-    """Passes messages of a logger and its children, from this level on, to `take`."""
+    """Calls `take` with each message of a logger and its children, from `level` on."""
     handler = logging.Handler(level)
     vars(handler)["emit"] = lambda record: take(record.getMessage())
     logging.getLogger(logger).addHandler(handler)
@@ -96,8 +96,8 @@ def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[Non
 
 
 def _end_of_log() -> str:
-    """Returns the part of the engine's log that explains a failed load; empty if the log was
-    visible.
+    """Returns the lines of the engine's log file that explain a failed load; empty if the log was
+    shown instead.
     """
     if not _log_files:
         return ""
@@ -107,10 +107,10 @@ def _end_of_log() -> str:
 
 @contextmanager
 def local_engine(options: EngineOptions) -> Iterator[Engine]:
-    """Yields a loaded engine, prints the stages of its start, and closes it afterwards.
+    """Loads an engine, prints the stages of its start, yields the engine, and closes it at the end.
 
-    Use it inside `clean_stdout`, because engines print much. ProoflineError as in
-    `load_engine`, with the log's end.
+    Use it inside `clean_stdout`, because engines print much. Errors of `load_engine` also get the
+    end of the log.
     """
     check_is_there(options)
     if options.engine == "vllm":

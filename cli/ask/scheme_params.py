@@ -19,7 +19,7 @@ _URLS = ("url", "callback_url")
 
 
 class OfScheme(NamedTuple):
-    """Options that choose a scheme by name, for schemes without flags."""
+    """The options --scheme and --param, which choose any proof scheme by its name."""
 
     scheme: Annotated[
         str | None,
@@ -49,7 +49,9 @@ class OfScheme(NamedTuple):
 def flags_of_artifacts(
     k_dim: int | None, stronger_rng: bool, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Returns the options that only artifacts and chains have, with their values."""
+    """Returns the options of artifact and decode proofs with their values; false if they have the
+    default.
+    """
     return {
         "--k-dim": k_dim not in (None, DEFAULT_K_DIM),
         "--stronger-rng": stronger_rng,

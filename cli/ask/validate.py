@@ -20,7 +20,7 @@ MOST_NAMED = 10  # mismatching nonces that are listed
 
 
 class OfFile(NamedTuple):
-    """Options whose values the file may contain instead."""
+    """Options for the inputs of the proof; without an option, the file's value is used."""
 
     block_hash: Annotated[
         str | None, typer.Option(help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False)
@@ -205,7 +205,7 @@ def is_artifact(item: Any) -> bool:
 
 
 def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
-    """Returns the number of steps that most chains have; None if the artifacts are no chains."""
+    """Returns the number of decode steps of most artifacts; None if they are not decode proofs."""
     lengths = [
         len(points)
         for item in artifacts

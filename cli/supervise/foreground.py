@@ -48,7 +48,7 @@ def stopped_by_signals(command: str) -> Iterator[None]:
 
 
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
-    """Makes another signal call `kill` while everything is stopping."""
+    """Makes a further Ctrl-C or SIGTERM call `kill`, while processes are stopping in order."""
     note(f"{what_stops}; a second Ctrl-C does not wait for them")
     for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: kill())

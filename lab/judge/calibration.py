@@ -87,9 +87,7 @@ def calibrate(
 
 
 def check_count(n: int, rate: float) -> None:
-    """Raises CalibrationError if a rate between 0 and 1 means less than one of n nonces, or all
-    n.
-    """
+    """Raises CalibrationError if `rate` of n nonces is less than one nonce, or is all of them."""
     if not _count_shows(n, rate):
         least = math.ceil(1 / min(rate, 1 - rate))
         raise CalibrationError(
@@ -98,10 +96,11 @@ def check_count(n: int, rate: float) -> None:
 
 
 def r_target_for(distances: np.ndarray, rate: float) -> float:
-    """Returns the r_target below which the share `rate` of the sorted `distances` lies, in whole
-    nonces.
+    """Returns the r_target below which the share `rate` of the sorted `distances` lies, rounded to
+    a whole number of nonces.
 
-    The r_target is half-way between two neighbours, where rounding of a distance matters least.
+    The r_target is half-way between two neighbouring distances, so that rounding errors of a
+    distance do not change the result.
     """
     check_count(len(distances), rate)
     k = round(rate * len(distances))

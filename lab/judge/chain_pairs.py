@@ -1,4 +1,4 @@
-"""Counts how often the chains of points of two machines diverge."""
+"""Counts how often two machines' decode proofs (chains of codebook points) diverge."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ PAIR_COLUMNS: Sequence[str] = ("machines", "nonces", "chains that part", "on ave
 
 @dataclass(frozen=True)
 class ChainPair:
-    """Two machines' chains of the same nonces."""
+    """Counts for two machines' chains of the same nonces."""
 
     name: str
     n: int

@@ -70,7 +70,7 @@ class Answer(BaseModel):
 
 
 class ExecutedChat(BaseModel):
-    """The contents of the file: a chat request and the executor's answer."""
+    """A chat request and the answer of the executor, the node that served the request."""
 
     request: dict[str, Any]
     answer: Answer
@@ -129,7 +129,9 @@ def read_answer(document: Any) -> Answer:
 
 
 def validators_request(chat: ExecutedChat) -> dict[str, Any]:
-    """Returns a validator's request: the body with known tokens (protocol.md, section 9)."""
+    """Returns the body of the validator's request, which contains the executor's tokens
+    (protocol.md, section 9).
+    """
     asked = {name: value for name, value in chat.request.items() if name not in _NOT_FOR_VALIDATORS}
     if asked.get("max_completion_tokens") is not None:
         asked["max_tokens"] = asked["max_completion_tokens"]

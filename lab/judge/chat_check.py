@@ -118,7 +118,9 @@ def chat_check(
 def check(
     chat: ExecutedChat, rules: Rules, engine_options: EngineOptions, against: str | None
 ) -> Checked:
-    """Validates the chat like the network. NoVerdictError if there is no verdict."""
+    """Has a validator compute the answer's logprobs, and compares them by the network's rules.
+    NoVerdictError if the validator gives no usable answer.
+    """
     n_best = int(chat.request.get("top_logprobs") or BEST)
     if fault := chat_distance.malformed(chat.answer.positions, n_best):
         why = (
@@ -137,7 +139,7 @@ def check(
 
 
 def invalid(reason: str) -> Verdict:
-    """Returns an invalid verdict without a comparison."""
+    """Returns an invalid verdict for an answer that was not compared."""
     return Verdict([], None, None, reason)
 
 
@@ -145,7 +147,9 @@ def invalid(reason: str) -> Verdict:
 def validator(
     engine_options: EngineOptions, against: str | None
 ) -> Iterator[tuple[str, str | None]]:
-    """Yields the validator's url, and the model's name there; None for the request's model."""
+    """Yields the validator's url, and the model's name on an engine in this process; None for a
+    node, which knows the model by the name in the request.
+    """
     if not engine_options.model:
         try:
             yield base_url(against), None

@@ -1,4 +1,4 @@
-"""Matches the files of `report`, and measures the distances between their machines."""
+"""Measures the distances between the machines whose files `report` reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,9 +20,10 @@ TAMPERED_TERMS = ("block_hash", "public_key", "k_dim")
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The differences between machines.
+    """The distances between pairs of machines, and what the report says about them.
 
-    `means`: float64 (n, n), NaN without common nonces; or empty.
+    `means`: mean distances of each two machines, float64 (n, n), NaN for two machines without
+    common nonces; empty for margins of chains.
     """
 
     names: Sequence[str]  # of the machines, honest ones first
@@ -34,8 +35,8 @@ class Comparisons:
 
 
 def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
-    """Compares all pairs. UsageError if terms differ, or there are too few files or common
-    nonces.
+    """Compares each two machines. UsageError if their proofs have different inputs, or there are
+    too few files or common nonces.
     """
     machines = [*honest, *tampered]
     if chained := next((machine for machine in machines if machine.chains is not None), None):
@@ -127,7 +128,9 @@ def _of_margins(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Compa
 
 
 def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
-    """Returns the largest margins (n,) of chains of `n_steps` random points, for random states."""
+    """Returns each chain's largest margin (n,) for a cheat that claims random points, simulated
+    with random hidden states.
+    """
     chance = np.random.default_rng(0)
     codebook = np.frombuffer(read_codebook_file()[0], "<f4").reshape(POINTS, DIM)
     largest = np.zeros(n)
@@ -140,7 +143,9 @@ def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
 
 
 def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Returns the L2 distances (n,) of the nonces that both machines have under the same terms."""
+    """Returns the L2 distances (n,) of the nonces that both machines computed with the same inputs.
+    `terms`: names of the inputs to compare.
+    """
     found = []
     for proof in one.proofs:
         match = _match(proof, other, terms)
@@ -167,7 +172,9 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
 
 
 def invented(one: Machine, other: Machine) -> Sample:
-    """Returns each vector's distance to another nonce's vector, as good as any invented vector."""
+    """Returns the distances of a cheat that sends another nonce's vectors, which are as far away as
+    invented ones.
+    """
     moved = [
         FiledProof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
         for proof in other.proofs
@@ -185,8 +192,8 @@ def check_count(n: int, beginning: str) -> None:
 
 
 def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProof | None:
-    """Returns the other machine's proof with the same terms, preferably all of TERMS; None if there
-    is none.
+    """Returns the other machine's proof with the same inputs (`terms`), or None. Among several, all
+    of TERMS must match.
     """
     same = [theirs for theirs in other.proofs if difference(proof, theirs, terms) is None]
     if len(same) > 1:
@@ -202,8 +209,8 @@ def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProo
 def difference(
     one: FiledProof | FiledChains, other: FiledProof | FiledChains, terms: Sequence[str]
 ) -> tuple[str, object, object] | None:
-    """Returns the first term that both files contain with different values; None if there is
-    none.
+    """Returns the first of `terms` for which both files have a value and the values differ, with
+    both values; None without such a term.
     """
     for name in terms:
         if name in one.terms and name in other.terms and one.terms[name] != other.terms[name]:

@@ -60,7 +60,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Shares:
-    """The mismatching shares of honest and of tampered nonces."""
+    """The shares of honest and of a cheat's nonces beyond a threshold, and the machines with these
+    shares.
+    """
 
     honest: float  # of the two honest machines that differ most
     cheat: float  # of the cheat that is hardest to detect
@@ -86,8 +88,8 @@ class Evidence:
     tampered_share: float = 1.0
 
     def shares(self, threshold: float, at_worst: bool = False) -> Shares:
-        """Returns the shares beyond the threshold: as counted or, at worst, at the confidence bound
-        of the counts.
+        """Returns the shares beyond the threshold: as counted, or with `at_worst` the confidence
+        bounds of the counts.
         """
         upper = at_most if at_worst else _share
         lower = at_least if at_worst else _share
@@ -136,8 +138,8 @@ class Power:
 def powers(
     evidence: Evidence, thresholds: Sequence[float], n: int, risk: float, seed: int = 0
 ) -> list[Power]:
-    """Simulates further tests of n nonces; only the count over a threshold is the network's
-    verdict.
+    """Simulates three kinds of tests of n nonces; the network uses only the first, a count over a
+    threshold.
 
     Each test averages a score of every offset, and detects a cheat if the average exceeds the limit
     that the most deviant honest machine exceeds in only `risk` of the cases. Scores are: whether
@@ -178,8 +180,8 @@ def powers(
 def recommend(
     evidence: Evidence, fraud_threshold: float, most_miss: float, n: int | None = None
 ) -> Recommendation:
-    """Returns the rule that limits both risks, at worst, with the fewest nonces (or with `n`
-    nonces).
+    """Returns the rule that keeps both risks below their limits with the fewest nonces, or with `n`
+    nonces. Risks are computed from the confidence bounds.
 
     p_mismatch is the largest share of honest mismatches that the samples do not exclude, so that
     false alarms stay below fraud_threshold for any n. If no n keeps misses below most_miss, returns
@@ -204,8 +206,8 @@ def recommend(
 
 
 def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
-    """Returns rules to try, largest threshold first; thresholds between honest offsets detect no
-    more.
+    """Returns the rules to try, the largest threshold first. The thresholds are honest offsets,
+    rounded up, because a threshold between two offsets detects no more.
     """
     rules: dict[float, Rule] = {}
     for share in _TRIED_SHARES:
@@ -217,8 +219,8 @@ def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
 
 
 def _nonces_needed(evidence: Evidence, rule: Rule, most_miss: float) -> int | None:
-    """Returns the nonces needed to miss a cheat at most at this rate, at worst; None if MOST_NONCES
-    do not suffice.
+    """Returns the fewest nonces with which a cheat is missed at most at the rate `most_miss`, by
+    the confidence bounds; None if MOST_NONCES do not suffice.
     """
     from scipy.stats import binom
 

@@ -26,7 +26,9 @@ CHAIN_TERMS = ("block_hash", "public_key", "seq_len", "max_tokens", "per_nonce_r
 
 @dataclass(frozen=True)
 class FiledChains:
-    """Chains for one block hash and public key."""
+    """The decode proofs in a file: a chain of codebook points per nonce, for one block hash and
+    public key.
+    """
 
     terms: Mapping[str, Any]  # those of CHAIN_TERMS that the file has
     points: Mapping[int, Sequence[int]]  # by nonce
@@ -150,8 +152,8 @@ def _chains(document: Any, path: Path) -> FiledChains | None:
 
 
 def _terms(document: Mapping[str, Any], names: Sequence[str] = TERMS) -> dict[str, Any]:
-    """Returns a document's terms, from "request" (`generate`, `compute`) or the top level
-    (callbacks).
+    """Returns the inputs of a document's proof. Files of `generate` and `compute` have them under
+    "request", callbacks at the top level.
     """
     request = document.get("request") or {}
     told = {
@@ -168,8 +170,8 @@ def _k_dim(vector_b64: str) -> int:
 
 
 def _margins(document: Any) -> npt.NDArray[np.float64] | None:
-    """Returns the margins in a chain validation's answer, or in `compute` with enforced chains;
-    else None.
+    """Returns each nonce's largest margin from the answer to a validation of chains, or from
+    `compute` with given chains; None for other documents.
     """
     if not isinstance(document, dict):
         return None
@@ -189,8 +191,8 @@ def _margins(document: Any) -> npt.NDArray[np.float64] | None:
 
 
 def _n_steps(document: Any) -> int:
-    """Returns the number of points of a validated chain; the network's number if the document lacks
-    it.
+    """Returns the number of points of each validated chain; the network's number if the document
+    has none.
     """
     told = document.get("per_nonce") if isinstance(document, dict) else None
     return int(told[0].get("n_steps", _USUAL_STEPS)) if told else _USUAL_STEPS

@@ -113,7 +113,9 @@ def report(
 
 
 def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
-    """Prints how often chains diverge. Chains alone give no distances, and so no rule."""
+    """Prints how often chains diverge. No rule is recommended, because chains alone give no
+    distances.
+    """
     if json_only:
         document = {"unit": "chains", "pairs": [pair.document for pair in pairs]}
         sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")

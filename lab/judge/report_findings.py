@@ -13,7 +13,7 @@ from poc_core.schemes.decode.requests import MARGIN
 
 @dataclass(frozen=True)
 class JudgedRule:
-    """A rule and its error rates: as counted, and at worst."""
+    """A rule and its error rates, from the counted shares and from their confidence bounds."""
 
     label: str
     rule: Rule
@@ -65,14 +65,16 @@ class Findings:
         return told + self.comparisons.notes
 
     def rows(self) -> list[tuple[str, Sample, bool]]:
-        """Returns for each comparison its kind, its sample, and whether all its machines are
-        honest.
+        """Returns each comparison's kind (honest or tampered) and sample, and True if both machines
+        are honest.
         """
         honest = [("honest", sample, True) for sample in self.comparisons.honest]
         return honest + [("tampered", sample, False) for sample in self.comparisons.tampered]
 
     def rates(self) -> list[tuple[str, str, list[float]]]:
-        """Returns for chains each comparison's name, kind, and shares beyond RATE_THRESHOLDS."""
+        """Returns each comparison's name, kind, and shares beyond each of RATE_THRESHOLDS; nothing
+        for artifacts.
+        """
         if self.comparisons.unit != "margin":
             return []
         return [

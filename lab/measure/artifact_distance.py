@@ -26,13 +26,13 @@ class Distance:
     largest: float
 
     def is_within(self, other: Distance) -> bool:
-        """Returns whether both numbers are at most the other distance's numbers."""
+        """Returns True if mean and largest distance are at most those of `other`."""
         return self.mean <= other.mean and self.largest <= other.largest
 
 
 def artifacts(engine: Engine, spec: ProofSpec, nonces: int, batch: int) -> list[JsonValue]:
-    """Computes artifacts of nonces from 0 on, in micro-batches of `batch`. None for a nonce that
-    cannot be computed.
+    """Computes the artifacts of the nonces from 0 on, in micro-batches of `batch`. The artifact of
+    a nonce that cannot be computed is None.
     """
     return [
         value

@@ -101,7 +101,7 @@ _Layers = Annotated[
 
 
 def configuration(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the shipped model with the tokenizer, and the configuration.
+    """Returns the name of the shipped model whose tokenizer is used, and the configuration.
 
     UsageError for an unknown name.
     """
@@ -136,7 +136,8 @@ def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
 
 
 def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the configuration's changes for a model cut after some layers.
+    """Returns the fields to change in the configuration so that only the first `layers` layers
+    remain.
 
     UsageError if the model has fewer layers.
     """

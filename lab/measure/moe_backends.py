@@ -1,8 +1,9 @@
 """Tries other backends for the products of experts: the engine's speed with each, and the distance
 of its artifacts from those of the default backend.
 
-Another backend gives other bits. So does another size of micro-batches, which each node chooses for
-itself. A backend may be proposed if it changes artifacts no more than another size does.
+Another backend changes the artifacts slightly. So does another size of micro-batches, which each
+node chooses for itself. A backend may be proposed if it changes artifacts no more than another size
+does.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TELLS_NOTHING = re.compile(r"root cause")
 
 @dataclass(frozen=True)
 class Default:
-    """The engine with its default backend."""
+    """Measurements of the engine with its default backend."""
 
     spec: ProofSpec
     counts: Sequence[int]  # nonces of the measured micro-batches
@@ -49,7 +50,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of one backend."""
+    """Measurements of the engine with one other backend, or why the backend cannot be used."""
 
     backend: str
     nonces_per_s: float | None = None  # at its best; None if it cannot be used here
@@ -69,19 +70,21 @@ class Tried:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All other backends; at most one is proposed."""
+    """The default backend and all tried ones, of which at most one is proposed."""
 
     default: Default
     tried: Sequence[Tried]
 
     @property
     def proposal(self) -> str | None:
-        """Returns the argument to add; None to keep the default."""
+        """Returns the argument of `vllm serve` that selects the proposed backend; None to keep the
+        default.
+        """
         return next((argument(one.backend) for one in self.tried if not one.why_not), None)
 
 
 def argument(backend: str) -> str:
-    """Returns the argument of `vllm serve`."""
+    """Returns the argument of `vllm serve` that selects the backend."""
     return f"--moe-backend={backend}"
 
 
@@ -97,7 +100,9 @@ def check_backends(options: EngineOptions, backends: Sequence[str]) -> None:
 
 
 def default_of(engine: Engine, measured: SeqLenSpeeds) -> Default:
-    """Returns the measured engine's values, with which other backends are compared."""
+    """Measures what other backends are compared with: the default's speed, and its artifacts in
+    large and small micro-batches.
+    """
     spec = spec_of(measured.seq_len)
     batch = min(BATCH, engine.info.max_batch(spec.seq_len))
     small = max(1, batch * SMALL_BATCH // BATCH)

@@ -15,7 +15,7 @@ PUBLISHED_ON = "2026-09-23"
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """Data of one model for benchmarks."""
+    """A model of the network: configuration, operators' arguments and published rates."""
 
     # the model's configuration file, reduced to the parts that compute proofs
     config: Mapping[str, Any]
@@ -27,7 +27,7 @@ class NetworkModel:
     published: Mapping[str, int] = field(default_factory=dict)
 
     def arguments_here(self) -> list[str]:
-        """Returns the arguments that this machine supports."""
+        """Returns the operators' arguments that vLLM supports on this machine."""
         has_flashinfer = importlib.util.find_spec("flashinfer") is not None
         return [*self.arguments, *(self.with_flashinfer if has_flashinfer else ())]
 

@@ -15,7 +15,9 @@ from lab.measure.time_parts import INPUTS, TAIL
 
 @dataclass(frozen=True)
 class BesidePublished:
-    """Nonces a minute of the complete model at the network's seq_len, measured or scaled."""
+    """A measured rate next to the published one, in nonces a minute of the complete model at the
+    network's seq_len. Rates of fewer layers are scaled.
+    """
 
     model: str
     layers: int  # number of computed layers
@@ -26,7 +28,7 @@ class BesidePublished:
 
     @property
     def per_host(self) -> float:
-        """Returns nonces a minute of HOST_GPUS such cards, each group with its own engine."""
+        """Returns the nonces a minute of a host with HOST_GPUS such GPUs."""
         return HOST_GPUS * self.per_gpu
 
     def lines(self) -> list[str]:
@@ -75,9 +77,9 @@ def layers_of(model: NetworkModel) -> int:
 
 
 def slower_by(one: SeqLenSpeeds, more_layers: float) -> float:
-    """Returns the ratio of a nonce's time with `more_layers` times the layers to its time now.
+    """Returns by which factor a nonce takes longer with `more_layers` times as many layers.
 
-    Inputs and the tail are computed once in either case.
+    The time for inputs and for the tail (after the last layer) does not depend on the layers.
     """
     once = one.parts.share(INPUTS) + one.parts.share(TAIL) if one.parts else 0.0
     return once + (1 - once) * more_layers

@@ -37,7 +37,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Trade:
-    """The proof speed that one limit on chat's wait costs."""
+    """The measured speed under one limit on chat's wait, and the share of speed lost."""
 
     max_step_ms: float
     sliced: Speed
@@ -91,13 +91,15 @@ class _WatchedPlan(SlicePlan):
 
 
 def spec_of(seq_len: int) -> ProofSpec:
-    """Returns the measured spec: artifacts, for a hash and a key that no network uses."""
+    """Returns the spec of the measured proofs: artifacts, for a block hash and a key that no
+    network uses.
+    """
     return ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
 
 
 def sizes(most: int) -> list[int]:
-    """Returns the nonces of the measured micro-batches: the most, half, a quarter, then by
-    fours.
+    """Returns the sizes of micro-batches to measure, in nonces: `most`, a half, a quarter, and on
+    in steps of a quarter.
     """
     found = {most, max(1, most // 2)}
     size = most // 4
@@ -110,7 +112,8 @@ def sizes(most: int) -> list[int]:
 def speed(
     engine: Engine, spec: ProofSpec, n: int | None, max_step_ms: float | None, seconds: float
 ) -> Speed:
-    """Measures micro-batches of `n` nonces (None: a worker's choice), cut like a worker's.
+    """Measures micro-batches of `n` nonces, cut into slices as in a worker. None for the size that
+    a worker chooses.
 
     `max_step_ms`: None for complete micro-batches. Takes at least `seconds`, and some time to warm
     up. Raises the engine's errors.
@@ -136,8 +139,8 @@ def speed(
 def _run(
     engine: Engine, spec: ProofSpec, plan: SlicePlan, n: int | None, goes_on: Callable[[int], bool]
 ) -> Sequence[int]:
-    """Keeps all stages busy while `goes_on(number started)` is true; returns the nonces of each
-    ended micro-batch.
+    """Starts micro-batches while `goes_on(number of started ones)` is true, so that all pipeline
+    stages are busy. Returns the size of each micro-batch, in nonces.
     """
     pipeline = Pipeline(engine, plan)
     most = engine.info.max_batch(spec.seq_len)
@@ -197,7 +200,9 @@ def measure(
 
 
 def _trades(turns: Sequence[Sequence[Speed]], limits_ms: Sequence[float]) -> Iterator[Trade]:
-    """Returns each limit's cost; a turn holds complete micro-batches, then those of each limit."""
+    """Yields the cost of each limit. Each turn contains a speed without slices, and then a speed
+    for each limit.
+    """
     for index, limit_ms in enumerate(limits_ms, start=1):
         kept = statistics.mean(turn[index].nonces_per_s / turn[0].nonces_per_s for turn in turns)
         last = turns[-1][index]

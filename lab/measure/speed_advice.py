@@ -15,7 +15,7 @@ _CHEAP = 0.02
 
 @dataclass(frozen=True)
 class Division:
-    """A model's division over devices, and its measured speed."""
+    """A model's parallelism over devices, and its measured speed."""
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -66,8 +66,8 @@ def division_from(document: dict[str, Any]) -> Division:
 
 
 def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
-    """Returns advice on settings; `others`: earlier measurements of the same model, divided
-    otherwise.
+    """Returns advice on settings. `others`: earlier measurements of the same model with another
+    parallelism.
     """
     best, division_reason = best_division(speeds, others)
     tokens, tokens_reason = batch_tokens(speeds)
@@ -82,8 +82,8 @@ def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
 
 
 def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division, str]:
-    """Returns the division with most nonces/s per device at the longest common seq_len, and the
-    reason.
+    """Returns the parallelism with the most nonces/s per device at the longest seq_len that all
+    were measured at, and the reason.
     """
     this = division_of(speeds)
     common = set(this.nonces_per_s).intersection(*(other.nonces_per_s for other in others))
@@ -112,7 +112,9 @@ def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division,
 
 
 def batch_tokens(speeds: Speeds) -> tuple[int, str]:
-    """Returns the fewest tokens of a micro-batch that is nearly fastest, and the reason."""
+    """Returns the --max-batch-tokens of the smallest micro-batch that is nearly as fast as the
+    fastest, and the reason.
+    """
     tokens, grows = 0, False
     for one in speeds.seq_lens:
         enough = max(
@@ -133,14 +135,16 @@ def batch_tokens(speeds: Speeds) -> tuple[int, str]:
 
 
 def fewest(measured: Sequence[Speed]) -> int:
-    """Returns the fewest nonces of a micro-batch that is nearly as fast as the fastest."""
+    """Returns the size, in nonces, of the smallest micro-batch that is nearly as fast as the
+    fastest.
+    """
     best = max(one.nonces_per_s for one in measured)
     return min(one.n for one in measured if one.nonces_per_s >= (1 - _NEARLY) * best)
 
 
 def step_ms(seq_lens: Sequence[SeqLenSpeeds]) -> tuple[float, str]:
-    """Returns the shortest limit whose slices cost little at every seq_len, else the cheapest
-    limit, and the reason.
+    """Returns the shortest POC_MAX_STEP_MS that costs little speed at every seq_len, or else the
+    one that costs least, and the reason.
     """
     lost: dict[float, float] = {}
     waits: dict[float, float] = {}

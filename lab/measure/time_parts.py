@@ -64,8 +64,8 @@ class TimeParts:
         return self.seconds[part] / self.total_s if self.total_s else 0.0
 
     def share_of_peak(self, nonces_per_s: float) -> float | None:
-        """Returns the share of all devices' matrix peak at that rate; None if the model has no
-        matrices.
+        """Returns the share of the devices' peak FLOP/s that matrix products use at this rate; None
+        if no matrix products were profiled.
         """
         return (
             nonces_per_s * self.flops / self.n / (self.peak_flops * self.n_devices)
@@ -75,8 +75,8 @@ class TimeParts:
 
     @property
     def matrices_share_of_peak(self) -> float | None:
-        """Returns the share of the matrix peak while matrix products run; None without such
-        products.
+        """Returns the share of the devices' peak FLOP/s during matrix products; None if no matrix
+        products were profiled.
         """
         seconds = self.seconds[MATRICES] * self.n_devices / self.n_stages
         return self.flops / (self.peak_flops * seconds) if self.flops and seconds else None
