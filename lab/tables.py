@@ -1,6 +1,8 @@
 """Tables of results on stdout."""
 
-from typing import IO, TYPE_CHECKING
+import json
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +18,12 @@ def result_console(stdout: IO[str]) -> "Console":
     return Console(file=stdout, width=None if stdout.isatty() else FILE_COLUMNS, highlight=False)
 
 
-def result_table(title: str, *headers: str) -> "Table":
+def print_json(stdout: IO[str], document: Any) -> None:
+    stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+    stdout.flush()
+
+
+def result_table(title: str, *headers: str, rows: Iterable[Iterable[str]] = ()) -> "Table":
     """Creates a table with names in the first column and numbers in the others."""
     from rich import box
     from rich.table import Table
@@ -25,4 +32,6 @@ def result_table(title: str, *headers: str) -> "Table":
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for index, header in enumerate(headers):
         table.add_column(Text(header), justify="left" if index == 0 else "right")
+    for cells in rows:
+        table.add_row(*cells)
     return table

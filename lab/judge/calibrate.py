@@ -1,7 +1,6 @@
 """`proofline calibrate`: finds the r_target that makes a wanted share of a model's nonces valid."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -21,6 +20,7 @@ from lab.judge.calibration_tables import print_tables
 from lab.judge.histogram import draw
 from lab.local_engine import clean_stdout, compute_in_steps, local_engine, progress_title
 from lab.picture import check_picture
+from lab.tables import print_json
 from poc_core.records import ProofSpec
 from poc_core.schemes.distance.options import distance_spec
 from workers.engines.base import Engine
@@ -53,29 +53,23 @@ def calibrate(
         ),
     ] = None,
     block_hash: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A block hash to take instead; may be given again.",
-        ),
+        list[str] | None, typer.Option(help="A block hash to take instead; may be given again.")
     ] = None,
     public_key: Annotated[
-        str,
-        typer.Option(help=f"{options.PUBLIC_KEY_HELP} Distances are spread alike for any."),
+        str, typer.Option(help=f"{options.PUBLIC_KEY_HELP} Distances are spread alike for any.")
     ] = "calibrate",
     valid_rate: Annotated[
         list[float] | None,
         typer.Option(
-            help=(
-                "Share of the nonces, above 0 and below 1, that is to be valid; may be given"
-                " again. "
-                "Default: 0.1, or none with --r-target."
-            ),
+            help="Share of the nonces, above 0 and below 1, that is to be valid; may be given"
+            " again. "
+            "Default: 0.1, or none with --r-target."
         ),
     ] = None,
     r_target: Annotated[
         list[float] | None,
         typer.Option(
-            help="A distance, above 0 up to 2, to find the valid rate of; may be given again.",
+            help="A distance, above 0 up to 2, to find the valid rate of; may be given again."
         ),
     ] = None,
     randomization: Annotated[
@@ -86,9 +80,7 @@ def calibrate(
     engine_options: EngineOptions,
     histogram: Annotated[
         Path | None,
-        typer.Option(
-            help="Draw the distances to this .png or .svg file. Needs matplotlib.",
-        ),
+        typer.Option(help="Draw the distances to this .png or .svg file. Needs matplotlib."),
     ] = None,
     json_only: options.JsonOnly = False,
     verbose: options.Verbose = False,
@@ -137,8 +129,7 @@ def calibrate(
                 "block_hashes": hashes,
                 "randomizations": {kind: asdict(one) for kind, one in found.items()},
             }
-            stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
-            stdout.flush()
+            print_json(stdout, document)
         else:
             print_tables(stdout, title, hashes, found)
         if histogram is not None:  # last: a full disk must not lose the numbers

@@ -5,6 +5,7 @@ from typing import IO
 
 from rich.table import Table
 
+from cli.nonce_list import shortened
 from lab.judge.calibration import BORDERLINE, Calibration, Target
 from lab.tables import result_console, result_table
 
@@ -27,9 +28,8 @@ def print_tables(
 
 
 def distribution_table(calibrations: Mapping[str, Calibration]) -> Table:
-    table = result_table(
-        "Distances", "randomization", "number", "mean", "standard deviation", "lowest", "highest"
-    )
+    headers = ("randomization", "number", "mean", "standard deviation", "lowest", "highest")
+    table = result_table("Distances", *headers)
     for randomization, found in calibrations.items():
         numbers = (found.mean, found.std, found.lowest, found.highest)
         table.add_row(randomization, f"{found.n:,}", *(f"{number:.5f}" for number in numbers))
@@ -80,12 +80,7 @@ def block_table(block_hashes: Sequence[str], calibrations: Mapping[str, Calibrat
         for found in calibrations.values():
             cells.append(f"{found.block_means[index]:.5f}")
             cells += [_percent(target.block_rates[index]) for target in found.targets]
-        short = (
-            block_hash
-            if len(block_hash) <= HASH_CHARACTERS
-            else f"{block_hash[: HASH_CHARACTERS - 3]}..."
-        )
-        table.add_row(short, *cells)
+        table.add_row(shortened(block_hash, HASH_CHARACTERS), *cells)
     return table
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cli.terminal import UsageError
-from lab.judge.comparisons import check_count, difference
+from lab.judge.comparisons import check_count, check_same
 from lab.judge.proof_files import CHAIN_TERMS, Machine
 
 PAIR_COLUMNS: Sequence[str] = ("machines", "nonces", "chains that part", "on average from step")
@@ -26,7 +25,8 @@ class ChainPair:
     @property
     def cells(self) -> list[str]:
         share = f"{self.n_parted:,} ({self.n_parted / self.n:.1%})"
-        return [self.name, f"{self.n:,}", share, _or_dash(self.mean_step)]
+        step = "-" if self.mean_step is None else f"{self.mean_step:.0f}"
+        return [self.name, f"{self.n:,}", share, step]
 
     @property
     def document(self) -> dict[str, Any]:
@@ -44,12 +44,7 @@ def compare_chains(machines: Iterable[Machine]) -> list[ChainPair]:
 def _pair(one: Machine, other: Machine) -> ChainPair:
     assert one.chains is not None
     assert other.chains is not None
-    if (apart := difference(one.chains, other.chains, CHAIN_TERMS)) is not None:
-        name, mine, theirs = apart
-        raise UsageError(
-            f"{one.path} and {other.path} do not belong together: {name} is {mine!r} in one,"
-            f" {theirs!r} in the other."
-        )
+    check_same(one, one.chains, other, other.chains, CHAIN_TERMS)
     common = sorted(one.chains.points.keys() & other.chains.points.keys())
     check_count(len(common), f"{one.path} and {other.path} have in common")
     steps = [_parts_at(one.chains.points[nonce], other.chains.points[nonce]) for nonce in common]
@@ -64,7 +59,3 @@ def _parts_at(one: Sequence[int], other: Sequence[int]) -> int | None:
     pairs = zip(one, other, strict=False)
     shorter = min(len(one), len(other))
     return next((step for step, (a, b) in enumerate(pairs) if a != b), shorter)
-
-
-def _or_dash(number: float | None) -> str:
-    return "-" if number is None else f"{number:.0f}"

@@ -40,10 +40,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help=(
-            "Start an engine with this model in this process instead: a directory, a name on the"
-            " Hugging Face hub, or a shipped model."
-        ),
+        help="Start an engine with this model in this process instead: a directory, a name on the"
+        " Hugging Face hub, or a shipped model.",
     ),
 ]
 
@@ -70,17 +68,15 @@ def chat_check(
     executor_answer: Annotated[
         Path,
         typer.Argument(
-            help=(
-                'A JSON file {"request": {...}, "answer": {...}}: the body of a chat, and its'
-                " answer or the list of its stream's chunks; - for stdin."
-            ),
+            help='A JSON file {"request": {...}, "answer": {...}}: the body of a chat, and its'
+            " answer or the list of its stream's chunks; - for stdin."
         ),
     ],
     engine_options: EngineOptions,
     against: Annotated[
         str | None,
         typer.Option(
-            help=f"The node that validates. Default: PROOFLINE_URL, or {options.DEFAULT_URL}.",
+            help=f"The node that validates. Default: PROOFLINE_URL, or {options.DEFAULT_URL}."
         ),
     ] = None,
     threshold: Annotated[

@@ -153,19 +153,10 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
             _, own, others = np.intersect1d(
                 proof.nonces, match.nonces, assume_unique=True, return_indices=True
             )
-            found.append(
-                np.linalg.norm(proof.vectors[own] - match.vectors[others], axis=1).astype(
-                    np.float64
-                )
-            )
+            apart = np.linalg.norm(proof.vectors[own] - match.vectors[others], axis=1)
+            found.append(apart.astype(np.float64))
     if not found:
-        apart = difference(one.proofs[0], other.proofs[0], terms)
-        assert apart is not None, "else they match"
-        name, mine, theirs = apart
-        raise UsageError(
-            f"{one.path} and {other.path} do not belong together: {name} is {mine!r} in one,"
-            f" {theirs!r} in the other."
-        )
+        check_same(one, one.proofs[0], other, other.proofs[0], terms)
     offsets: npt.NDArray[np.float64] = np.concatenate(found)
     check_count(len(offsets), f"{one.path} and {other.path} have in common")
     return offsets
@@ -204,6 +195,22 @@ def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProo
             " which block hash it was made; compute it again, or note it under `request`."
         )
     return same[0] if same else None
+
+
+def check_same(
+    one: Machine,
+    proof: FiledProof | FiledChains,
+    other: Machine,
+    others: FiledProof | FiledChains,
+    terms: Sequence[str],
+) -> None:
+    """Raises UsageError if the proofs of two machines differ in one of `terms`."""
+    if (apart := difference(proof, others, terms)) is not None:
+        name, mine, theirs = apart
+        raise UsageError(
+            f"{one.path} and {other.path} do not belong together: {name} is {mine!r} in one,"
+            f" {theirs!r} in the other."
+        )
 
 
 def difference(

@@ -1,6 +1,5 @@
 """`proofline compute`: computes a proof in this process, without API, Redis or queue."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -14,6 +13,7 @@ from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
 from cli.terminal import UsageError, check_output, note, progress_bar, write_json
 from lab.local_engine import clean_stdout, compute_in_steps, local_engine, progress_title
+from lab.tables import print_json
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of, scheme_names
 
@@ -68,11 +68,9 @@ def compute(
     scheme: Annotated[
         SchemeName,
         typer.Option(
-            help=(
-                "artifact: vectors of k_dim numbers; distance: the earlier scheme, a distance per"
-                " nonce; decode: the "
-                "coming one, a chain of points per nonce."
-            )
+            help="artifact: vectors of k_dim numbers; distance: the earlier scheme, a distance per"
+            " nonce; decode: the "
+            "coming one, a chain of points per nonce."
         ),
     ] = "artifact",
     json_only: options.JsonOnly = False,
@@ -156,13 +154,9 @@ def write_result(
     document = contract.values(pairs) | contract.about(spec, {}) | {"request": request_of(spec)}
     if output is not None:
         write_json(document, output)
-        return
-    if json_only:
-        stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+    elif json_only:
+        print_json(stdout, document)
     else:
-        rows = [
-            ("nonce", contract.column),
-            *((str(nonce), contract.cell(value)) for nonce, value in pairs),
-        ]
-        stdout.writelines(f"{nonce:>19}  {value}\n" for nonce, value in rows)
-    stdout.flush()
+        stdout.write(f"{'nonce':>19}  {contract.column}\n")
+        stdout.writelines(f"{nonce:>19}  {contract.cell(value)}\n" for nonce, value in pairs)
+        stdout.flush()

@@ -93,17 +93,13 @@ class Evidence:
         """
         upper = at_most if at_worst else _share
         lower = at_least if at_worst else _share
-        honest = [
-            (upper(sample.n_beyond(threshold), len(sample.offsets)), sample.name)
-            for sample in self.honest
-        ]
-        honest_part = min(
-            lower(sample.n_beyond(threshold), len(sample.offsets)) for sample in self.honest
-        )
-        cheats = [
-            (lower(sample.n_beyond(threshold), len(sample.offsets)), sample.name)
-            for sample in self.tampered
-        ]
+
+        def bound(of: Callable[[int, int], float], sample: Sample) -> float:
+            return of(sample.n_beyond(threshold), len(sample.offsets))
+
+        honest = [(bound(upper, sample), sample.name) for sample in self.honest]
+        honest_part = min(bound(lower, sample) for sample in self.honest)
+        cheats = [(bound(lower, sample), sample.name) for sample in self.tampered]
         (most, honest_name), (least, cheat_name) = max(honest), min(cheats)
         cheat = self.tampered_share * least + (1 - self.tampered_share) * honest_part
         return Shares(most, cheat, honest_name, cheat_name)

@@ -1,6 +1,5 @@
 """`proofline report`: compares the proofs of machines, and recommends a rule for validations."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.terminal import UsageError, note
+from cli.terminal import UsageError, note, write_json
 from lab.judge.chain_pairs import PAIR_COLUMNS, ChainPair, compare_chains
 from lab.judge.comparisons import compare
 from lab.judge.proof_files import read_machines
@@ -35,22 +34,18 @@ def report(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help=(
-                "Two or more JSON files of `proofline generate` or `compute --json`, each of an"
-                " honest machine or "
-                "run, for the same block hash, key and nonces. Of decode: chains, which are told"
-                " how often they part, or answers to validations of honest chains."
-            ),
+            help="Two or more JSON files of `proofline generate` or `compute --json`, each of an"
+            " honest machine or "
+            "run, for the same block hash, key and nonces. Of decode: chains, which are told"
+            " how often they part, or answers to validations of honest chains."
         ),
     ],
     tampered: Annotated[
         list[Path] | None,
         typer.Option(
-            help=(
-                "A file of a cheat: the same nonces with a smaller or quantized model, say. May be"
-                " given again. "
-                "Default: generated vectors or chains."
-            ),
+            help="A file of a cheat: the same nonces with a smaller or quantized model, say. May be"
+            " given again. "
+            "Default: generated vectors or chains."
         ),
     ] = None,
     tampered_share: Annotated[
@@ -71,9 +66,7 @@ def report(
     sample_size: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            max=10_000,
-            help="Nonces that a validation checks. Default: as few as will do.",
+            min=1, max=10_000, help="Nonces that a validation checks. Default: as few as will do."
         ),
     ] = None,
     output: Annotated[
@@ -106,7 +99,7 @@ def report(
     findings = find(comparisons, tampered_share, fraud_threshold, miss, sample_size)
     write_files(output, findings)
     if json_only:
-        sys.stdout.write(json.dumps(findings.document(), separators=(",", ":")) + "\n")
+        write_json(findings.document(), None)
     else:
         print_findings(findings)
     note(f"{output / PAGE} shows the pictures.")
@@ -117,14 +110,10 @@ def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
     distances.
     """
     if json_only:
-        document = {"unit": "chains", "pairs": [pair.document for pair in pairs]}
-        sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+        write_json({"unit": "chains", "pairs": [pair.document for pair in pairs]}, None)
         return
-    shown = result_table("Chains", *PAIR_COLUMNS)
-    for pair in pairs:
-        shown.add_row(*pair.cells)
     console = result_console(sys.stdout)
-    console.print(shown)
+    console.print(result_table("Chains", *PAIR_COLUMNS, rows=(pair.cells for pair in pairs)))
     console.print(
         "How far they lie off is known to who recomputes them: `proofline validate` one machine's"
         " file on another, and give `proofline report` the answers."
@@ -134,25 +123,13 @@ def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
 def write_files(folder: Path, findings: Findings) -> None:
     """Writes JSON, pictures and page. UsageError if the folder cannot be written."""
     unit = findings.comparisons.unit
+    histograms = f"Histograms of each comparison's {unit}s."
+    errors = "False alarms and misses by threshold, p_mismatch and nonces."
+    heat_map = "Heat map of the mean distance between each two machines."
     drawn = [
-        (
-            "distances.png",
-            draw_offsets,
-            "Honest and tampered nonces",
-            f"Histograms of each comparison's {unit}s.",
-        ),
-        (
-            "power.png",
-            draw_power,
-            "Risks by the rule",
-            "False alarms and misses by threshold, p_mismatch and nonces.",
-        ),
-        (
-            "machines.png",
-            draw_machines,
-            "Machines",
-            "Heat map of the mean distance between each two machines.",
-        ),
+        ("distances.png", draw_offsets, "Honest and tampered nonces", histograms),
+        ("power.png", draw_power, "Risks by the rule", errors),
+        ("machines.png", draw_machines, "Machines", heat_map),
     ]
     if not findings.comparisons.means.size:  # a verdict does not name its machines
         drawn.pop()
@@ -171,23 +148,17 @@ def write_files(folder: Path, findings: Findings) -> None:
 def print_findings(findings: Findings) -> None:
     console = result_console(sys.stdout)
     threshold = findings.recommended.rule.dist_threshold
-    rules = result_table("Rules and their risks", *RULE_COLUMNS)
-    for judged in (findings.recommended, findings.usual):
-        rules.add_row(*rule_cells(judged))
-    comparisons = result_table(f"Comparisons ({findings.comparisons.unit})", *COMPARISON_COLUMNS)
-    for kind, sample, _ in findings.rows():
-        comparisons.add_row(*comparison_cells(kind, sample, threshold))
-    console.print(comparisons)
-    if rates := findings.rates():
-        by_threshold = result_table("Mismatches by dist_threshold", *RATE_COLUMNS)
-        for row in rates:
-            by_threshold.add_row(*rate_cells(*row))
-        console.print(by_threshold)
-    console.print(rules)
-    title, columns, rows = findings.tests()
-    tests = result_table(title, *columns)
-    for cells in rows:
-        tests.add_row(*cells)
-    console.print(tests)
+    title, columns, found = findings.tests()
+    compared = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
+    rates = [rate_cells(*row) for row in findings.rates()]
+    rules = [rule_cells(judged) for judged in (findings.recommended, findings.usual)]
+    for heading, headers, rows in (
+        (f"Comparisons ({findings.comparisons.unit})", COMPARISON_COLUMNS, compared),
+        ("Mismatches by dist_threshold", RATE_COLUMNS, rates),
+        ("Rules and their risks", RULE_COLUMNS, rules),
+        (title, columns, found),
+    ):
+        if rows:
+            console.print(result_table(heading, *headers, rows=rows))
     for sentence in findings.sentences():
         console.print(sentence)

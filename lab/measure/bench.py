@@ -21,6 +21,7 @@ from lab.measure.speed import SeqLenSpeeds, Speeds, measure, n_steps, sizes, spe
 from lab.measure.speed_advice import Division, advise, division_from
 from lab.measure.speed_tables import document, print_backends, print_speeds
 from lab.picture import check_picture
+from lab.tables import print_json
 from poc_core.settings import load_settings
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
@@ -37,8 +38,7 @@ def bench(
     seq_len: Annotated[
         list[int] | None,
         typer.Option(
-            min=1,
-            help=f"{options.SEQ_LEN_HELP} May be given again. Default: {ROUND_SEQ_LEN}.",
+            min=1, help=f"{options.SEQ_LEN_HELP} May be given again. Default: {ROUND_SEQ_LEN}."
         ),
     ] = None,
     engine_options: EngineOptions,
@@ -46,18 +46,15 @@ def bench(
         list[int] | None,
         typer.Option(
             min=1,
-            help=(
-                "Nonces of a micro-batch; may be given again. Default: as many as"
-                " --max-batch-tokens allow, a half, a "
-                "quarter, and so on."
-            ),
+            help="Nonces of a micro-batch; may be given again. Default: as many as"
+            " --max-batch-tokens allow, a half, a "
+            "quarter, and so on.",
         ),
     ] = None,
     max_step_ms: Annotated[
         list[float] | None,
         typer.Option(
-            min=1,
-            help="A POC_MAX_STEP_MS to try; may be given again. Default: 25, 50 and 100.",
+            min=1, help="A POC_MAX_STEP_MS to try; may be given again. Default: 25, 50 and 100."
         ),
     ] = None,
     seconds: Annotated[
@@ -66,25 +63,21 @@ def bench(
     compare: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The JSON of an earlier run with the model divided otherwise; may be given again.",
+            help="The JSON of an earlier run with the model divided otherwise; may be given again."
         ),
     ] = None,
     try_moe_backend: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help=(
-                "Then start the engine with this backend of the experts' products too, a value of"
-                " vLLM's --moe-backend such as deep_gemm, and say whether it is faster and how far"
-                " its artifacts lie from the default's; may be given again."
-            ),
+            help="Then start the engine with this backend of the experts' products too, a value of"
+            " vLLM's --moe-backend such as deep_gemm, and say whether it is faster and how far"
+            " its artifacts lie from the default's; may be given again.",
         ),
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            help="Draw the time by part to this .png or .svg file. Needs matplotlib.",
-        ),
+        typer.Option(help="Draw the time by part to this .png or .svg file. Needs matplotlib."),
     ] = None,
     json_only: options.JsonOnly = False,
     verbose: options.Verbose = False,
@@ -142,8 +135,7 @@ def bench(
         if not json_only:
             print_speeds(stdout, title, speeds, advice, beside)
         elif not backends:
-            stdout.write(json.dumps(document(speeds, advice, beside), separators=(",", ":")) + "\n")
-            stdout.flush()
+            print_json(stdout, document(speeds, advice, beside))
         if parts is None:
             note(
                 f"The {speeds.engine} engine cannot tell where the time goes: no parts, no share of"
