@@ -23,7 +23,7 @@ class ShutOutError(ProoflineError):
 
 
 class Admission:
-    """Checks every few seconds whether Redis accepts this host's user."""
+    """A thread that checks every few seconds whether Redis accepts this host's user."""
 
     def __init__(self, access: Access, redis_url: str, announce: Callable[[str], None]) -> None:
         self._access = access

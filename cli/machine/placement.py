@@ -23,9 +23,7 @@ def wants_gpus(options: EngineOptions) -> bool:
 
 
 def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
-    """Returns each worker's GPUs; empty if workers are not pinned. GpuError if there are too
-    few.
-    """
+    """Returns each worker's GPUs; empty if the engine uses none. GpuError if there are too few."""
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
 

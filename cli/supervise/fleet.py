@@ -34,7 +34,7 @@ def worker_command(options: EngineOptions) -> list[str]:
 
 
 class WorkersError(ProoflineError):
-    """All workers have been given up."""
+    """All workers have crashed too often to be started again."""
 
 
 @dataclass

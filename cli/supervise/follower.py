@@ -250,13 +250,14 @@ class Follower:
             return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
 
     def _fails(self, generation: int) -> bool:
-        """Returns True if the plan has failed and a newer generation restarts it."""
+        """Returns True if the current plan has failed and the record has a newer generation, which
+        starts the workers again."""
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 
     def _loading_plan(self, record: DeploymentRecord | None) -> Plan | None:
-        """Returns the withdrawn plan if its engines were loading and KEPT_S is not over; otherwise
-        None.
+        """Returns the current plan if its deployment was cancelled during loading, less than KEPT_S
+        ago; otherwise None.
         """
         plan, now = self._plan, time.monotonic()
         if (

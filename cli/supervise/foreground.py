@@ -55,7 +55,7 @@ def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
 
 
 class LabelledLog:
-    """Writes the lines of all processes to stderr, each after its process's name.
+    """A log of all processes on stderr, which begins each line with the process's name.
 
     Threads write to the stderr of the log's creation, even if sys.stderr is replaced later.
     """
@@ -78,7 +78,7 @@ class LabelledLog:
 
 
 class QuietLog:
-    """Writes the lines of all processes to files, and warnings and errors also to stderr."""
+    """A log of all processes in files, which also writes warnings and errors to stderr."""
 
     def __init__(self, folder: LogFolder) -> None:
         self.where = f"the processes' logs are in {folder.path}; --verbose shows them here"

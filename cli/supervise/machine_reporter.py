@@ -16,7 +16,7 @@ _LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for 
 
 
 class MachineReporter:
-    """The reporter of an `up` or `workers` command. A hanging driver blocks only its thread."""
+    """A thread that reports the sensors for `up` or `workers`. A hanging driver blocks only it."""
 
     def __init__(
         self, store: DeploymentStore, host_id: str, host: str, announce: Callable[[str], None]

@@ -168,7 +168,8 @@ class Child:
             self._ended.set()
 
     def _last_words(self, code: int) -> str:
-        """Returns the last error text of a run that never was ready, preceded by a colon."""
+        """Returns a colon and the last error text of a run that was never ready; empty for other
+        runs."""
         if self._ready_at is not None:
             return ""
         telling = self.spec.telling

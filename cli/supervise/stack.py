@@ -191,8 +191,8 @@ class Stack:
             self._temporary_dir = None
 
     def kill(self) -> None:
-        """Sends SIGKILL to all processes for which a running `stop` waits. For signal handlers;
-        does not wait.
+        """Sends SIGKILL to all processes, so that a running `stop` ends at once. For signal
+        handlers; does not wait.
         """
         for child in self._children():
             child.kill()
@@ -209,45 +209,40 @@ class Stack:
             base_url=self.base_url, headers=key, timeout=HTTP_TIMEOUT_S, trust_env=False
         ) as client:
             while time.monotonic() < deadline:
+                own = self._follower is not None and self._follower.runs_cli_model
                 for child in self._children():
-                    if child.gave_up is not None and (
-                        child not in self._workers or self._runs_cli_model
-                    ):
+                    if child.gave_up is not None and (own or child not in self._workers):
                         raise StackError(with_tail(f"{child.gave_up}.", child))
                 try:
-                    if (
-                        self.waits_for_a_model
-                        and client.get("/api/v1/pow/status").status_code == 200
-                    ):
-                        return
-                    ready = client.get("/ready")
-                    self._announce_api()
-                    missing = f"/ready answers {ready.status_code} {ready.text[:200]}"
-                    if ready.status_code == 200:
-                        workers = client.get("/api/v1/pow/status").json().get("workers", [])
-                        at_work = {
-                            worker["pid"] for worker in workers if worker["state"] == "ready"
-                        }
-                        waiting_for = [
-                            child
-                            for child in self._workers
-                            if child.pid not in at_work or not child.is_ready
-                        ]
-                        if self._workers and not waiting_for:
-                            return
-                        missing = f"{waiting_for[0].spec.name} has not loaded the model"
+                    missing = self._missing(client)
                 except (httpx.HTTPError, ValueError, KeyError, AttributeError) as error:
                     missing = f"the API does not answer ({error})"
+                if not missing:
+                    return
                 time.sleep(READY_POLL_S)
         message = f"Not ready within {timeout_s:g} s: {missing}."
         slow = [child for child in self._workers if child.spec.name in missing] or self._workers
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
-    def _announce_api(self) -> None:
-        """Announces once how long the API took until its first answer."""
+    def _missing(self, client: httpx.Client) -> str:
+        """Returns what is not ready yet; empty if the stack is ready. Announces the API's first
+        answer.
+        """
+        if self.waits_for_a_model and client.get("/api/v1/pow/status").status_code == 200:
+            return ""
+        ready = client.get("/ready")
         if self._began_api is not None:
             self.announce(f"API: {time.monotonic() - self._began_api:.1f} s")
             self._began_api = None
+        children = self._workers
+        if ready.status_code != 200 or not children:
+            return f"/ready answers {ready.status_code} {ready.text[:200]}"
+        workers = client.get("/api/v1/pow/status").json().get("workers", [])
+        at_work = {worker["pid"] for worker in workers if worker["state"] == "ready"}
+        for child in children:
+            if child.pid not in at_work or not child.is_ready:
+                return f"{child.spec.name} has not loaded the model"
+        return ""
 
     def failure(self) -> str | None:
         """Returns why the stack has failed: Redis, API, courier or all workers were given up.
@@ -306,10 +301,6 @@ class Stack:
     def _workers(self) -> list[Child]:
         fleet = None if self._follower is None else self._follower.fleet
         return [] if fleet is None else fleet.children
-
-    @property
-    def _runs_cli_model(self) -> bool:
-        return self._follower is not None and self._follower.runs_cli_model
 
     def _settings(self) -> Settings:
         """Returns the settings of the child processes."""

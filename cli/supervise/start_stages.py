@@ -12,7 +12,8 @@ FIRST_WAIT_S = 60.0
 
 
 class StartStages:
-    """Follows a start of `n` workers by their logs. Several threads may call it.
+    """The progress of `n` starting workers, read from their logs. Several threads may call the
+    methods.
 
     A stage is complete when all workers have begun a later stage. A restarted worker does not reset
     completed stages; it only restarts the time of the current stage.
