@@ -1,12 +1,12 @@
 """Checks disk space, memory and the API's port."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
 from cli.examine.findings import Finding, Subject
+from cli.machine.sensors import free_disk_bytes
 from cli.supervise.ports import AddressError, reserve_port
 from poc_core.machine_figures import is_short_of_memory
 
@@ -21,10 +21,7 @@ SOME_DATA_GIB = 10.0
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
     """Checks disk space for `what`: a problem below `least_gib`, a warning below `some_gib`."""
-    existing = next(
-        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
-    )
-    free = shutil.disk_usage(existing).free / _GIB
+    free = free_disk_bytes(path) / _GIB
     text = f"{free:.1f} GiB are free for {what} ({path})"
     if free < least_gib:
         yield _DISK.problem(f"{text}.", "Make room, or choose a place on another disk.")

@@ -98,29 +98,23 @@ def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
 
 
 def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
-    stage = cache.stage(name, None)
-    folder = _snapshot(name, cache)
+    model, stage = Model(name, _snapshot(name, cache)), cache.stage(name, None)
     if stage == "DOWNLOADED":
-        return Model(name, folder), [
-            _MODEL.ok(f"{name} is in the Hugging Face cache, {cache.path}")
-        ]
-    here = (
-        "is in the Hugging Face cache in part"
-        if stage == "PARTIAL"
-        else "is not in the Hugging Face cache"
-    )
+        return model, [_MODEL.ok(f"{name} is in the Hugging Face cache, {cache.path}")]
+    is_where = "is in the Hugging Face cache in part"
+    if stage != "PARTIAL":
+        is_where = "is not in the Hugging Face cache"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        says = f"{name} {here} ({cache.path}), and HF_HUB_OFFLINE forbids to ask the hub."
         finding = _MODEL.problem(
-            says, "Unset HF_HUB_OFFLINE for the first start, or give the model's directory."
+            f"{name} {is_where} ({cache.path}), and HF_HUB_OFFLINE forbids to ask the hub.",
+            "Unset HF_HUB_OFFLINE for the first start, or give the model's directory.",
         )
     else:
-        says = f"{name} {here} ({cache.path}): the first start downloads it."
         finding = _MODEL.warning(
-            says,
+            f"{name} {is_where} ({cache.path}): the first start downloads it.",
             f"hf download {name} downloads it before; set HF_TOKEN if the model has a licence.",
         )
-    return Model(name, folder), [finding]
+    return model, [finding]
 
 
 def _snapshot(name: str, cache: ModelCache) -> Path | None:
@@ -152,13 +146,11 @@ def room(
         yield _MEMORY.problem(
             f"{text} of {total / _GIB:.1f}.", "End what uses the GPU: nvidia-smi shows it."
         )
-    else:
-        remedy = (
-            "More --tensor-parallel or --pipeline-parallel, or a smaller model."
-            if uses_gpus
-            else "Free some, or take a smaller model."
-        )
+    elif uses_gpus:
+        remedy = "More --tensor-parallel or --pipeline-parallel, or a smaller model."
         yield _MEMORY.problem(f"{text}.", remedy)
+    else:
+        yield _MEMORY.problem(f"{text}.", "Free some, or take a smaller model.")
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:

@@ -171,10 +171,11 @@ def machine_sensors() -> dict[str, float]:
         if memory.limit is not None:
             sensors["memory_limit_bytes"] = memory.limit
     with contextlib.suppress(OSError):
-        sensors["hf_cache_free_bytes"] = shutil.disk_usage(_model_cache()).free
+        sensors["hf_cache_free_bytes"] = free_disk_bytes(ModelCache().path)
     return sensors
 
 
-def _model_cache() -> Path:
-    path = ModelCache().path
-    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+def free_disk_bytes(path: Path) -> int:
+    """Returns the free bytes of the disk of a folder, which need not exist yet."""
+    folders = (path.absolute(), *path.absolute().parents)
+    return shutil.disk_usage(next(folder for folder in folders if folder.exists())).free

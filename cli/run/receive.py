@@ -2,8 +2,8 @@
 
 import json
 import signal
-import sys
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from cli import options
 from cli.run.receipts import Receipts
 from cli.supervise.ports import AddressError
-from cli.terminal import EXIT_FAILURE, note
+from cli.terminal import EXIT_FAILURE, note, write_json
 
 
 def receive(
@@ -71,6 +71,7 @@ class _Server(ThreadingHTTPServer):
 
 def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPRequestHandler]:
     one_at_a_time = threading.Lock()
+    say = partial(typer.echo, err=as_json)  # with --json, stdout has only the payloads
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -81,10 +82,8 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
             if not length.isdecimal():
                 return self._answer(411)
             raw = self.rfile.read(int(length))
-            if (
-                not 200 <= status < 300
-            ):  # refused payloads are not recorded, because they come again
-                _say(f"{self.path} {len(raw)} bytes refused with {status}", as_json)
+            if not 200 <= status < 300:  # not recorded, because refused payloads come again
+                say(f"{self.path} {len(raw)} bytes refused with {status}")
                 return self._answer(status)
             try:
                 body: Any = json.loads(raw)
@@ -93,16 +92,13 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
                 with one_at_a_time:
                     receipt = receipts.take(self.path, body)
             except ValueError as error:
-                _say(f"{self.path} is no payload: {error}", as_json)
+                say(f"{self.path} is no payload: {error}")
                 return self._answer(400)
             if as_json:
-                sys.stdout.write(
-                    json.dumps({"path": self.path, "body": body}, separators=(",", ":")) + "\n"
-                )
-                sys.stdout.flush()
-            _say(receipt.line, as_json)
+                write_json({"path": self.path, "body": body}, None)
+            say(receipt.line)
             for fault in receipt.faults:
-                _say(typer.style(f"  {fault}", fg=typer.colors.RED, bold=True), as_json)
+                say(typer.style(f"  {fault}", fg=typer.colors.RED, bold=True))
             return self._answer(status)
 
         def _answer(self, code: int) -> None:
@@ -114,7 +110,3 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
             pass
 
     return Handler
-
-
-def _say(line: str, stdout_is_taken: bool) -> None:
-    typer.echo(line, err=stdout_is_taken)
