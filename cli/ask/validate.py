@@ -34,9 +34,10 @@ class OfFile(NamedTuple):
     seq_len: Annotated[
         int | None, typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}")
     ] = None
-    k_dim: Annotated[int | None, typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}")] = (
-        None
-    )
+    k_dim: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}"),
+    ] = None
     stronger_rng: Annotated[
         bool,
         typer.Option(

@@ -21,65 +21,36 @@ from cli.shipped import shipped_models
 from cli.terminal import UsageError
 from lab.measure.network_models import NETWORK_MODELS, network_model
 
+
+def _dimensions(
+    hidden_size: int, layers: int, heads: int, kv_heads: int, intermediate_size: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate_size,
+        "tie_word_embeddings": False,
+    } | more
+
+
+_EXPERTS = {"num_experts": 128, "num_local_experts": 128, "num_experts_per_tok": 8}
+_FP8 = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+_235B = _EXPERTS | {"moe_intermediate_size": 1536, "quantization_config": _FP8}
 # Differences from the shipped model named first, which provides the rest and its tokenizer.
 DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3-0.6b": (
-        "tiny-qwen3",
-        {
-            "hidden_size": 1024,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "intermediate_size": 3072,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen3-8b": (
-        "tiny-qwen3",
-        {
-            "hidden_size": 4096,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "intermediate_size": 12288,
-            "tie_word_embeddings": False,
-        },
-    ),
+    "qwen3-0.6b": ("tiny-qwen3", _dimensions(1024, 28, 16, 8, 3072, tie_word_embeddings=True)),
+    "qwen3-8b": ("tiny-qwen3", _dimensions(4096, 36, 32, 8, 12288)),
     "qwen3-30b-a3b": (
         "tiny-qwen3-moe",
-        {
-            "hidden_size": 2048,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 8,
-            "tie_word_embeddings": False,
-        },
+        _dimensions(2048, 48, 32, 4, 6144, moe_intermediate_size=768, **_EXPERTS),
     ),
-    "qwen3-235b-a22b-fp8": (
-        "tiny-qwen3-moe",
-        {
-            "hidden_size": 4096,
-            "num_hidden_layers": 94,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 4,
-            "intermediate_size": 12288,
-            "moe_intermediate_size": 1536,
-            "num_experts": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 8,
-            "tie_word_embeddings": False,
-            "quantization_config": {
-                "quant_method": "fp8",
-                "activation_scheme": "dynamic",
-                "weight_block_size": [128, 128],
-            },
-        },
-    ),
+    "qwen3-235b-a22b-fp8": ("tiny-qwen3-moe", _dimensions(4096, 94, 64, 4, 12288, **_235B)),
 }
 # Arguments of `vllm serve` for such a model.
 ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
