@@ -36,7 +36,7 @@ def is_private(address: Address) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _recent_gateways(period: float) -> set[Address]:
+def _recent_gateways(_period: float) -> set[Address]:
     """Returns `gateways()`, read once in each period of _FRESH_S seconds."""
     return gateways()
 

@@ -4,6 +4,7 @@ The console's page needs no key; its data and the reference do.
 """
 
 from collections.abc import Callable
+from contextlib import aclosing
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -145,7 +146,5 @@ class _Events(StreamingResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        async with aclosing(self._stream):
             await super().__call__(scope, receive, send)
-        finally:
-            await self._stream.aclose()
