@@ -121,9 +121,7 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
-        """Waits up to `timeout_s` until a slice may run; returns whether it may. A timeout of 0
-        only checks, and is not counted in `GateStats.skips`.
-        """
+        """Waits up to `timeout_s` until a slice may run; returns whether it may. 0 only checks."""
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s(urgent) > 0:

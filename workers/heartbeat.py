@@ -27,7 +27,6 @@ class Heartbeat:
     def __init__(
         self, record: WorkerRecord, registry: WorkerRegistry, hand: HeldLeases, interval_s: float
     ) -> None:
-        """`record`: the worker's record at its start."""
         self.record = record
         self._registry = registry
         self._hand = hand

@@ -158,7 +158,6 @@ class WorkerProcess:
 
 
 def _record(options: EngineOptions, settings: Settings, worker_id: str) -> WorkerRecord:
-    """Returns the worker's record at its start."""
     return WorkerRecord(
         id=worker_id,
         model=options.name,

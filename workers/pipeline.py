@@ -1,6 +1,4 @@
-"""Moves micro-batches through an engine's pipeline stages; each tick runs one slice of each stage.
-With several stages, a micro-batch enters the first stage as soon as the previous one has left it.
-"""
+"""Moves micro-batches through an engine's pipeline stages; a tick runs one slice of each stage."""
 
 import logging
 from collections import deque
@@ -174,8 +172,7 @@ class Pipeline:
         for one, seconds in result.ran:
             busy_s += seconds / len(self._engine.stages)
             if (micro_batch := self._measured.get(one.micro_batch)) is not None:
-                # For the plan, a stage that cannot be cut is one layer, because chat waits for all
-                # of it.
+                # A stage that cannot be cut counts as one layer, because chat waits for all of it.
                 layers = one.end - one.first if self._engine.sliceable else 1
                 layers, order = layers * (one.until - one.step), micro_batch.order
                 n, are_steps = len(order.members(one.step)), order.is_step(one.step)

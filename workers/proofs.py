@@ -20,8 +20,7 @@ from workers.pipeline import Pipeline, plan_of
 
 logger = logging.getLogger(__name__)
 
-# Exit status of a worker whose engine died (EX_SOFTWARE), so that supervisor and log can
-# distinguish this from a crash.
+# Exit status of a worker whose engine died (EX_SOFTWARE), unlike that of a crash.
 ENGINE_LOST_STATUS = 70
 # Consecutive failures after which an engine is replaced.
 _MOST_FAILURES = 3
@@ -35,7 +34,6 @@ class Proofs:
     def __init__(
         self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
     ) -> None:
-        """`gate`, `max_step_ms`: see `admit_chat`."""
         self.engine = engine
         self._pipeline = Pipeline(engine, plan_of(engine))
         self.admit_chat(gate, max_step_ms)

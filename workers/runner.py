@@ -64,9 +64,7 @@ class Runner:
         return bool(self._units)
 
     def run(self, is_over: Callable[[], bool]) -> bool:
-        """Computes until `is_over` and returns True, or until no work is left and returns False. If
-        it returns True, leases stay held; otherwise they are given back.
-        """
+        """Computes until `is_over`, then keeps its leases; returns False if work ran out before."""
         goes_on = False
         try:
             goes_on = self._run(is_over)
@@ -98,7 +96,6 @@ class Runner:
         return True
 
     def give_back(self, lost_engine: bool = False) -> None:
-        """Gives all held leases back."""
         while self._units:
             unit = self._units.popleft()
             for micro_batch in unit.micro_batches:

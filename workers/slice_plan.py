@@ -103,9 +103,7 @@ class SlicePlan:
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Cuts one stage into about equally long slices for `n` nonces, within the limit. Until a
-        micro-batch of this kind was measured, each slice has one layer.
-        """
+        """Cuts a stage into about equal slices for `n` nonces: of one layer if not yet measured."""
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:

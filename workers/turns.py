@@ -10,8 +10,7 @@ from workers.work import Work
 
 logger = logging.getLogger(__name__)
 
-# Seconds of one turn: far below the broker's visibility timeout, and long enough that the few ms
-# between two turns do not matter.
+# Seconds of one turn: far below the broker's visibility timeout.
 TURN_S = 10.0
 # Jobs and rounds named in a turn's report.
 _MOST_NAMED = 10
@@ -37,9 +36,7 @@ class Turns:
         self._validations.leaving.set()
 
     def take(self) -> str:
-        """Takes a turn and, if work is left, queues the next one. Returns a report of the computed
-        work; "" if another turn is in progress.
-        """
+        """Takes a turn, and queues the next one if work is left. Returns a report for Flower."""
         if not self._in_turn.acquire(blocking=False):
             return ""
         began = time.monotonic()

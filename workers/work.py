@@ -32,9 +32,7 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 
 
 class Work:
-    """Computes its model's work on this process's engine, turn by turn. `urgent`: computes only
-    validations, without waiting for chat, on a thread without turns.
-    """
+    """Computes a model's work on this process's engine in turns; if `urgent`, only validations."""
 
     def __init__(
         self,
@@ -78,7 +76,6 @@ class Work:
         return goes_on
 
     def give_back(self) -> None:
-        """Gives all held leases back."""
         self._end_round()
         self._store_done()
         self._runner.give_back()
@@ -290,9 +287,7 @@ def _unstorable(what: str, error: Exception) -> str:
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:
-    """Builds the answer of a job whose batches are all done. A permanent error fails the job. An
-    error of Redis is raised, and housekeeping retries.
-    """
+    """Finishes a job whose batches are all done. A permanent error fails the job."""
     try:
         jobs.finish(job_id)
     except Exception as error:

@@ -7,15 +7,13 @@ from typing import Any
 
 from poc_core.state.delivery.outbox import Due
 
-# Deliveries in progress at a time. Rounds have their own places, which hanging receivers of jobs
-# cannot take.
+# Deliveries at a time. Hanging receivers of jobs cannot take the places of rounds.
 ROUND_PLACES = 16
 JOB_PLACES = 48
 # The most places for one receiver, and the largest share of places for one host on all ports.
 RECEIVER_PLACES = 4
 HOST_SHARE = 0.5
-# Limits of payload bytes in memory, one for rounds and one for jobs. A single payload may exceed
-# the limit.
+# Payload bytes in memory, for rounds and for jobs each. A single payload may exceed this.
 MOST_BYTES = 128 * 1024 * 1024
 
 

@@ -113,8 +113,7 @@ class Poster:
         self._node_ports = node_ports
         self._lookup = lookup
         self._deadline_s = deadline_s
-        # Unanswered name resolution blocks threads for long. Separate threads keep jobs from
-        # blocking rounds.
+        # Name resolution may block for long; jobs must not block rounds.
         self._threads = {
             is_round: ThreadPoolExecutor(16, "courier-names") for is_round in (True, False)
         }

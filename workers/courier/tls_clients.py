@@ -7,8 +7,7 @@ import httpx
 from poc_core.callback_tls import CallbackTls, PlainUrlError
 from poc_core.callbacks import Address
 
-# `Places` limits the connections. None is kept alive, because it must not be used for another name
-# or certificate.
+# Not kept alive: a connection must not be used for another name or certificate.
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 

@@ -1,7 +1,6 @@
 """Paths of the decoder layers in vLLM's models. No torch is imported, for commands."""
 
-# The paths at which the network's nodes look for decoder layers. Without any of these paths they do
-# not reflect.
+# Where the network's nodes look for decoder layers; without these paths they do not reflect.
 FLEET_PATHS = ("model.layers", "transformer.h", "layers")
 
 # vLLM's classes that wrap a language model. The network's nodes do not find their layers.

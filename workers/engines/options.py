@@ -41,9 +41,7 @@ class HostSpan(BaseModel):
 
 
 class EngineOptions(ModelOptions):
-    """Options of a model and of the machine that serves it; each engine uses some of them.
-    OptionsError if options contradict each other.
-    """
+    """Options of a model and its machine, each for some engines. May raise OptionsError."""
 
     engine: EngineKind = "vllm"
     # GB per device for keys and values of decode proofs' steps; None for a share of free memory.

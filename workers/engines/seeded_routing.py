@@ -29,9 +29,7 @@ def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 @contextmanager
 def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
-    """Makes gates choose the seeded experts inside the context, by replacing their logits.
-    SpecError if a gate computes its logits in an unknown way.
-    """
+    """Makes gates choose the seeded experts inside the context. SpecError for an unknown gate."""
     with ExitStack() as exits:
         for index, gate in enumerate(gates):
             exits.callback(_seed(gate, index, top_k, first_experts))

@@ -16,5 +16,4 @@ def begin(stage: str) -> None:
 
 
 def report_speed(nonces_per_s: float, seq_len: int) -> None:
-    """Logs the engine's speed in the self-test."""
     logger.info("self-test: %.1f nonces/s of %d tokens", nonces_per_s, seq_len)

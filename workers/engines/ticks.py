@@ -37,8 +37,7 @@ class Slice(NamedTuple):
     until: int = 1
 
 
-# Ids of micro-batches. A restarted micro-batch gets a new id, because times of the old one may come
-# late.
+# Ids of micro-batches; a new one for each restart, because times of the old one may come late.
 _IDS = itertools.count()
 
 

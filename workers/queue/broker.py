@@ -100,8 +100,7 @@ class _Channel(kombu_redis.Channel):
         except ResponseError as error:
             if not is_transient(error):
                 raise
-            # The error would end the worker, and a new engine takes longer to load than Redis to
-            # recover.
+            # The error would end the worker, and Redis recovers sooner than an engine loads.
             time.sleep(_REFUSED_S)
             raise Empty from error
 

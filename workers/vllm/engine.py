@@ -73,12 +73,10 @@ class VllmEngine(Engine):
         self._seen_steps = 0  # at the last pulse
         # Requests known only to the front end and not to the core, and since when.
         self._remembered: dict[str, float] = {}
-        # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an
-        # undefined state.
+        # Spawn, because a fork would leave this process's threads in an undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        # Cache of compiled grammars in the core: vLLM's default of 512 MB fills with clients'
-        # grammars.
+        # Cache of compiled grammars: vLLM's 512 MB would fill with clients' grammars.
         os.environ.setdefault("VLLM_XGRAMMAR_CACHE_MB", "64")
         os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
         # A host that an operator allows pictures from must not redirect the engine to another host.
@@ -158,8 +156,7 @@ class VllmEngine(Engine):
         except (EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
-                # Data that one stage sent and the next did not receive would be received by the
-                # next micro-batch.
+                # The next micro-batch would receive the data that was sent for this one.
                 raise EngineLostError(
                     f"A pipeline stage failed while another waited for it: {error}."
                 ) from error
@@ -193,8 +190,7 @@ class VllmEngine(Engine):
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
-            # A separate call for each run: every rank begins when all ranks have ended the previous
-            # run.
+            # One call a run: all ranks begin when all have ended the previous run.
             return self._run(
                 "profile", spec.model_dump(), list(nonces), watch, timeout_s=_WARM_UP_TIMEOUT_S
             )
@@ -229,7 +225,6 @@ class VllmEngine(Engine):
         return int(n_tokens)
 
     def spent(self) -> list[dict[str, float]]:
-        """Returns each rank's time since the last call, see ProofRunner.spent."""
         return self._run("spent")
 
     def use_graphs(self, on: bool) -> dict[str, Any]:

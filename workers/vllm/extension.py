@@ -27,9 +27,7 @@ class ProofExtension:
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:
-        """Hooks known tokens and per-request logprobs into the model runner. Idempotent. Returns
-        what the model runner lacks for the hooks, or "".
-        """
+        """Hooks chat's known tokens and logprobs into the model runner. Returns why not, or ""."""
         return _answer(self._hook_chat)
 
     def proof_ping(self) -> dict[str, Any]:

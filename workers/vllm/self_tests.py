@@ -56,8 +56,7 @@ _MOST_OTHERS = 3
 _GRAPHS_TIMEOUT_S = 120.0
 # Seconds until the memory of a killed engine is free.
 _GPU_FREE_S = 10.0
-# Ratio of the time after which an engine counts as lost to the longest planned call: the machine
-# may be busy, and a first call compiles.
+# Time limit of a call / longest planned call: machines may be busy, first calls compile.
 _CALL_MARGIN = 6
 # Margin of a point that rounding may change; chains of other states are off by 0.1 or more.
 _NEAR_TIE = 0.075
@@ -219,9 +218,7 @@ def report_speed(engine: VllmEngine) -> None:
 
 
 def check_chains(engine: VllmEngine) -> None:
-    """Reserves memory for decode steps, and compares a short chain to one forward pass over its
-    inputs. If either fails, decode proofs are refused with the reason.
-    """
+    """Reserves memory for decode steps and tests a chain; refuses decode proofs if it fails."""
     if why_no_chains(engine.info):
         return
     limits = ChainLimits.of(engine.info).with_room(engine.reserve_for_steps(), _CHAIN)

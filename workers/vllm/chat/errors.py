@@ -62,9 +62,7 @@ def refusals() -> list[Refused]:
 
 
 def refuse_foreign(param: str, ids: Iterable[int], n_ids: int) -> None:
-    """Raises BadRequest if a token id is outside a vocabulary of `n_ids`. The engine would die from
-    indexing its logits or embeddings with such an id.
-    """
+    """Raises BadRequest for an id outside a vocabulary of `n_ids`, which would end the engine."""
     for one in ids:
         if not 0 <= one < n_ids:
             raise BadRequest(

@@ -20,8 +20,7 @@ class RequestOptions:
     ids: bool = False
     mode: str | None = None
     known: list[int] | None = None
-    # Whether a grammar can only come from this node's setting (--tool-strict-level), which other
-    # nodes lack.
+    # Whether a grammar can only come from --tool-strict-level, which other nodes lack.
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:

@@ -180,9 +180,7 @@ class KnownTokens:
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> Rows:
-        """Scores with one decode step per token. A token that the grammar refuses, and all tokens
-        after it, are scored without the grammar.
-        """
+        """Scores with one decode step per token; without the grammar if the grammar refuses one."""
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)
         (choice,) = output.outputs

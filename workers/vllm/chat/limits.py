@@ -1,6 +1,4 @@
-"""Limits of a request's fields. A number too large for its message to the engine core, or a list
-longer than a row of the model runner, could end the engine.
-"""
+"""Limits of a request's fields: beyond them a number or a list could end the engine."""
 
 import math
 from collections.abc import Iterable, Iterator, Sized
@@ -13,8 +11,7 @@ from workers.vllm.chat.errors import BadRequest, refuse_foreign
 
 # Range of msgpack's integers; vLLM's server uses msgpack to talk to its core.
 _LEAST, _MOST = -(2**63), 2**64 - 1
-# Exponent with which vLLM weights an answer's length in a beam's score: the result must not be 0 or
-# infinite.
+# Largest exponent of an answer's length in a beam's score: not 0 or infinite with it.
 _LENGTH_PENALTY = 10
 # Values checked between two yields of the event loop: about a millisecond.
 _AT_ONCE = 4096
@@ -39,9 +36,7 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks a parsed request or SamplingParams, and yields regularly so that other work can
-        run. BadRequest if a value exceeds what the engine can hold.
-        """
+        """Checks a request or SamplingParams, yielding to other work. BadRequest beyond a limit."""
         self._check_lengths(fields)
         n = 0
         for name, field in _fields(fields):
@@ -76,9 +71,7 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Checks SamplingParams again after vLLM tokenized words and added the model's stop ids.
-        Raises BadRequest. A tokenizer may have more ids than the model.
-        """
+        """Raises BadRequest if words' tokens or stop ids, which vLLM has added, are too many."""
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
         if sum(map(len, words)) > self.bad_words_tokens:

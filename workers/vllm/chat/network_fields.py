@@ -22,9 +22,7 @@ class NetworkFields:
     """Reads the network's fields for one engine."""
 
     def __init__(self, n_ids: int, context: int, tokenizer: Any) -> None:
-        """`n_ids`: size of the model's vocabulary. `context`: largest number of tokens of a prompt
-        and its answer. `tokenizer`: None if the engine has none.
-        """
+        """`n_ids`: vocabulary size. `context`: most tokens. `tokenizer`: None if there is none."""
         self._n_ids = n_ids
         self._context = context
         self._tokenizer = tokenizer

@@ -76,8 +76,7 @@ class Collected:
         rows, scoring = slice(first, first + len(logits)), self.scoring
         temperature = 1.0
         if scoring.mode == PROCESSED and scoring.only_scales:
-            # The order does not change, so ranks and best tokens are computed in the model's dtype:
-            # half the bytes.
+            # The order stays, so ranks and best tokens are computed in the model's dtype.
             _mask(logits, scoring, first)
             temperature = scoring.temperature if scoring.temperature >= _GREEDY else 1.0
         elif scoring.mode == PROCESSED:
@@ -148,9 +147,7 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """Returns whether the fused kernel compiles on this device and gives the torch code's numbers.
-    An error in the kernel would end the engine.
-    """
+    """Returns whether the fused kernel works on this device and gives the torch code's numbers."""
     from poc_core.fused import best
 
     generator = torch.Generator(device).manual_seed(1)
@@ -171,8 +168,7 @@ def fused_is_right(device: torch.device) -> bool:
     return True
 
 
-# Ids that penalties may concern, each once; then indices into them of the prompt's ids and of the
-# known tokens.
+# Each id that penalties may concern; and the indices of the prompt's and known tokens' ids.
 Occurrences = tuple[torch.Tensor, torch.Tensor]
 
 

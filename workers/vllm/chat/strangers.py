@@ -34,8 +34,7 @@ def guarded(secret: str | None, most: int | None = None) -> Any:
             super().connection_lost(exc)
 
         def on_headers_complete(self) -> None:
-            # Checked here and not where the request is answered: a busy loop gets there after the
-            # timer.
+            # Checked here, because a busy loop answers requests after the timer.
             shown = dict(self.headers).get(GATEWAY_SECRET_HEADER.encode(), b"")
             if hmac.compare_digest(shown, (secret or "").encode()):
                 self.let_go()

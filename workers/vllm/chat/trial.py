@@ -33,9 +33,7 @@ _TEXTS = (
 
 
 async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
-    """Determines how known tokens are scored. `wanted`: "pass", "steps", or "auto", which decodes a
-    few answers and scores them both ways.
-    """
+    """Determines how known tokens are scored; for "auto", scores a few new answers both ways."""
     name = llm.model_config.model
     failed: dict[Way, str] = {"pass": known.why_no_pass, "steps": known.why_no_steps}
     if wanted != "auto":

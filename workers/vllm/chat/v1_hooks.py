@@ -37,7 +37,6 @@ class V1Hooks:
             self._forward, self._gather = verify.forward, verify._get_logprobs_tensors
 
     def install(self) -> None:
-        """Replaces the methods permanently."""
         runner, sampler, verify = self._runner, self._sampler, self._verify
         if verify is not None:
             verify.forward, verify._get_logprobs_tensors = self.verify, self.gather

@@ -36,7 +36,6 @@ class V2Hooks:
             self._gathered = _place(verify._get_logprobs_tensors, "logits")
 
     def install(self) -> None:
-        """Replaces the methods permanently."""
         sampler, worker = self._sampler, self._worker
         if verify := self._verify:
             sampler.apply_sampling_params = self.apply

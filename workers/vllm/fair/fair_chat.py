@@ -103,9 +103,7 @@ class FairChat:
         return told
 
     def shared(self, outputs: AsyncIterator[Any], params: Any) -> AsyncIterator[Any]:
-        """Yields vLLM's outputs for one request, in turns with other clients. BadRequest if its
-        grammar takes too long or too much memory.
-        """
+        """Yields a request's outputs in turns with other clients. BadRequest for a bad grammar."""
         asked = text_of(getattr(params, "structured_outputs", None)) if self._compiles else None
         if asked is None and max(_widths(params)) == 1:
             return outputs

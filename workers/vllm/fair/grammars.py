@@ -171,9 +171,7 @@ class Grammars:
             self._waiting.append(trial)  # starts again at its next turn
 
     def _is_over(self, trial: _Trial) -> bool:
-        """Returns whether the trial must end: its client has disconnected, it takes too long, or
-        another client that has used less time waits.
-        """
+        """Returns whether the trial must end: client gone, too slow, or another client's turn."""
         took_s = time.monotonic() - trial.began_at
         if trial.answer.done() or took_s > self._longest_s:
             return True

@@ -78,9 +78,7 @@ def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """Converts consecutive Late positions to vLLM's objects; returns other objects unchanged. The
-    first position of a prompt has no logprobs.
-    """
+    """Converts consecutive Late positions to vLLM's objects; returns all others unchanged."""
     if logprobs and logprobs[0] is None:
         return [None, *made(logprobs[1:])]
     if not logprobs or not isinstance(logprobs[0], Late):

@@ -1,6 +1,4 @@
-"""Delivers a streamed answer in parts. vLLM joins all output that its server has not read yet;
-formatting long parts would block the event loop.
-"""
+"""Delivers a streamed answer in parts: formatting it all at once would block the event loop."""
 
 import asyncio
 import math
@@ -18,7 +16,6 @@ class Parts:
         self._most = n_tokens
 
     def install(self, queue: Any) -> None:
-        """Replaces the queue's methods."""
         queue.put, queue.get, queue.get_nowait = self.put, self.get, self.get_nowait
 
     def put(self, output: Any) -> None:

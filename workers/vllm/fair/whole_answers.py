@@ -26,7 +26,6 @@ class WholeAnswers:
         self._create = handler._create_chat_logprobs
 
     def install(self) -> None:
-        """Replaces the handler's methods."""
         handler = self._handler
         handler._create_chat_logprobs = self.create
         for name in _WHOLE:

@@ -1,6 +1,4 @@
-"""Limits concurrent answers with many logprobs for each token while other answers are requested.
-Such an answer takes several times as much of the engine's steps and the event loop as others.
-"""
+"""Limits concurrent answers with many logprobs per token, which are slow, during other answers."""
 
 import asyncio
 import time
@@ -11,8 +9,7 @@ from poc_core.fair.waiting import Waiting
 
 # Largest number of logprobs of a token in an ordinary answer: the network asks for five.
 USUAL = 5
-# Wide answers at a time during other answers, and seconds without other answers until the limit
-# ends.
+# Wide answers at a time, and seconds without other answers until this limit ends.
 MOST, CALM_S = 8, 5.0
 
 

@@ -19,8 +19,7 @@ from workers.vllm.forward.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.watch import Watch
 from workers.vllm.release import custom_ops, model_parts
 
-# Number of outputs that the network transforms, hidden_states and residual; layers with
-# hyper-connections return more.
+# Outputs that the network transforms: hidden_states and residual, the first two of a layer.
 _TERMS = 2
 
 

@@ -178,7 +178,6 @@ class ScratchCaches:
         return sum(memory.values())
 
     def forget(self) -> None:
-        """Frees all scratch caches."""
         self._caches.clear()
 
     def chats_first_blocks(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:

@@ -21,9 +21,7 @@ _LAYOUTS_KEPT = 8
 
 
 class BlockTables:
-    """The blocks of `n` sequences of up to `capacity` tokens, one sequence after the other. The
-    first forward pass has `rows` tokens of each sequence.
-    """
+    """The blocks of `n` sequences of up to `capacity` tokens; the first pass has `rows` of each."""
 
     def __init__(
         self, groups: Sequence[ScratchGroup], n: int, rows: int, capacity: int, device: torch.device

@@ -75,8 +75,7 @@ class ProofRunner:
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
         self._micro_batches: dict[int, DeviceBatch] = {}
-        # By the last slice of a micro-batch: its numbers, which are on the host once the slice has
-        # run.
+        # By the last slice of a micro-batch: its numbers, on the host once the slice has run.
         self._numbers: dict[tuple[int, ...], tuple[Batch, torch.Tensor]] = {}
         self._transfer = StageTransfer(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
@@ -248,7 +247,6 @@ class ProofRunner:
         self._stopwatch.end(tuple(one))
 
     def _forward(self, one: Slice, step: int) -> None:
-        """Runs a slice's layers in one pass."""
         held, layers = self._micro_batches[one.micro_batch], range(one.first, one.end)
         batch, order = held.batch, held.batch.order
         recorded = None if self._watch else self._graphs.output(held, layers, step)

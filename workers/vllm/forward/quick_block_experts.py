@@ -81,9 +81,7 @@ class QuickApply(ABC):
 
     @abstractmethod
     def read(self, experts: Any, given: Mapping[str, Any]) -> Any | None:
-        """Returns the call's arguments; None if the kernels do not support the call. May raise
-        AttributeError, KeyError or TypeError for another release.
-        """
+        """Returns the call's arguments; None, or any error of names or types, if unsupported."""
 
     @abstractmethod
     def compute(self, call: Any, by_vllm: Compute) -> Any:

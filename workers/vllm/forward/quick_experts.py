@@ -11,8 +11,7 @@ from poc_core import fused
 from workers.vllm.forward.trial import Compute, Trial, instead, quickest
 from workers.vllm.release import custom_ops
 
-# Smaller inputs (in numbers) use vLLM's kernels: vLLM has other tiles for them, and a trial is not
-# worth its time.
+# Smaller inputs (in numbers) use vLLM's kernels, with other tiles: not worth a trial.
 LEAST = 1 << 22
 # Arguments of vLLM's products with quantised numbers.
 _QUANTISED = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
@@ -148,9 +147,7 @@ class LayerCall:
         return self._waiting is None and self._opened is None
 
     def multiply(self, product: Product | None, own: Compute) -> None:
-        """Computes the second product, or delays the first until its activation is requested.
-        `product`: None if the kernels do not support it.
-        """
+        """Computes the second product; delays the first. `product`: None if it is unsupported."""
         opened, self._opened = self._opened, None
         if opened is not None and not _follows(product, opened):
             if opened.by_expert:
@@ -236,8 +233,6 @@ class LayerCall:
         return space.view(-1)[: n * columns].view(n, columns)
 
     def _way(self, product: Product, own: Compute, ours: Compute, out: Tensor) -> Compute:
-        """Returns the faster of the two computations."""
-
         def find() -> bool:
             return quickest(own, [ours], out) is not None
 

@@ -14,8 +14,7 @@ from poc_core import fused
 from workers.vllm.forward.trial import OTHER_BITS, Trial, instead, is_right
 from workers.vllm.release import custom_ops
 
-# Smaller queries (in numbers) use vLLM's code: the kernels' launches would cost as much as they
-# save.
+# Smaller queries (in numbers) use vLLM's code: launching the kernels costs what they save.
 LEAST = 1 << 22
 # Rows of a trial.
 _ROWS = 512

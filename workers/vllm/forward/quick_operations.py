@@ -19,8 +19,7 @@ from workers.vllm.release import custom_ops, parallel
 
 logger = logging.getLogger(__name__)
 
-# Smaller inputs (in numbers) use vLLM's operation: launching a kernel from Python would cost as
-# much as it saves.
+# Smaller inputs (in numbers) use vLLM's operation: launching a kernel costs what it saves.
 LEAST = 1 << 22
 # Rows of a trial.
 _ROWS = 512

@@ -1,6 +1,4 @@
-"""Records device work once and replays it: on a GPU as a CUDA graph, one call for many kernels.
-Recorded work reads and writes only tensors that keep their addresses.
-"""
+"""Records device work once and replays it with the same tensors: on a GPU as a CUDA graph."""
 
 import dataclasses
 import enum

@@ -27,13 +27,11 @@ class StageTransfer:
         ]
 
     def send(self, activations: dict[str, torch.Tensor]) -> None:
-        """Sends activations to the next stage."""
         parallel.wait_for_pending_sends(self._worker)
         handles = parallel.send(_ordered(activations), parallel.stage_index() + 1)
         self._sends += [(handle, activations) for handle in handles]
 
     def receive(self, n_tokens: int) -> dict[str, torch.Tensor]:
-        """Receives activations from the previous stage."""
         activations = model_parts.between_stages(self._model, n_tokens, self._dtype, self._device)
         parallel.receive(_ordered(activations), parallel.stage_index() - 1)
         return activations

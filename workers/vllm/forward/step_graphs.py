@@ -39,8 +39,7 @@ _SHAPES_KNOWN = 256
 Caches = Callable[[], AbstractContextManager[None]]
 T = TypeVar("T")
 
-# Location of a micro-batch's kept caches, its number of nonces, their positions, and vLLM's
-# buffers.
+# Address and shape of the kept caches, number of nonces, positions, and vLLM's buffers.
 _Key = tuple[int, ...]
 
 

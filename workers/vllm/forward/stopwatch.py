@@ -13,9 +13,7 @@ MOST_IN_FLIGHT = 2
 
 
 class Stopwatch:
-    """Measures successive runs of device work; each run has a `tag`. Uses the host's clock, because
-    a CPU has done the work when the call returns.
-    """
+    """Measures runs of device work, each with a `tag`, by the host's clock: right for CPUs."""
 
     def __init__(self) -> None:
         self._began = 0.0

@@ -36,9 +36,7 @@ class Trial(Generic[V]):
 
 
 def is_right(what: str, why_not: Callable[[], str]) -> bool:
-    """Returns whether `why_not` finds no error; logs the error otherwise. Exceptions are caught,
-    because an error in a kernel would end the engine.
-    """
+    """Returns whether `why_not` finds no error; logs its text, or the exception of a kernel."""
     try:
         why = why_not()
     except Exception as error:  # e.g. a GPU for which the kernel does not compile

@@ -14,8 +14,7 @@ class Watch:
         self._caches = caches
         self._size = (n_sequences, seq_len)
         self._before = caches.chats_first_blocks(n_sequences, seq_len)
-        # False with sparse attention, whose layers leave their sums to be added up by the next
-        # layer.
+        # False with sparse attention: the next layer adds up its ranks' sums.
         self.replicated = True
 
     def look(self, hidden_states: Tensor) -> None:

@@ -306,8 +306,7 @@ class Answer:
         repeats = getattr(params, "repetition_detection", None) is not None
         at = 0
         for n, token in enumerate(tokens, 1):
-            # vLLM's check costs more than all else here, so it is called only if it may end the
-            # answer.
+            # vLLM's check is slow, so it is called only if it may end the answer.
             if n >= params.min_tokens and (repeats or n >= room or token in stops):
                 ends.append_output_token_ids(tokens[at:n])
                 at = n

@@ -44,8 +44,7 @@ async def openai_app(llm: Any, args: Any) -> Any:
     return app
 
 
-# Called with a route's path, its request, and its function's arguments; raises an error or returns
-# None.
+# (path, request, arguments of the route's function); raises the error of a bad body.
 Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
 
 

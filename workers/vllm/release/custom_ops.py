@@ -57,7 +57,6 @@ def operation(name: str) -> Any | None:
 
 
 def argument_names(operation: Any) -> list[str]:
-    """Returns the names of an operation's arguments, in their order."""
     return [one.name for one in operation.default._schema.arguments]
 
 
@@ -89,9 +88,7 @@ def enable_custom_ops(engine_args: Any) -> None:
 
 
 def query_and_key_norms() -> Any | None:
-    """Returns the class whose `forward_qk` computes MiniMax's norms of queries and keys on a rank
-    with all heads; None if this release lacks it.
-    """
+    """Returns the class of MiniMax's query and key norms (`forward_qk`); None in other releases."""
     found = getattr(_module("minimax_rms_norm.rms_norm_tp"), "MiniMaxText01RMSNormTP", None)
     return found if hasattr(found, "forward_qk") else None
 
@@ -119,9 +116,7 @@ def _module(name: str) -> Any | None:
 def sum_of_experts(
     experts: Any, rows: torch.Tensor, out: torch.Tensor, chosen: torch.Tensor
 ) -> None:
-    """Adds a token's rows (tokens, experts per token, columns) to `out` (tokens, columns), like
-    MarlinExperts; `chosen`: the token's experts.
-    """
+    """Adds rows (tokens, experts per token, columns) to `out` as MarlinExperts does."""
     more = (chosen, None) if len(inspect.signature(experts.moe_sum).parameters) > 2 else ()
     experts.moe_sum(rows, out, *more)
 

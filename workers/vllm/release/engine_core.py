@@ -84,9 +84,7 @@ async def unfinished_in_core(llm: Any) -> int:
 
 
 def step_logger(count: Callable[[], None]) -> Any:
-    """Returns a stat logger for AsyncLLM that calls `count` for every report of the engine core. It
-    turns stats on, so that every step reports, even one that gives no request a token.
-    """
+    """Returns a stat logger for AsyncLLM that calls `count` for every report of the engine core."""
 
     class StepLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:

@@ -27,8 +27,7 @@ _KINDS = {
     "KpoolTailSpec": "state",
 }
 
-# Kinds that are ring buffers of keys not yet compressed: GLM-5.3-Flash's, the second in 0.30 and
-# 0.31.
+# Kinds that are ring buffers of uncompressed keys: GLM-5.3-Flash's; the second until 0.31.
 _RINGS = {"CircularBufferSpec", "KpoolTailSpec"}
 
 # Number formats of caches that keep everything in the bound tensor.
@@ -117,9 +116,7 @@ def cache_source(layer: Any) -> str | None:
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Returns why proofs of this model, or chat alongside proofs, would be wrong although all
-    self-tests pass; None if they would be correct.
-    """
+    """Returns why proofs, or chat with proofs, would be wrong despite self-tests; None if right."""
     if not _CACHE_DTYPES.fullmatch(cache_dtype):
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"

@@ -57,12 +57,10 @@ def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
 
 
 def stage_index() -> int:
-    """Returns the index of this process's pipeline stage."""
     return int(get_pp_group().rank_in_group)
 
 
 def n_stages() -> int:
-    """Returns the number of pipeline stages."""
     return int(get_pp_group().world_size)
 
 
@@ -85,8 +83,7 @@ def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
             failure = error
         if do_all_tensor_ranks(failure is None):
             return
-        # On exit, vLLM's own sum exchanges what the ranks recorded: all must have recorded equally
-        # many buffers, or their processes end.
+        # vLLM's exit exchanges recorded buffers: unequal numbers would end the processes.
         if communicator is not None:
             after.callback(setattr, communicator, "disabled", communicator.disabled)
             communicator.disabled = True

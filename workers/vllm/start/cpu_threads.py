@@ -13,9 +13,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def divide(n_ranks: int) -> None:
-    """Divides this process's CPUs among `n_ranks` ranks. Does nothing if the user has set VARIABLE,
-    or if vLLM's default has enough NUMA nodes.
-    """
+    """Divides this process's CPUs among ranks, unless VARIABLE is set or NUMA nodes suffice."""
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return
     if hasattr(os, "sched_getaffinity"):
@@ -23,9 +21,7 @@ def divide(n_ranks: int) -> None:
 
 
 def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str, str]:
-    """Returns environment variables that give worker `index` of `n_workers` its own CPUs. Empty for
-    a single worker, or if the user has set VARIABLE.
-    """
+    """Returns variables that give each of several workers its own CPUs; {} if VARIABLE is set."""
     if n_workers == 1 or VARIABLE in os.environ or not hasattr(os, "sched_getaffinity"):
         return {}
     cpus = sorted(os.sched_getaffinity(0))

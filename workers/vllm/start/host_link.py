@@ -32,8 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Exit status of a process that lost another host of its engine.
 HOST_LOST_STATUS = 71
-# Seconds between two signs of life, and seconds without a sign until a connection counts as lost. A
-# process may be silent for some time while it imports or compiles.
+# Seconds between two signs of life, and until silence counts as loss (imports take long).
 BEAT_S = 1.0
 SILENT_S = 20.0
 _HELLO_S = 5.0  # limit for a new connection's first message
@@ -45,9 +44,7 @@ Message = dict[str, Any]
 
 
 class Connection:
-    """One end of a connection between two hosts. Each message is a line of JSON. OSError if the
-    other end is gone or sends an invalid message.
-    """
+    """One end of a connection between hosts, with JSON lines. OSError if the other end is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(SILENT_S)

@@ -103,8 +103,7 @@ def _configured(
     stages.begin("loading the model")
     words = serve_words(options, current_platform.is_cpu())
     if current_platform.is_cpu():
-        # Otherwise vLLM compiles some helpers at their first use, and the first chat request for
-        # logprobs waits for half a minute.
+        # Otherwise the first chat request for logprobs waits half a minute for compilation.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         model_parts.look_at_models_here()
         cpu_threads.divide(options.n_devices_here)
@@ -113,8 +112,7 @@ def _configured(
         # returns it once a minute instead. The processes that vLLM starts read these variables.
         for variable in (lifeline.MMAP_THRESHOLD, "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
-        # oneDNN caches code for 1,024 shapes of products by default, 0.3 MB each for the smallest
-        # model.
+        # oneDNN would cache code for 1,024 shapes of products, 0.3 MB each or more.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     parser = api_server.serve_parser(FlexibleArgumentParser())
     api_server.hold_tools_to_schemas(parser)
@@ -239,9 +237,7 @@ async def serve(
 
 
 async def shut_down(llm: Any) -> None:
-    """Ends the engine and its processes."""
     llm.shutdown()
-    # The finalizer would shut down again, perhaps at the interpreter's exit, when needed modules
-    # are gone.
+    # The finalizer would shut down again, perhaps when modules are gone at exit.
     llm.shutdown = lambda timeout=None: None
     await asyncio.sleep(0)  # lets the cancelled output task end before the loop stops

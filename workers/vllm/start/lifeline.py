@@ -12,8 +12,7 @@ import time
 
 import psutil
 
-# The worker's pid, for the processes that vLLM starts from the worker. Not for Ray's processes,
-# which may be on other hosts.
+# The worker's pid, for processes that vLLM starts on this host (Ray may use others).
 VARIABLE = "PROOFLINE_WORKER_PID"
 
 # glibc keeps free memory in the heap where this variable is set (launch.py).

@@ -10,8 +10,7 @@ READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's message that a worker consum
 LEAVES_OUT = "left out --%s: vLLM %s does not know it"
 LEFT_OUT = re.compile(r"left out (--[\w-]+: vLLM \S+ does not know it)$")
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
-# The error message of a failed command, or of a command that it calls. vLLM's "See root cause
-# above" is excluded.
+# The error message of a command, except vLLM's "See root cause above".
 TELLING = re.compile(
     r"(^error: |^\w+: error: |\b[A-Z]\w*(?:Error|Exception): )(?!.*root cause above)"
 )
@@ -24,8 +23,7 @@ _NO_MEMORY = re.compile(
 )
 # A model with state outside attention's caches (kv_isolation.py).
 _NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
-# The hub's answers for a name that is unknown or not accessible to this node; without network
-# errors.
+# The hub's answers for a name that is unknown or not accessible; no network errors.
 _NOT_ON_HUB = re.compile(
     r"Repository Not Found for url|Cannot access gated repo for url|'401 Unauthorized' for url"
     r" '\S+/api/models/"

@@ -39,7 +39,6 @@ def ask_for(load_format: str) -> None:
 
 
 def are_enabled() -> bool:
-    """Returns True if this process should draw random weights."""
     return os.environ.get(VARIABLE) == _ON
 
 

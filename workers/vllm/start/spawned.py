@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 if __name__ == "__mp_main__":
-    # Garbage collection would take a quarter of the time of imports, which make no garbage. Our
-    # plugin, which vLLM loads after the imports, enables it again.
+    # Collection would take a quarter of the time of imports; our vLLM plugin enables it again.
     gc.disable()
 
 
