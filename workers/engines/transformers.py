@@ -46,7 +46,6 @@ class TransformersEngine(WholeBatchEngine):
         except LookupError as error:
             raise ProoflineError(f"{error}; use the vllm engine.") from error
         self._layers = list(found.modules)
-        self._reflected = found.reflected
         self._gates = gates(self._layers)
         self._vocab_size = n_routed_tokens(config)
         self._top_k = int(getattr(config, "num_experts_per_tok", None) or 0)
@@ -71,7 +70,7 @@ class TransformersEngine(WholeBatchEngine):
         scheme = self._schemes.of(spec)
         try:
             with torch.inference_mode():
-                return self._run(scheme.begin(nonces, reflected=self._reflected))
+                return self._run(scheme.begin(nonces, reflected=self.info.layers_reflected))
         except torch.OutOfMemoryError as error:
             raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:

@@ -139,15 +139,12 @@ def check_isolation(engine: VllmEngine) -> None:
         )
     if not can_share:
         repeats = all(values == private[0] for values in private)
+        unseen = "; its values differ each time, so whether they could cannot be seen"
         logger.warning(
             "layers of %s cannot share a cache for proofs: each gets its own, which takes more"
             " memory%s",
             name,
-            (
-                ""
-                if repeats
-                else "; its values differ each time, so whether they could cannot be seen"
-            ),
+            "" if repeats else unseen,
         )
     engine.info = dataclasses.replace(engine.info, caches="shared" if can_share else "private")
     engine.settle(not can_share, all(rank["replicated"] for rank in seen))
@@ -317,13 +314,8 @@ def _check_first_layer(engine: Engine, spec: ProofSpec) -> None:
     while True:
         n = engine.info.max_batch(spec.seq_len)
         try:
-            engine.tick(
-                Tick(
-                    [MicroBatch(spec, range(n), id=0)],
-                    [Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)],
-                    wait=True,
-                )
-            )
+            first = Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)
+            engine.tick(Tick([MicroBatch(spec, range(n), id=0)], [first], wait=True))
             engine.tick(Tick(drop=[0]))
             return
         except EngineMemoryError:

@@ -1,6 +1,7 @@
 """Reads the network's fields for validating chat: enforced_tokens, enforced_str, logprobs_mode."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from poc_core.chat_bounds import KNOWN_TOKENS, TOKEN_ID, unfit
@@ -18,14 +19,13 @@ _MODES = {
 _MOST_DIGITS = 20
 
 
+@dataclass(frozen=True)
 class NetworkFields:
     """Reads the network's fields for one engine."""
 
-    def __init__(self, n_ids: int, context: int, tokenizer: Any) -> None:
-        """`n_ids`: vocabulary size. `context`: most tokens. `tokenizer`: None if there is none."""
-        self._n_ids = n_ids
-        self._context = context
-        self._tokenizer = tokenizer
+    n_ids: int  # size of the model's vocabulary
+    context: int  # most tokens of a prompt and its answer
+    tokenizer: Any  # None if the engine has none
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
         """Reads the fields of a JSON body; None without any. May raise BadRequest, CannotForce."""
@@ -46,12 +46,12 @@ class NetworkFields:
         name = next((name for name in KNOWN_TOKENS if found.get(name) is not None), None)
         if name is None:
             return None
-        if fault := unfit(name, found[name], self._context):
+        if fault := unfit(name, found[name], self.context):
             raise BadRequest(fault)
         ids = (self._of_text if name == "enforced_str" else self._of_tokens)(found[name])
-        if len(ids) >= self._context:  # vLLM would blame max_tokens
+        if len(ids) >= self.context:  # vLLM would blame max_tokens
             raise BadRequest(
-                f"{len(ids)} known tokens do not fit this node's context of {self._context}."
+                f"{len(ids)} known tokens do not fit this node's context of {self.context}."
             )
         return ids
 
@@ -60,7 +60,7 @@ class NetworkFields:
         ids = self._encode(text) if isinstance(text, str) else []
         if not ids:
             raise BadRequest("enforced_str must be a text of one token or more.", param)
-        refuse_foreign(param, ids, self._n_ids)
+        refuse_foreign(param, ids, self.n_ids)
         return ids
 
     def _of_tokens(self, enforced: Any) -> list[int]:
@@ -73,7 +73,7 @@ class NetworkFields:
                     f'enforced_tokens.tokens[{n}] must be {{"token": "9707"}}: an id, as a string.'
                 )
         ids = [self._id(one["token"]) for one in tokens]
-        refuse_foreign("enforced_tokens", ids, self._n_ids)
+        refuse_foreign("enforced_tokens", ids, self.n_ids)
         return ids
 
     def _id(self, token: str) -> int:
@@ -87,10 +87,10 @@ class NetworkFields:
         return ids[0]
 
     def _encode(self, text: str) -> list[int]:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise CannotForce("this engine has no tokenizer, so only ids can be known tokens")
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
         except (TypeError, ValueError):  # half a surrogate pair
             return []
 

@@ -37,9 +37,8 @@ class WideAnswers:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.cancelled():
-                    raise
-                self._end(n)
+                if not turn.cancelled():
+                    self._end(n)
                 raise
         else:
             self._waiting.spend(client, n)

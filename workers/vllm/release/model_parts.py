@@ -41,9 +41,8 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
         return None
     for module in model.modules():
         if any(child is layers for child in module._modules.values()):
-            return (
-                module if hasattr(module, "start_layer") and hasattr(module, "end_layer") else None
-            )
+            can_cut = hasattr(module, "start_layer") and hasattr(module, "end_layer")
+            return module if can_cut else None
     return None
 
 

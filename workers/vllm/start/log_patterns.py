@@ -21,16 +21,12 @@ _NO_MEMORY = re.compile(
     r"|is less than (desired|requested memory)"
     rf"|{NO_MEMORY.pattern}"
 )
-# A model with state outside attention's caches (kv_isolation.py).
-_NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
 # The hub's answers for a name that is unknown or not accessible; no network errors.
 _NOT_ON_HUB = re.compile(
     r"Repository Not Found for url|Cannot access gated repo for url|'401 Unauthorized' for url"
     r" '\S+/api/models/"
     r"|is not a local folder and is not a valid model identifier"
 )
-_NOT_HERE = re.compile(r"outgoing traffic has been disabled")
-_NEEDS_TRUST = re.compile(r"(setting|argument|option) `trust_remote_code=True`")
 # Errors about a model family (release/faults.py).
 _OF_FAMILY = re.compile(
     r"\bvLLM \S+ (cannot compute \S+ on CPUs, |does not know models of the kind )"
@@ -58,10 +54,11 @@ NEEDS_TRUST = (
 NO_OTHER_START = "another start would change nothing"  # the log's last line gives the reason
 HOPELESS = {
     _NO_MEMORY: DOES_NOT_FIT,
-    _NOT_ISOLATED: CORRUPTS_CHAT,
+    # state outside attention's caches (kv_isolation.py)
+    re.compile(r"cannot be isolated from chat"): CORRUPTS_CHAT,
     _NOT_ON_HUB: NOT_ON_HUB,
-    _NOT_HERE: NOT_HERE,
-    _NEEDS_TRUST: NEEDS_TRUST,
+    re.compile(r"outgoing traffic has been disabled"): NOT_HERE,
+    re.compile(r"(setting|argument|option) `trust_remote_code=True`"): NEEDS_TRUST,
 }
 
 
