@@ -108,8 +108,9 @@ def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tu
     return _parse(raw, bodies)
 
 
-def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
-    """Parses a body that starts or stores a round. HTTPException 413 or 422 if it is invalid."""
+async def round_body(request: Request, bodies: dict[str, type[RoundBody]]) -> RoundBody:
+    """Reads a body that starts or stores a round. HTTPException 413 or 422 if it is invalid."""
+    raw = await whole_body(request)
     # Checked before parsing: 32 MB of short items would take a gigabyte, and block the event loop.
     if len(raw) > _MAX_ROUND_BYTES:
         raise HTTPException(

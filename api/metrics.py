@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from api.health.judgement import KINDS, Health, Level
-from api.health.roster import Seat, names_of, summed_by_name
+from api.health.roster import Seat, summed_by_name
 from api.seen.chats import Chats
 from api.version import VERSION
 from poc_core.records import RoundState
@@ -68,7 +68,7 @@ class NodeMetrics(Collector):
         yield from _health(health)
         if seen is None:
             return
-        names = names_of(health.seats, seen.workers)
+        names = health.names_of(seen.workers)
         yield from self._of_jobs(seen)
         yield from self._of_round(seen, names)
         yield from _workers(health.seats)

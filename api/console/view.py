@@ -10,8 +10,8 @@ from pydantic import JsonValue
 from api.console import fleet
 from api.console.work import Work
 from api.health.judgement import Health
-from api.health.reading import HealthReader, health_answer
-from api.health.roster import deployment_state, names_of
+from api.health.reading import HealthReader
+from api.health.roster import deployment_state
 from api.reading.live import Sections
 from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
@@ -70,17 +70,17 @@ class View:
             return {
                 "now": self._health.now(),
                 "problem": "The node's Redis does not answer. The page shows the last known state.",
-                "health": _health(self._health.of(None)),
+                "health": self._health_section(self._health.of(None)),
             }
 
     def _sections(self) -> dict[str, JsonValue]:
         now, seen = self._health.now(), self._overviews.read()
         health, workers = self._health.of(seen), list(seen.workers)
-        names = names_of(health.seats, workers)
+        names = health.names_of(workers)
         self._look_at_steps(now)
         found: dict[str, Any] = {
             "now": now,
-            "health": _health(health),
+            "health": self._health_section(health),
             "node": self._node(seen, workers),
             "figures": self._figures(seen, health, now),
             "deployment": _deployment(seen.deployment, workers),
@@ -96,6 +96,13 @@ class View:
             outbox = self._stats_of_round(seen)["outbox"]
             found["round"] = {"id": seen.round.record.round_id, "outbox": outbox}
         return found | {f"steps{step_s}": told for step_s, told in self._steps.items()}
+
+    def _health_section(self, health: Health) -> dict[str, Any]:
+        """Returns the health without the reasons' `text`, which changes each second."""
+        whole = self._health.answer(health)
+        for reason in whole["reasons"]:
+            del reason["text"]
+        return whole
 
     def _look_at_steps(self, now: float) -> None:
         for step_s in STEPS:
@@ -145,14 +152,6 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
         "error": status.record.error if status.record else None,
         "hosts": [report.model_dump(mode="json", include=told) for report in status.hosts],
     }
-
-
-def _health(health: Health) -> dict[str, Any]:
-    """Returns the health without the reasons' `text`, which changes each second."""
-    whole = health_answer(health, 0.0)
-    for reason in whole["reasons"]:
-        del reason["text"]
-    return whole
 
 
 def steps_of(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from api.health.roster import AT_WORK, Seat, roster
 from poc_core.callbacks import redacted
 from poc_core.machine_figures import is_short_of_memory
-from poc_core.records import RoundState
+from poc_core.records import RoundState, WorkerRecord
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
 from poc_core.state.delivery.outbox import BAD_CERTIFICATES
@@ -75,6 +75,11 @@ class Health:
     @property
     def n_ready(self) -> int:
         return sum(seat.is_ready for seat in self.seats)
+
+    def names_of(self, workers: Sequence[WorkerRecord]) -> dict[str, str]:
+        """Returns the name of each worker process by worker id; a seat's name if it has a seat."""
+        seated = {seat.worker.id: seat.name for seat in self.seats if seat.worker is not None}
+        return {worker.id: worker.name for worker in workers} | seated
 
     def text(self, now: float) -> str:
         """Returns the health in one line."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from api.health.judgement import Health, Snapshot, judge, replacement
 from api.health.redis_watch import RedisWatch
-from api.health.roster import Seat
 from poc_core.settings import Settings
 from poc_core.state.client import is_transient
 from poc_core.state.overview import Overview, Overviews
@@ -53,31 +52,13 @@ class HealthReader:
         """Returns why a round continues without a ready worker, or None (judgement.replacement)."""
         return replacement(seen, self.of(seen).seats, self.now())
 
-
-def health_answer(health: Health, now: float) -> dict[str, Any]:
-    """Returns the health in the form of answers.NodeHealth."""
-    return {
-        "level": health.level,
-        "since": health.since,
-        "workers": len(health.seats),
-        "workers_ready": health.n_ready,
-        "reasons": [vars(reason) | {"text": reason.text(now)} for reason in health.reasons],
-    }
-
-
-def seat_answer(seat: Seat) -> dict[str, Any]:
-    """Returns a seat in the form of answers.Seat."""
-    place = seat.place
-    return {
-        "name": seat.name,
-        "host": seat.host,
-        "model": seat.model,
-        "state": seat.state,
-        "since": seat.since,
-        "worker_id": seat.worker.id if seat.worker else None,
-        "pid": seat.worker.pid if seat.worker else place.pid if place else None,
-        "restarts": place.restarts if place else 0,
-        "restarts_lately": place.restarts_lately if place else 0,
-        "last_exit": place.last_exit if place else None,
-        "last_exit_at": place.last_exit_at if place else None,
-    }
+    def answer(self, health: Health) -> dict[str, Any]:
+        """Returns the health in the form of answers.NodeHealth."""
+        now = self.now()
+        return {
+            "level": health.level,
+            "since": health.since,
+            "workers": len(health.seats),
+            "workers_ready": health.n_ready,
+            "reasons": [vars(reason) | {"text": reason.text(now)} for reason in health.reasons],
+        }

@@ -133,12 +133,6 @@ def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) 
     return DeploymentState.STARTING if "starting" in states else DeploymentState.IDLE
 
 
-def names_of(seats: Sequence[Seat], workers: Sequence[WorkerRecord]) -> dict[str, str]:
-    """Returns the seat's name of each worker process, by worker id."""
-    seated = {seat.worker.id: seat.name for seat in seats if seat.worker is not None}
-    return {worker.id: worker.name for worker in workers} | seated
-
-
 def summed_by_name(values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
     """Sums values over the processes of each worker; returns the sums by worker name, sorted.
 

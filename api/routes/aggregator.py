@@ -6,7 +6,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.bodies import config_of, parse_round, round_bodies, whole_body
+from api.bodies import config_of, round_bodies, round_body
 from api.openapi import json_body
 from api.routes import examples
 from api.routes.provided import TheControl, TheHealth, TheOverviews, TheWorkers
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
 )
 async def init_generate(request: Request, round_control: TheControl) -> dict[str, Any]:
     """Works like /api/v1/pow/init/generate. The workers share the nonces."""
-    body = parse_round(await whole_body(request), round_bodies())
+    body = await round_body(request, round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return {
         "status": "OK",

@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
-from api.health.reading import health_answer
 from api.routes import examples
 from api.routes.provided import TheHealth, TheOverviews, provided
 from poc_core import answers
@@ -73,7 +72,7 @@ def ready(reader: TheHealth) -> answers.Ready | JSONResponse:
     """
     health, seen = reader.read()
     now = reader.now()
-    whole = answers.NodeHealth(**health_answer(health, now))
+    whole = answers.NodeHealth(**reader.answer(health))
     if seen is not None and (
         health.level is not Level.DOWN or reader.replacement(seen) is not None
     ):

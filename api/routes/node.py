@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 
 from api.bodies import DeployBody
 from api.errors import unavailable
-from api.health.reading import health_answer
 from api.health.roster import deployment_state
 from api.routes import examples
 from api.routes.provided import (
@@ -133,7 +132,7 @@ def up_status(
         models=sorted({worker.model for worker in running}),
         workers_running=len(running),
         workers_starting=len(starting),
-        health=answers.NodeHealth(**health_answer(health.of(seen), health.now())),
+        health=answers.NodeHealth(**health.answer(health.of(seen))),
     )
 
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from api.bodies import job_bodies, whole_body
 from api.edge.shares import client_of
-from api.health.reading import HealthReader, health_answer, seat_answer
-from api.health.roster import names_of
+from api.health.reading import HealthReader
+from api.health.roster import Seat
 from api.openapi import json_body, json_examples
 from api.proofs.waiting import result_response
 from api.routes import examples
@@ -182,7 +182,7 @@ async def status(
 def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) -> bytes:
     """Returns the status as JSON."""
     health = reader.of(seen)
-    names = names_of(health.seats, seen.workers)
+    names = health.names_of(seen.workers)
     whole = round_status | {
         "queued_nonces": seen.queued_nonces,
         "callbacks_waiting": seen.callbacks_waiting,
@@ -191,13 +191,31 @@ def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) 
             {**vars(worker), "name": names[worker.id], "chat_secret": None}
             for worker in seen.workers
         ],
-        "health": health_answer(health, reader.now()),
-        "seats": [seat_answer(seat) for seat in health.seats],
+        "health": reader.answer(health),
+        "seats": [_seat(seat) for seat in health.seats],
         "version": VERSION,
     }
     # A scheme's fields are absent from other schemes' rounds, not null.
     made: BaseModel = answers.STATUS.model_validate(whole)
     return made.model_dump_json(exclude_unset=True).encode()
+
+
+def _seat(seat: Seat) -> dict[str, Any]:
+    """Returns a seat in the form of answers.Seat."""
+    place = seat.place
+    return {
+        "name": seat.name,
+        "host": seat.host,
+        "model": seat.model,
+        "state": seat.state,
+        "since": seat.since,
+        "worker_id": seat.worker.id if seat.worker else None,
+        "pid": seat.worker.pid if seat.worker else place.pid if place else None,
+        "restarts": place.restarts if place else 0,
+        "restarts_lately": place.restarts_lately if place else 0,
+        "last_exit": place.last_exit if place else None,
+        "last_exit_at": place.last_exit_at if place else None,
+    }
 
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)

@@ -3,7 +3,7 @@
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
+from api.bodies import phased_round_bodies, round_bodies, round_body
 from api.openapi import json_body
 from api.routes import examples
 from api.routes.provided import TheControl
@@ -24,7 +24,7 @@ _PHASED_BODY = json_body(phased_round_bodies())
 )
 async def init_generate(request: Request, round_control: TheControl) -> answers.RoundChanged:
     """Starts a round, a distance round with `r_target`. The model's workers compute until /stop."""
-    body = parse_round(await whole_body(request), round_bodies())
+    body = await round_body(request, round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
@@ -37,7 +37,7 @@ async def init_generate(request: Request, round_control: TheControl) -> answers.
 )
 async def init(request: Request, round_control: TheControl) -> answers.RoundChanged:
     """Stores the round, which runs only after /phase/generate."""
-    body = parse_round(await whole_body(request), phased_round_bodies())
+    body = await round_body(request, phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
 
@@ -50,7 +50,7 @@ async def init(request: Request, round_control: TheControl) -> answers.RoundChan
 )
 async def init_validate(request: Request, round_control: TheControl) -> answers.RoundChanged:
     """Stores a round for /validate, which checks batches by its r_target and seq_len."""
-    body = parse_round(await whole_body(request), phased_round_bodies())
+    body = await round_body(request, phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)
 
