@@ -17,7 +17,7 @@ VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Starvation:
-    """After chat has blocked proofs for `after_s` seconds, proofs get `share` of the time."""
+    """Proofs' time under constant chat: `share` of all, once blocked for `after_s` seconds."""
 
     after_s: float = 60.0
     share: float = 0.05
@@ -35,7 +35,7 @@ class GateStats:
 
 
 class _Pace:
-    """Schedules slices during chat, so that slices use `share` of the time."""
+    """A schedule of slices during chat, with which slices use `share` of the time."""
 
     def __init__(self, share: float) -> None:
         self._share = share

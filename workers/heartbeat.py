@@ -19,9 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Keeps one worker registered, and reports its model, its counters and its leased batches. A
-    beat never reports less than an earlier one: its state only grows, and beats are sent one at a
-    time.
+    """The sender of a worker's registration: its model, its counters and its leased batches. A beat
+    never reports less than an earlier one: its state only grows, and beats are sent one at a time.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ class Housekeeper:
 
 
 class Watchdog:
-    """Measures how long an engine makes no progress. For one thread that checks periodically."""
+    """A meter of how long an engine makes no progress. For one thread that checks periodically."""
 
     def __init__(
         self,

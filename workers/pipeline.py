@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """Builds ticks and processes their results. Not thread-safe."""
+    """An engine's queue of micro-batches, which builds ticks and takes results. Not thread-safe."""
 
     def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine

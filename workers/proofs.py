@@ -29,7 +29,7 @@ _LOOK_S = 0.1
 
 
 class Proofs:
-    """Runs micro-batches on the engine, slice by slice, when chat allows. Thread-safe."""
+    """A thread that runs micro-batches on the engine in slices, when chat allows. Thread-safe."""
 
     def __init__(
         self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0

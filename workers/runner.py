@@ -47,7 +47,7 @@ class _Unit:
 
 
 class Runner:
-    """Computes the leases of one source. Not thread-safe."""
+    """A loop that computes the leases of one source. Not thread-safe."""
 
     def __init__(self, proofs: Proofs, source: Source) -> None:
         self._proofs = proofs

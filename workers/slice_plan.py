@@ -73,7 +73,7 @@ class _LayerTimes:
 
 
 class SlicePlan:
-    """Sizes of micro-batches and slices for one engine."""
+    """A plan of the sizes of micro-batches and slices for one engine."""
 
     def __init__(
         self,

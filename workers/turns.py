@@ -17,7 +17,7 @@ _MOST_NAMED = 10
 
 
 class Turns:
-    """Computes a model's work on this process's engine, one turn at a time."""
+    """A worker's turns, in each of which its engine computes the model's work for some seconds."""
 
     def __init__(
         self, model: str, work: Work, validations: Work, wake: Wake, turn_s: float = TURN_S

@@ -32,7 +32,7 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 
 
 class Work:
-    """Computes a model's work on this process's engine in turns; if `urgent`, only validations."""
+    """A source of leases that computes a model's work in turns; if `urgent`, only validations."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Work:
         urgent: bool = False,
         pass_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pass_on` wakes another worker."""
+        """`pass_on`: wakes another worker."""
         self.leaving = threading.Event()
         self._proofs = proofs
         self._model = proofs.engine.info.name

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Courier:
-    """Delivers payloads on an event loop, so that a hanging receiver blocks no thread."""
+    """An event loop that delivers payloads, so that a hanging receiver blocks no thread."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from poc_core.state import WorkerRegistry
 
 
 class NodePorts:
-    """Collects the ports of the settings, Redis, the APIs, and the live workers' chat servers."""
+    """The ports of the settings, Redis, the APIs, and the live workers' chat servers."""
 
     def __init__(
         self, known: frozenset[int], workers: WorkerRegistry, redis: RedisUrl | None = None

@@ -18,7 +18,7 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """Starts each delivery as soon as the limits allow. Belongs to one event loop."""
+    """A queue that starts each delivery as soon as the limits allow. Belongs to one event loop."""
 
     def __init__(
         self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int

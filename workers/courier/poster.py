@@ -92,7 +92,7 @@ class Result(NamedTuple):
 
 
 class Poster:
-    """Sends payloads. Belongs to one event loop."""
+    """A client that sends payloads to receivers. Belongs to one event loop."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ Way = Literal["pass", "steps", "none"]
 
 @dataclass
 class Validations:
-    """Counts one engine's chat validations. The event loop writes; any thread may read."""
+    """Counters of one engine's chat validations. The event loop writes; any thread may read."""
 
     way: Way = "none"  # the way of requests that allow both
     count: dict[str, int] = field(default_factory=lambda: {"pass": 0, "steps": 0})  # requests

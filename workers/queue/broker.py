@@ -40,7 +40,7 @@ class _Client(Redis):
 
 
 class RefusedError(ConnectionError, ResponseError):
-    """Redis refuses commands for a while. A connection error, because other errors would end a
+    """A temporary refusal by Redis. It is a connection error, because other errors would end a
     worker that connects while Redis is out of memory.
     """
 
@@ -243,6 +243,6 @@ def queue_of_one(name: str) -> Queue:
 
 
 class SteadyAMQP(AMQP):
-    """Celery's AMQP with the connections of this module, for `Celery(amqp=...)`."""
+    """Celery's AMQP class with this module's connections, passed as `Celery(amqp=...)`."""
 
     Connection = SteadyConnection

@@ -19,7 +19,7 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
 class AllSentinels(broker.RedisSentinel):
-    """Reads the lengths of queues through any Sentinel, in the database of the URL."""
+    """A reader of queue lengths through any Sentinel, in the database of the URL."""
 
     def _get_redis_client(self, broker_options: Any, broker_use_ssl: Any) -> Redis:
         limits = {
@@ -41,7 +41,7 @@ class AllSentinels(broker.RedisSentinel):
 
 
 class LockedFiles(BaseHandler, StaticFileHandler):
-    """Serves Flower's stylesheets and scripts with the password."""
+    """A handler that serves Flower's stylesheets and scripts only with the password."""
 
 
 def lock() -> None:

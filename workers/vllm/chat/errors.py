@@ -36,7 +36,7 @@ class CannotForce(Refused):
 class Unavailable(Refused):
     """503: this node cannot answer yet."""
 
-    status, retry_after_s = 503, 30
+    status, retry_after_s = 503, 30  # rounds last minutes
 
 
 class Failed(Refused):

@@ -17,7 +17,7 @@ from poc_core.records import (
 from poc_core.serving.openai_errors import error_body, error_event, shaped
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
-from workers.vllm.chat.errors import BadRequest, Failed, Refused, refusals
+from workers.vllm.chat.errors import BadRequest, Failed, Refused, Unavailable, refusals
 from workers.vllm.chat.fields import CLIENT, SALT, TOLD, RequestOptions
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ _KINDS = {
     500: "InternalServerError",
     503: "service_unavailable",
 }
-# Seconds until a refused client should retry. Rounds last minutes.
-RETRY_AFTER_S = 30
 # Error text for refused clients, as the network's nodes word it.
 _ACTIVE = (
     "PoC generation is active; the node serves no chat meanwhile (POC_CHAT_POLICY=exclusive)."
@@ -102,7 +100,7 @@ class GatedChat:
         if scope["path"] in _WITHOUT_ENGINE:
             return await self._answer(scope, receive, send, lambda: False)
         if not self._gate.enter_chat():
-            return await _refuse(send)
+            return await send_refusal(send, Unavailable(_ACTIVE))
         self._loop = asyncio.get_running_loop()
         try:
             await self._answer(scope, receive, send, self._is_lost)
@@ -199,7 +197,7 @@ class _Answer:
         elif self.has_begun:
             await self._send({"type": "http.response.body", "body": _event(self._path)})
         else:
-            await _refuse(self._send)
+            await send_refusal(self._send, Unavailable(_ACTIVE))
 
     async def _heard(self) -> MutableMapping[str, Any]:
         """Returns the client's next message, or a disconnect once the answer is ended."""
@@ -238,10 +236,6 @@ class _Answer:
 def _event(path: str) -> bytes:
     """Returns the last event of a stream that a round ended."""
     return error_event(shaped(path, 503, error_body(503, _ACTIVE)))
-
-
-async def _refuse(send: Send) -> None:
-    await send_error(send, 503, _ACTIVE, (b"retry-after", str(RETRY_AFTER_S).encode()))
 
 
 async def _lost(send: Send, before: bool) -> None:

@@ -24,7 +24,7 @@ _PROCESSORS = "vllm.logits_processors"
 
 
 class KnownTokens:
-    """Answers requests with known tokens. Must be created before vLLM's `generate` is replaced."""
+    """A wrapper of vLLM's `generate` that also answers requests with known tokens."""
 
     def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
         """`no_hooks`: why the ranks have no hooks; empty if they have hooks."""

@@ -21,7 +21,7 @@ _MOST_DIGITS = 20
 
 @dataclass(frozen=True)
 class NetworkFields:
-    """Reads the network's fields for one engine."""
+    """A reader of the network's request fields for one engine."""
 
     n_ids: int  # size of the model's vocabulary
     context: int  # most tokens of a prompt and its answer

@@ -95,7 +95,7 @@ class V1Hooks:
         return sampled, logprobs
 
     def _sample_processed(self, logits: torch.Tensor, metadata: Any) -> Any:
-        """Samples, with processed logprobs if rows of this step use different modes."""
+        """Samples, and reports processed logprobs if the step's rows use different modes."""
         if self._default == PROCESSED or not self._mixed():
             return self._sample(logits, metadata)
         with _processed_logprobs(self._sampler):

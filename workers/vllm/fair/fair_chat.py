@@ -32,7 +32,7 @@ _LATE_S, _AT_ONCE, _STEP = 0.02, 400, 10
 
 
 class FairChat:
-    """Shares one engine among its clients. Runs on the engine's event loop."""
+    """The fair sharing of one engine among its clients, on the engine's event loop."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm

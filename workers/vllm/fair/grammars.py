@@ -50,7 +50,7 @@ class _Trial:
 
 
 class Grammars:
-    """Tries grammars in one process, started for the first grammar. For one event loop."""
+    """Trials of grammars in one process, started for the first grammar. For one event loop."""
 
     def __init__(
         self,

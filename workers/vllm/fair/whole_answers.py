@@ -17,7 +17,7 @@ _LEFT: ContextVar[_Left | None] = ContextVar("left", default=None)
 
 
 class WholeAnswers:
-    """Formats the complete answers of one of vLLM's chat handlers."""
+    """A wrapper of vLLM's chat handler that formats complete answers in turns."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
         """`wait(width)`: waits for a turn; returns how many positions of that width to format."""

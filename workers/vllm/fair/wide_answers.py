@@ -14,7 +14,7 @@ MOST, CALM_S = 8, 5.0
 
 
 class WideAnswers:
-    """Admits answers with many logprobs; no limit without other answers. For one event loop."""
+    """A limit of answers with many logprobs, during other answers only. For one event loop."""
 
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
         """`others_go_on`: returns whether an ordinary answer is in progress."""

@@ -24,7 +24,7 @@ _TERMS = 2
 
 
 class BoundForward:
-    """Runs decoder layers with a proof's caches, hooks and experts, bound only during the call."""
+    """A model's forward pass with a proof's caches, hooks and experts, bound only during a call."""
 
     def __init__(
         self,

@@ -157,7 +157,7 @@ class DeviceBatch:
 
 
 class Whereabouts:
-    """Finds the positions of a pass in caches, and binds those caches."""
+    """A cache of layouts, which also finds and binds the caches of a pass."""
 
     def __init__(self, scratch: ScratchCaches, kept: StepCaches, device: torch.device) -> None:
         self._scratch = scratch

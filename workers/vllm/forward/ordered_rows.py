@@ -21,9 +21,9 @@ _ROWS, _EXPERTS, _N_USED, _BLOCK = (
 
 
 class OrderedRows:
-    """Wraps Marlin's matrix products and sorts their rows. Two products of a layer use the same
-    rows, which are sorted once. The sorting kernel is used for a shape if the first call gave the
-    same rows as torch's sorting.
+    """A wrapper of Marlin's matrix product that sorts its rows. Two products of a layer use the
+    same rows, which are sorted once. The sorting kernel is used for a shape if the first call gave
+    the same rows as torch's sorting.
     """
 
     def __init__(self, own: Any, names: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ _PEAK_TRIES = 5
 
 
 class MarkedScheme(PrefillScheme):
-    """Wraps a scheme so that each of its steps runs in a profiler range."""
+    """A wrapper of a scheme that runs each of the scheme's steps in a profiler range."""
 
     def __init__(self, scheme: PrefillScheme) -> None:
         vars(self).update(vars(scheme))

@@ -33,7 +33,7 @@ from workers.vllm.release import kv_caches, model_parts, parallel
 
 
 class ProofRunner:
-    """Runs proof micro-batches on the model that a vLLM worker has loaded."""
+    """A runner of proof micro-batches on the model that a vLLM worker has loaded."""
 
     def __init__(self, worker: Any) -> None:
         """`worker`: vLLM's worker with its KV cache. Raises NotIsolatableError or LookupError."""
@@ -120,7 +120,7 @@ class ProofRunner:
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
-        """Stops watching; returns the changed chat caches, and whether ranks' outputs are equal."""
+        """Stops watching; returns the chat caches that changed, and whether all ranks agreed."""
         watch, self._watch = self._watch, None
         assert watch is not None, "unwatch without watch"
         return {"touched": watch.touched(), "replicated": watch.replicated}

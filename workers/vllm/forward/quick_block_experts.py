@@ -32,7 +32,7 @@ TILES = (
 
 
 class Call(NamedTuple):
-    """Arguments of vLLM's call of a layer's experts."""
+    """The arguments of vLLM's call of a layer's experts."""
 
     out: Tensor  # (tokens, columns), 16 bits
     x: Any  # poc_core.fused.block_experts.Quantised

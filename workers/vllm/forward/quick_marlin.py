@@ -29,7 +29,7 @@ _TILE = (128, 256, 64, 8, 8, 3)
 
 
 class Call(NamedTuple):
-    """Arguments of vLLM's call of a layer's experts."""
+    """The arguments of vLLM's call of a layer's experts."""
 
     out: Tensor  # (tokens, columns), 16 bits
     x: Tensor  # like `out`

@@ -84,7 +84,7 @@ class _OfRows:
 
 
 class Silu(_OfRows):
-    """Applies a gated activation and quantises the result."""
+    """A call that applies a gated activation and quantises the result."""
 
     name = "_C::silu_and_mul_per_block_quant"
 
@@ -105,7 +105,7 @@ class Silu(_OfRows):
 
 
 class Quantise(_OfRows):
-    """Quantises groups of numbers."""
+    """A call that quantises groups of numbers."""
 
     name = "_C::per_token_group_fp8_quant"
 
@@ -133,7 +133,7 @@ class Quantise(_OfRows):
 
 
 class HeadNorm(_OfRows):
-    """Applies RMS norm to each attention head."""
+    """A call that applies RMS norm to each attention head."""
 
     name = "_C::rms_norm"
 
@@ -156,7 +156,7 @@ class HeadNorm(_OfRows):
 
 @dataclass(frozen=True)
 class Rotation:
-    """Applies the rotary embedding to queries and keys in place."""
+    """A call that applies the rotary embedding to queries and keys in place."""
 
     positions: Tensor
     query: Tensor
@@ -212,7 +212,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Writing:
-    """Writes keys and values (tokens, heads, head) into caches (pages, page, heads, head)."""
+    """A call that writes keys, values (tokens, heads, head) to caches (pages, page, heads, head)."""
 
     keys: Tensor
     values: Tensor
@@ -271,8 +271,8 @@ class Writing:
 
 @dataclass(frozen=True)
 class Unrotation:
-    """Inverts the rotary embedding of DeepSeek-V4's attention outputs (tokens, heads, head) and
-    quantises them: returns (groups, tokens, columns) and scales.
+    """A call that inverts the rotary embedding of DeepSeek-V4's attention outputs (tokens, heads,
+    head) and quantises them: returns (groups, tokens, columns) and scales.
     """
 
     x: Tensor
@@ -353,7 +353,7 @@ OPERATIONS: dict[str, Any] = {
 
 
 class StandIn:
-    """Replaces an operation of vLLM by a kernel for the shapes whose trial succeeded."""
+    """A stand-in for an operation of vLLM: its kernel serves the shapes whose trial succeeded."""
 
     def __init__(self, name: str, own: Any) -> None:
         self._name, self._own = name, own
@@ -411,8 +411,8 @@ ROUTER = "vllm::fp32_router_gemm_dispatch"
 
 
 class SharedRouter:
-    """Routes a share of the rows on each tensor-parallel rank. Used if the ranks have the same rows
-    and a row's bits do not depend on the number of rows.
+    """A router that routes a share of the rows on each tensor-parallel rank. Used if the ranks have
+    the same rows and a row's bits do not depend on the number of rows.
     """
 
     def __init__(self, own: Any) -> None:

@@ -13,7 +13,7 @@ MOST_IN_FLIGHT = 2
 
 
 class Stopwatch:
-    """Measures runs of device work, each with a `tag`, by the host's clock: right for CPUs."""
+    """A meter of runs of device work, each with a `tag`, by the host's clock: right for CPUs."""
 
     def __init__(self) -> None:
         self._began = 0.0

@@ -36,7 +36,7 @@ class Trial(Generic[V]):
 
 
 def is_right(what: str, why_not: Callable[[], str]) -> bool:
-    """Returns whether `why_not` finds no error; logs its text, or the exception of a kernel."""
+    """Runs a trial; returns whether it found no error. Logs the error, also a raised one."""
     try:
         why = why_not()
     except Exception as error:  # e.g. a GPU for which the kernel does not compile

@@ -8,7 +8,7 @@ from workers.vllm.release import parallel
 
 
 class Watch:
-    """Watches batches of up to `n_sequences` sequences of `seq_len` tokens, once created."""
+    """A check of batches of up to `n_sequences` sequences of `seq_len` tokens, once created."""
 
     def __init__(self, caches: ScratchCaches, n_sequences: int, seq_len: int) -> None:
         self._caches = caches

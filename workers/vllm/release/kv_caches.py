@@ -90,7 +90,7 @@ def state_table_width(group: Any, seq_len: int) -> int:
 
 def checkpoints(group: Any, first: int) -> int:
     """Returns the columns of a state's table in which a prefill of `first` tokens leaves earlier
-    states. Releases after 0.2x copy a state from the middle of a prefill into the column before the
+    states. Newer releases copy a state from the middle of a prefill into the column before the
     last.
     """
     spec = group.kv_cache_spec
@@ -139,8 +139,8 @@ def kernel_block_size(group: Any) -> int:
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Returns the dimension of a layer's cache that indexes blocks. Up to 0.2x the backend defines
-    the shape; newer releases bind to every layer a view whose first dimension is the block.
+    """Returns the dimension of a layer's cache that indexes blocks. In older releases the backend
+    defines the shape; newer ones bind to every layer a view whose first dimension is the block.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
     if shape_of is None:
