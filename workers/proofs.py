@@ -190,7 +190,7 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Runs a slice of every stage, or fetches values if chat prevents it or none is left."""
+        """Runs a slice of every stage; fetches values if chat forbids it or all are launched."""
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):

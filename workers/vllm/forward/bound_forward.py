@@ -34,7 +34,7 @@ class BoundForward:
         owner: nn.Module | None,
         gates: Gates,
     ):
-        """`config`: vLLM's; `owner`: see model_parts.layer_owner."""
+        """`config`: vLLM's configuration; `owner`: see model_parts.layer_owner."""
         self._model = model
         self._config = config
         self._layers = layers

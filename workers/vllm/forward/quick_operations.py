@@ -212,7 +212,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Writing:
-    """A call that writes keys, values (tokens, heads, head) to caches (pages, page, heads, head)."""
+    """A write of keys and values (tokens, heads, head) to caches (pages, page, heads, head)."""
 
     keys: Tensor
     values: Tensor
