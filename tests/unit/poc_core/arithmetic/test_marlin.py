@@ -9,8 +9,6 @@ from torch import Tensor
 from tests.harness.marks import needs_vllm
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
-pytestmark = pytest.mark.xdist_group("interpreted")
-
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 EXPERTS, ROWS, DEPTH = 2, 128, 256
 
@@ -65,6 +63,7 @@ def check(device: str = "cpu") -> None:
         assert torch.equal(out.view(torch.int16), numbers.view(torch.int16))
 
 
+@pytest.mark.xdist_group("interpreted")
 def test_unpacked_weights_are_those_that_were_packed() -> None:
     run_interpreted(__name__, "check()")
 

@@ -175,6 +175,7 @@ def test_a_beginning_of_several_names_is_asked_for_in_full() -> None:
 
 
 @needs_vllm
+@pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
 def test_a_beginning_stands_for_the_argument_that_vllm_takes_it_for() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
