@@ -20,7 +20,8 @@ from workers.engines.options import EngineOptions
 from workers.load import load_engine
 from workers.pipeline import compute_all
 
-pytestmark = pytest.mark.integration
+# One process loads transformers.
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("transformers")]
 
 WANTED = Wanted("block", "key", seq_len=24, max_tokens=12, nonces=(0, 3, 9))
 SPEC = ProofSpec(

@@ -19,7 +19,8 @@ from workers.engines.options import EngineOptions
 from workers.load import load_engine
 from workers.pipeline import compute_all
 
-pytestmark = pytest.mark.integration
+# One process loads transformers.
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("transformers")]
 
 
 def load(model: str, **options: Any) -> Engine:

@@ -29,7 +29,8 @@ from workers.pipeline import compute_all
 if TYPE_CHECKING:  # every process of `make test` imports this module, one needs transformers for it
     from workers.engines.transformers import TransformersEngine
 
-pytestmark = pytest.mark.integration
+# One process loads transformers.
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("transformers")]
 
 MODELS = ["tiny-qwen3-256", "tiny-qwen3-moe-256"]
 
