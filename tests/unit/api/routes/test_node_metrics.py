@@ -464,7 +464,7 @@ def test_another_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_redis_it_is_503() -> None:
-    assert status(Redis(port=1)) == 503
+    assert status(Redis(port=1, retry=None)) == 503
 
 
 def status(redis: Redis | None = None) -> int:
