@@ -45,7 +45,7 @@ def test_health_knows_of_certificates_that_cannot_be_read_until_they_can(
     handlers: list[Callable[[], None]] = []
     monkeypatch.setenv("POC_CALLBACK_TLS_HOSTS", HOST)
     monkeypatch.setenv("POC_CALLBACK_CLIENT_CERT", str(tmp_path / "courier.pem"))
-    monkeypatch.setenv("POC_WORKER_TTL_SEC", "2")
+    monkeypatch.setenv("POC_WORKER_TTL_S", "2")
     monkeypatch.setattr(main, "connect", lambda _settings: redis)
     monkeypatch.setattr(main.signal, "signal", lambda _, handler: handlers.append(handler))
     monkeypatch.setattr(main, "ALIVE", tmp_path / "alive")
