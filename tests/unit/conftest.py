@@ -1,6 +1,5 @@
 """A Redis in this process, the stores on it, and the API in front of them."""
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,11 +21,6 @@ from tests.harness.samples import Clock, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
-
-
-def pytest_collection_finish() -> None:
-    # What is imported stays: looking through it for garbage took a sixth of the time.
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
