@@ -31,6 +31,12 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def settings() -> Settings:
+    return some_settings()
+
+
+@cache
+def some_settings() -> Settings:
+    """Nobody can change them, and a thousand of them take two seconds."""
     return Settings(max_queued_nonces=1000, generate_chunk_timeout_sec=0.5, max_body_bytes=200_000)
 
 
