@@ -1,6 +1,7 @@
 """What one request may have computed: answers and their tokens, by the engine's own limits; how
 much may stand in each field; and objects where objects are due."""
 
+import reprlib
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_every_field_whose_entries_are_prompts_has_a_row() -> None:
         ("/pooling", {"data": {"image": "A" * (1 << 20)}}),
         ("/v1/audio/transcriptions", {"response_format": "json", "model": "m"}),
     ],
-    ids=lambda one: str(one)[:40],
+    ids=lambda one: reprlib.repr(one)[:40],
 )
 def test_what_clients_ask_for_passes(path: str, asked: dict[str, Any]) -> None:
     assert refused(path, **asked) is None
@@ -122,7 +123,7 @@ def test_what_clients_ask_for_passes(path: str, asked: dict[str, Any]) -> None:
         (ANSWER, CHAT | {"n": 17, "max_tokens": CONTEXT}, "max_tokens"),
         ("/v1/audio/translations", {"n": "10000"}, "n"),
     ],
-    ids=lambda one: str(one)[:40],
+    ids=lambda one: reprlib.repr(one)[:40],
 )
 def test_what_would_fill_an_engine_is_refused_by_its_field(
     path: str, asked: dict[str, Any], field: str
@@ -151,7 +152,7 @@ def test_what_would_fill_an_engine_is_refused_by_its_field(
         (COMPLETE, {"prompt": ["x" * 4000] * 16, "prompt_logprobs": 20}, "prompt_logprobs"),
         (COMPLETE, {"prompt": ["x" * 4000] * 16, "echo": True, "logprobs": 20}, "echo"),
     ],
-    ids=lambda one: str(one)[:40],
+    ids=lambda one: reprlib.repr(one)[:40],
 )
 def test_logprobs_of_prompts_and_answers_are_counted_together(
     path: str, asked: dict[str, Any], field: str | int
@@ -209,7 +210,7 @@ def test_logprobs_of_prompts_and_answers_are_counted_together(
         ("/v2/embed", {"texts": ["x"] * 20_000}, "texts"),
         ("/v2/embed", {"inputs": [{"content": [text("x")]}] * 3000}, "inputs"),
     ],
-    ids=lambda one: str(one)[:40],
+    ids=lambda one: reprlib.repr(one)[:40],
 )
 def test_work_before_the_engine_is_bounded_by_the_context(
     path: str, asked: dict[str, Any], field: str | int
