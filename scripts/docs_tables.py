@@ -5,10 +5,12 @@ A generated part stands between two comments, which stay: `<!-- generated: NAME 
 """
 
 import ast
+import inspect
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import typer
@@ -32,11 +34,23 @@ def table(head: str, rows: Iterator[str]) -> str:
     return "\n".join([f"| {head} |", "|---" * head.count(" | ") + "|---|", *rows])
 
 
+def meanings_of_settings() -> dict[str, str]:
+    """Returns the docstring below each setting."""
+    meanings = {}
+    for theme in Settings.__bases__:
+        for one, below in pairwise(ast.parse(inspect.getsource(theme)).body[0].body):  # type: ignore[attr-defined]
+            match one, below:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    meanings[name] = " ".join(text.split())
+    return meanings
+
+
 def settings() -> str:
     def rows() -> Iterator[str]:
+        meanings = meanings_of_settings()
         for name, field in Settings.model_fields.items():
             default = "unset" if field.default is None else f"`{field.default}`"
-            yield f"| `POC_{name.upper()}` | {default} | {field.description} |"
+            yield f"| `POC_{name.upper()}` | {default} | {meanings[name]} |"
 
     return table("Variable | Default | Meaning", rows())
 

@@ -97,6 +97,14 @@ def address(host: tuple[str, int]) -> str:
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
+def read_password(option: str, file: str | Path) -> str:
+    """Reads the password in a file. ValueError names the option if the file cannot be read."""
+    try:
+        return Path(file).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"{option} {file} cannot be read ({error.strerror})") from None
+
+
 def _of_sentinels(tls: bool, rest: str) -> RedisUrl:
     """Parses a url of Sentinels. `rest`: the part after ://."""
     before, question, query = rest.partition("?")
@@ -146,12 +154,7 @@ def _to_sentinels(tls: bool, server: Mapping[str, Any], own: dict[str, str]) -> 
             " sentinel_password, sentinel_password_file and sentinel_tls=no"
         )
     if file and not password:
-        try:
-            password = Path(file).read_text().strip()
-        except OSError as error:
-            raise ValueError(
-                f"sentinel_password_file {file} cannot be read ({error.strerror})"
-            ) from None
+        password = read_password("sentinel_password_file", file)
     if with_tls not in ("", "yes", "no"):
         raise ValueError("sentinel_tls must be yes or no")
     found: dict[str, Any] = {}

@@ -3,125 +3,14 @@
 import re
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from poc_core.settings.theme import Theme, listed
+from poc_core.settings.theme import Theme, listed, parsed
 
 # The entry of POC_TRUSTED_NETWORKS that means all private networks.
 PRIVATE = "private"
-
-
-class ApiSettings(Theme):
-    """Access to the API, and its limits."""
-
-    require_keys: Literal["auto", "always", "never"] = Field(
-        "auto",
-        description=(
-            "When the API requires a key (Authorization: Bearer): auto (beyond loopback), always,"
-            " never. /livez, /api/v1/clock and the console's page need none."
-        ),
-    )
-    cache_salt: Literal["auto", "always", "never"] = Field(
-        "auto",
-        description=(
-            "When each client (key, else address) has its own prefix cache for chat, so that"
-            " response times do not reveal others' prompts: auto (if keys are required), always,"
-            " never."
-        ),
-    )
-    api_keys_file: Path = Field(
-        Path("~/.proofline/keys.json"),
-        description=(
-            "The API's keys, hashed. `proofline key` writes the file; the API reads it again when"
-            " it changes."
-        ),
-    )
-    api_key: SecretStr | None = Field(
-        None,
-        min_length=16,
-        description=(
-            "The key that commands send to an API. In an API's environment: one more key, which"
-            " may do everything."
-        ),
-    )
-    trusted_networks: str = Field(
-        "",
-        description=(
-            "Addresses and networks (CIDR, separated by commas) whose clients need no key, such"
-            " as the network node's. private: loopback and private networks, except gateways"
-            " (SECURITY.md)."
-        ),
-    )
-    allowed_hosts: str = Field(
-        "",
-        description=(
-            "Names by which clients may call the API, separated by commas (.example.org: all"
-            " below it; *: any), in addition to addresses, this host's name, the --host, names"
-            " without a dot, .localhost, .local and .internal."
-        ),
-    )
-    allowed_origins: str = Field(
-        "",
-        description=(
-            "Origins (https://ui.example.org, separated by commas) whose web pages may use the"
-            " API in addition to its own."
-        ),
-    )
-    max_requests_per_s: float | None = Field(
-        None,
-        gt=0,
-        description=(
-            "Requests a second of each client (key, else address), with bursts of ten times as"
-            " many; more get 429. Unset: unlimited."
-        ),
-    )
-    max_waiting_requests: int = Field(
-        256,
-        ge=1,
-        description="Largest number of waiting requests with wait=true; more get 429.",
-    )
-    max_body_bytes: int = Field(
-        32 * 1024 * 1024,
-        ge=1024,
-        description="Largest request body in bytes; a validation of 100,000 nonces takes 11 MB.",
-    )
-    api_port: str = Field(
-        "8000",
-        coerce_numbers_to_str=True,
-        description=(
-            "The API's port, or several separated by spaces, unless --port is given. Callbacks to"
-            " these ports of the node's machines are refused."
-        ),
-    )
-
-    @field_validator("api_key", mode="before")
-    @classmethod
-    def _no_key(cls, key: object) -> object:
-        return key or None  # Compose passes an empty key
-
-    @field_validator("trusted_networks")
-    @classmethod
-    def _real_networks(cls, text: str) -> str:
-        parse_networks(text)
-        return text
-
-    @field_validator("api_port")
-    @classmethod
-    def _real_ports(cls, text: str) -> str:
-        parse_ports(text)
-        return text
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _real_origins(cls, text: str) -> str:
-        for origin in listed(text):
-            if not re.fullmatch(r"https?://[^/?#@\s]+", origin):
-                raise ValueError(
-                    "must be origins such as https://ui.example.org, without a path, after commas"
-                )
-        return text
 
 
 def parse_ports(text: str) -> list[int]:
@@ -140,3 +29,53 @@ def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
         raise ValueError(
             "must be addresses or networks such as 10.0.0.0/8, or private, after commas"
         ) from None
+
+
+def check_origins(text: str) -> None:
+    """Raises ValueError unless the text lists origins of web pages."""
+    if not all(re.fullmatch(r"https?://[^/?#@\s]+", origin) for origin in listed(text)):
+        raise ValueError(
+            "must be origins such as https://ui.example.org, without a path, after commas"
+        )
+
+
+class ApiSettings(Theme):
+    """Access to the API, and its limits."""
+
+    require_keys: Literal["auto", "always", "never"] = "auto"
+    """When the API requires a key (Authorization: Bearer): auto (beyond loopback), always, never.
+    /livez, /api/v1/clock and the console's page need none."""
+    cache_salt: Literal["auto", "always", "never"] = "auto"
+    """When each client (key, else address) has its own prefix cache for chat, so that response
+    times do not reveal others' prompts: auto (if keys are required), always, never."""
+    api_keys_file: Path = Path("~/.proofline/keys.json")
+    """The API's keys, hashed. `proofline key` writes the file; the API reads it again when it
+    changes."""
+    api_key: SecretStr | None = Field(None, min_length=16)
+    """The key that commands send to an API. In an API's environment: one more key, which may do
+    everything."""
+    trusted_networks: Annotated[str, parsed(parse_networks)] = ""
+    """Addresses and networks (CIDR, separated by commas) whose clients need no key, such as the
+    network node's. private: loopback and private networks, except gateways (SECURITY.md)."""
+    allowed_hosts: str = ""
+    """Names by which clients may call the API, separated by commas (.example.org: all below it; *:
+    any), in addition to addresses, this host's name, the --host, names without a dot, .localhost,
+    .local and .internal."""
+    allowed_origins: Annotated[str, parsed(check_origins)] = ""
+    """Origins (https://ui.example.org, separated by commas) whose web pages may use the API in
+    addition to its own."""
+    max_requests_per_s: float | None = Field(None, gt=0)
+    """Requests a second of each client (key, else address), with bursts of ten times as many; more
+    get 429. Unset: unlimited."""
+    max_waiting_requests: int = Field(256, ge=1)
+    """Largest number of waiting requests with wait=true; more get 429."""
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    """Largest request body in bytes; a validation of 100,000 nonces takes 11 MB."""
+    api_port: Annotated[str, parsed(parse_ports)] = Field("8000", coerce_numbers_to_str=True)
+    """The API's port, or several separated by spaces, unless --port is given. Callbacks to these
+    ports of the node's machines are refused."""
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _no_key(cls, key: object) -> object:
+        return key or None  # Compose passes an empty key

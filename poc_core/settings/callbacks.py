@@ -1,102 +1,52 @@
 """Settings of callbacks: what is delivered, where to, and for how long it is kept."""
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from poc_core.callback_tls import TlsNames
 from poc_core.callbacks import CallbackPolicy
-from poc_core.settings.theme import Theme
+from poc_core.settings.theme import Theme, parsed
 
 
 class CallbackSettings(Theme):
     """Callbacks."""
 
-    callback_interval_sec: float = Field(
-        5,
-        gt=0,
-        description="Seconds between two callbacks of a round.",
-    )
-    callback_max_artifacts: int = Field(
-        1_000_000,
-        ge=1,
-        description="Largest number of artifacts in one callback payload.",
-    )
-    callback_max_bytes: int = Field(
-        8 * 1024 * 1024,
-        ge=1024,
-        description=(
-            "Approximate bytes of one callback payload of a round. A receiver that answers 413"
-            " gets smaller payloads."
-        ),
-    )
-    callback_max_retries: int | None = Field(
-        None,
-        ge=1,
-        description="Tries per callback payload. Unset: until the retention ends.",
-    )
-    callback_retention_sec: int = Field(
-        24 * 3600,
-        ge=60,
-        description=(
-            "Seconds that undelivered callbacks are kept after a round or job ended, and that a"
-            " job without progress is kept."
-        ),
-    )
-    outbox_max_bytes: int = Field(
-        512 * 1024 * 1024,
-        ge=1024,
-        description=(
-            "Bytes of Redis memory for a round's undelivered artifacts (some 80 for each of k_dim"
-            " 12); at the limit the round pauses. The callbacks of all jobs may use as much. Per"
-            " 512 KiB one job may have a url (at least 64 jobs); more get 429."
-        ),
-    )
-    callback_allow: str = Field(
-        "public,private,loopback",
-        description=(
-            "Where callbacks may go: public, private, loopback, names, addresses and networks"
-            " (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses must be"
-            " listed; the node's own ports are never allowed. `up` with a --host beyond loopback"
-            " excludes loopback unless you set this."
-        ),
-    )
-    callback_proxy: SecretStr | None = Field(
-        None,
-        description=(
-            "HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which"
-            " are still resolved and checked here. Unset: no proxy; HTTP_PROXY is ignored."
-        ),
-    )
-    callback_tls_hosts: str = Field(
-        "",
-        description=(
-            "Receivers' names and addresses, separated by commas, that get callbacks by https"
-            " only, with the certificates of the next two settings."
-        ),
-    )
-    callback_client_cert: str = Field(
-        "",
-        description=(
-            "PEM file with the courier's certificate and key for POC_CALLBACK_TLS_HOSTS, or two"
-            " files separated by a comma. Read again when it changes."
-        ),
-    )
-    callback_trusted_certs: Path | None = Field(
-        None,
-        description=(
-            "PEM file with the certificates, of receivers or authorities, that the courier trusts"
-            " for POC_CALLBACK_TLS_HOSTS. Unset: the system's. Read again when it changes."
-        ),
-    )
-
-    @field_validator("callback_allow")
-    @classmethod
-    def _known_receivers(cls, text: str) -> str:
-        CallbackPolicy.of(text)
-        return text
+    callback_interval_sec: float = Field(5, gt=0)
+    """Seconds between two callbacks of a round."""
+    callback_max_artifacts: int = Field(1_000_000, ge=1)
+    """Largest number of artifacts in one callback payload."""
+    callback_max_bytes: int = Field(8 * 1024 * 1024, ge=1024)
+    """Approximate bytes of one callback payload of a round. A receiver that answers 413 gets
+    smaller payloads."""
+    callback_max_retries: int | None = Field(None, ge=1)
+    """Tries per callback payload. Unset: until the retention ends."""
+    callback_retention_sec: int = Field(24 * 3600, ge=60)
+    """Seconds that undelivered callbacks are kept after a round or job ended, and that a job
+    without progress is kept."""
+    outbox_max_bytes: int = Field(512 * 1024 * 1024, ge=1024)
+    """Bytes of Redis memory for a round's undelivered artifacts (some 80 for each of k_dim 12); at
+    the limit the round pauses. The callbacks of all jobs may use as much. Per 512 KiB one job may
+    have a url (at least 64 jobs); more get 429."""
+    callback_allow: Annotated[str, parsed(CallbackPolicy.of)] = "public,private,loopback"
+    """Where callbacks may go: public, private, loopback, names, addresses and networks
+    (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses must be listed; the
+    node's own ports are never allowed. `up` with a --host beyond loopback excludes loopback unless
+    you set this."""
+    callback_proxy: SecretStr | None = None
+    """HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which are
+    still resolved and checked here. Unset: no proxy; HTTP_PROXY is ignored."""
+    callback_tls_hosts: str = ""
+    """Receivers' names and addresses, separated by commas, that get callbacks by https only, with
+    the certificates of the next two settings."""
+    callback_client_cert: str = ""
+    """PEM file with the courier's certificate and key for POC_CALLBACK_TLS_HOSTS, or two files
+    separated by a comma. Read again when it changes."""
+    callback_trusted_certs: Path | None = None
+    """PEM file with the certificates, of receivers or authorities, that the courier trusts for
+    POC_CALLBACK_TLS_HOSTS. Unset: the system's. Read again when it changes."""
 
     @field_validator("callback_proxy")
     @classmethod

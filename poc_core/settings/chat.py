@@ -1,10 +1,10 @@
 """Settings of chat, and of its share of the engine."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from poc_core.settings.theme import Theme
+from poc_core.settings.theme import Theme, parsed
 
 
 class ChatPolicy(NamedTuple):
@@ -12,64 +12,6 @@ class ChatPolicy(NamedTuple):
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0
-
-
-class ChatSettings(Theme):
-    """Chat, and its share of the engine."""
-
-    chat_policy: str = Field(
-        "yield",
-        description=(
-            "Who gets the engine if chat and proofs both need it: yield (chat first), share:0.3"
-            " (proofs get at least this fraction of the time), exclusive (chat gets 503 during a"
-            " round), off (no chat)."
-        ),
-    )
-    max_step_ms: float = Field(
-        50,
-        ge=1,
-        description=(
-            "Largest number of milliseconds that a chat request waits for proofs on the GPU."
-        ),
-    )
-    logprob_tokens: Literal["ids", "text"] = Field(
-        "ids",
-        description=(
-            "Tokens in chat's logprobs. ids: decimal ids, which the network's validators read."
-            " text: the token's text, as OpenAI does, for requests without the network's fields."
-        ),
-    )
-    validation: Literal["auto", "pass", "steps"] = Field(
-        "auto",
-        description=(
-            "How chat validations are computed. pass: in one forward pass. steps: token by token."
-            " auto: by a test at each start (docs/chat.md)."
-        ),
-    )
-    chat_host: str = Field(
-        "127.0.0.1",
-        description=(
-            "Address on which a worker serves chat to the API; 0.0.0.0 in a private network of"
-            " several hosts."
-        ),
-    )
-    chat_advertise_host: str | None = Field(
-        None,
-        description=(
-            "Name by which the API reaches this worker's chat. Unset: POC_CHAT_HOST, or the"
-            " host's name."
-        ),
-    )
-
-    @field_validator("chat_policy")
-    @classmethod
-    def _known_policy(cls, text: str) -> str:
-        parse_chat_policy(text)
-        return text
-
-    @property
-    def chat(self) -> ChatPolicy:
-        return parse_chat_policy(self.chat_policy)
 
 
 def parse_chat_policy(text: str) -> ChatPolicy:
@@ -86,3 +28,30 @@ def parse_chat_policy(text: str) -> ChatPolicy:
     raise ValueError(
         "must be yield, exclusive, off, or share:F with F between 0 and 1, such as share:0.3"
     )
+
+
+class ChatSettings(Theme):
+    """Chat, and its share of the engine."""
+
+    chat_policy: Annotated[str, parsed(parse_chat_policy)] = "yield"
+    """Who gets the engine if chat and proofs both need it: yield (chat first), share:0.3 (proofs
+    get at least this fraction of the time), exclusive (chat gets 503 during a round), off (no
+    chat)."""
+    max_step_ms: float = Field(50, ge=1)
+    """Largest number of milliseconds that a chat request waits for proofs on the GPU."""
+    logprob_tokens: Literal["ids", "text"] = "ids"
+    """Tokens in chat's logprobs. ids: decimal ids, which the network's validators read. text: the
+    token's text, as OpenAI does, for requests without the network's fields."""
+    validation: Literal["auto", "pass", "steps"] = "auto"
+    """How chat validations are computed. pass: in one forward pass. steps: token by token. auto: by
+    a test at each start (docs/chat.md)."""
+    chat_host: str = "127.0.0.1"
+    """Address on which a worker serves chat to the API; 0.0.0.0 in a private network of several
+    hosts."""
+    chat_advertise_host: str | None = None
+    """Name by which the API reaches this worker's chat. Unset: POC_CHAT_HOST, or the host's
+    name."""
+
+    @property
+    def chat(self) -> ChatPolicy:
+        return parse_chat_policy(self.chat_policy)

@@ -1,125 +1,55 @@
 """Settings of jobs and rounds (protocol.md, section 7, has their names), and of their workers."""
 
 import socket
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from poc_core.fields import MAX_BATCH_SIZE
 from poc_core.serving.trusted_models import parse_trusted
-from poc_core.settings.theme import Theme
+from poc_core.settings.theme import Theme, parsed
 
 
 class ProofSettings(Theme):
     """Jobs, rounds, and the workers that compute them."""
 
-    batch_size_default: int = Field(
-        32,
-        ge=1,
-        le=MAX_BATCH_SIZE,
-        description="Nonces per batch if a request has no batch_size.",
-    )
-    max_queued_nonces: int = Field(
-        100_000,
-        ge=1,
-        le=10_000_000,
-        description=(
-            "Largest number of nonces in unfinished jobs; a fifth of this is the largest number of"
-            " unfinished jobs. Further jobs get 429."
-        ),
-    )
-    max_result_bytes: int = Field(
-        128 * 1024 * 1024,
-        ge=1024 * 1024,
-        le=2 * 1024 * 1024 * 1024,
-        description=(
-            "Largest answer of a job in bytes. A job with a larger answer gets 413 before anything"
-            " is computed. The default allows 1,600,000 artifacts of k_dim 12."
-        ),
-    )
-    generate_chunk_timeout_sec: float = Field(
-        60,
-        gt=0,
-        description=(
-            "Seconds that a client with wait=true waits for the next batch before it gets 503."
-            " Also the seconds of constant chat after which rounds and jobs get 5 % of the time."
-        ),
-    )
-    generate_result_ttl_sec: int = Field(
-        300,
-        ge=1,
-        description=(
-            "Seconds that a finished job can be fetched; later its request_id is unknown (404)."
-        ),
-    )
-    honour_p_value_threshold: bool = Field(
-        False,
-        description=(
-            "true: a validation uses stat_test.p_value_threshold, as the chain defines it. false:"
-            " it is ignored, as by the network's other nodes."
-        ),
-    )
-    decode_codebook: str = Field(
-        "",
-        description=(
-            "The network's file of the 16 points of decode proofs (16 x 256 little-endian"
-            " float32) on each worker's machine. Empty: Proofline's rebuild. Workers refuse other"
-            " files."
-        ),
-    )
-    experts: Literal["exact", "fast"] = Field(
-        "exact",
-        description=(
-            "How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's"
-            " kernel. fast: in bfloat16, with another order of sums and several GB more GPU memory"
-            " (docs/rates.md)."
-        ),
-    )
-    rpc_timeout_ms: int = Field(
-        60_000,
-        ge=1,
-        description=(
-            "Milliseconds that one call into the engine may take before the engine counts as lost."
-        ),
-    )
-    worker_ttl_s: int = Field(
-        10,
-        ge=2,
-        description=(
-            "A worker without a heartbeat for this many seconds counts as dead, and its leases"
-            " are free. Heartbeats are sent five times as often. A dead courier's callbacks"
-            " continue after twice this time."
-        ),
-    )
-    engine_hung_s: float = Field(
-        100,
-        gt=0,
-        description=(
-            "An engine without a step for this many seconds while requests wait counts as hanging:"
-            " its worker exits with 70 and is restarted. The network node restarts a node after"
-            " 120 s."
-        ),
-    )
-    host_name: str | None = Field(
-        None,
-        description=(
-            "Name of this host in Flower, status and metrics, for containers. Unset: the system's"
-            " host name."
-        ),
-    )
-    trusted_models: str = Field(
-        "",
-        description=(
-            "Models whose code engines may run, in addition to the network's: ORG/NAME@COMMIT,"
-            " separated by commas. For other models --trust-remote-code is left out."
-        ),
-    )
-
-    @field_validator("trusted_models")
-    @classmethod
-    def _pinned_models(cls, text: str) -> str:
-        parse_trusted(text)
-        return text
+    batch_size_default: int = Field(32, ge=1, le=MAX_BATCH_SIZE)
+    """Nonces per batch if a request has no batch_size."""
+    max_queued_nonces: int = Field(100_000, ge=1, le=10_000_000)
+    """Largest number of nonces in unfinished jobs; a fifth of this is the largest number of
+    unfinished jobs. Further jobs get 429."""
+    max_result_bytes: int = Field(128 * 1024 * 1024, ge=1024 * 1024, le=2 * 1024 * 1024 * 1024)
+    """Largest answer of a job in bytes. A job with a larger answer gets 413 before anything is
+    computed. The default allows 1,600,000 artifacts of k_dim 12."""
+    generate_chunk_timeout_sec: float = Field(60, gt=0)
+    """Seconds that a client with wait=true waits for the next batch before it gets 503. Also the
+    seconds of constant chat after which rounds and jobs get 5 % of the time."""
+    generate_result_ttl_sec: int = Field(300, ge=1)
+    """Seconds that a finished job can be fetched; later its request_id is unknown (404)."""
+    honour_p_value_threshold: bool = False
+    """true: a validation uses stat_test.p_value_threshold, as the chain defines it. false: it is
+    ignored, as by the network's other nodes."""
+    decode_codebook: str = ""
+    """The network's file of the 16 points of decode proofs (16 x 256 little-endian float32) on each
+    worker's machine. Empty: Proofline's rebuild. Workers refuse other files."""
+    experts: Literal["exact", "fast"] = "exact"
+    """How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's kernel.
+    fast: in bfloat16, with another order of sums and several GB more GPU memory (docs/rates.md)."""
+    rpc_timeout_ms: int = Field(60_000, ge=1)
+    """Milliseconds that one call into the engine may take before the engine counts as lost."""
+    worker_ttl_s: int = Field(10, ge=2)
+    """A worker without a heartbeat for this many seconds counts as dead, and its leases are free.
+    Heartbeats are sent five times as often. A dead courier's callbacks continue after twice this
+    time."""
+    engine_hung_s: float = Field(100, gt=0)
+    """An engine without a step for this many seconds while requests wait counts as hanging: its
+    worker exits with 70 and is restarted. The network node restarts a node after 120 s."""
+    host_name: str | None = None
+    """Name of this host in Flower, status and metrics, for containers. Unset: the system's host
+    name."""
+    trusted_models: Annotated[str, parsed(parse_trusted)] = ""
+    """Models whose code engines may run, in addition to the network's: ORG/NAME@COMMIT, separated
+    by commas. For other models --trust-remote-code is left out."""
 
     @property
     def trusted(self) -> frozenset[str]:

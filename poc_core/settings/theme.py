@@ -1,12 +1,25 @@
 """Code that the themes of the settings share."""
 
+from collections.abc import Callable
+
+from pydantic import AfterValidator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Theme(BaseSettings):
-    """Settings about one subject, each with its checks; `Settings` is made of them."""
+    """Settings about one subject, each with a docstring for docs/settings.md."""
 
     model_config = SettingsConfigDict(env_prefix="POC_", extra="ignore", frozen=True)
+
+
+def parsed(parse: Callable[[str], object]) -> AfterValidator:
+    """Returns a check of a text setting. `parse` raises ValueError for an invalid text."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
 
 
 def listed(text: str) -> list[str]:
