@@ -9,11 +9,11 @@ import logging
 import socket
 import ssl
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from poc_core.callbacks import canonical_host
 from poc_core.errors import ForbiddenReceiverError, ProoflineError
+from poc_core.settings.callbacks import TlsNames
 
 logger = logging.getLogger(__name__)
 
@@ -38,42 +38,7 @@ class CertificateError(ProoflineError):
     """A file of POC_CALLBACK_CLIENT_CERT or POC_CALLBACK_TRUSTED_CERTS cannot be used."""
 
 
-@dataclass(frozen=True)
-class TlsNames:
-    """The TLS settings of callbacks. `of` raises ValueError if the settings are inconsistent."""
-
-    hosts: frozenset[str]
-    client: tuple[Path, ...]  # certificate and key in one file, or in two
-    trusted: Path | None  # None: the system's certificate authorities
-
-    @classmethod
-    def of(cls, hosts: str, client: str, trusted: Path | None) -> TlsNames:
-        try:
-            named = frozenset(
-                canonical_host(part.strip()) for part in hosts.split(",") if part.strip()
-            )
-        except ValueError as error:
-            raise ValueError(f"POC_CALLBACK_TLS_HOSTS: {error}") from None
-        files = tuple(Path(part.strip()) for part in client.split(",") if part.strip())
-        if len(files) > 2:
-            raise ValueError(
-                "POC_CALLBACK_CLIENT_CERT names one file, or a certificate and its key with a "
-                "comma between"
-            )
-        if named and not files and trusted is None:
-            raise ValueError(
-                "POC_CALLBACK_TLS_HOSTS needs POC_CALLBACK_CLIENT_CERT, "
-                "POC_CALLBACK_TRUSTED_CERTS or both"
-            )
-        if (files or trusted is not None) and not named:
-            raise ValueError(
-                "POC_CALLBACK_CLIENT_CERT and POC_CALLBACK_TRUSTED_CERTS are for the hosts that "
-                "POC_CALLBACK_TLS_HOSTS names, and there are none"
-            )
-        return cls(named, files, trusted)
-
-
-NO_TLS = TlsNames.of("", "", None)
+NO_TLS = TlsNames(frozenset(), (), None)
 
 
 class CallbackTls:

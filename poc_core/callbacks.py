@@ -47,6 +47,11 @@ def redacted(url: str | None) -> str | None:
     )
 
 
+def callback_url(url: str | None, what: str) -> str:
+    """Returns the url to which "generated" or "validated" results go; empty without a url."""
+    return f"{url.rstrip('/')}/{what}" if url else ""
+
+
 def receiver_of(url: str) -> str:
     """Returns the receiver of a url as host:port; empty if the url names none.
 

@@ -12,7 +12,7 @@ from poc_core.callbacks import redacted
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord
 from poc_core.state import JobStore, Outbox, RoundStore, keys
 from poc_core.state.delivery.outbox import OutboxStatus
-from poc_core.state.past.shares import shares
+from poc_core.state.past.history import shares
 
 # Jobs in the list: the newest of all, and the oldest unfinished jobs of each model.
 _MOST_JOBS = 50

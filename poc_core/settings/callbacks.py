@@ -1,14 +1,48 @@
 """Settings of callbacks: what is delivered, where to, and for how long it is kept."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from poc_core.callback_tls import TlsNames
-from poc_core.callbacks import CallbackPolicy
-from poc_core.settings.theme import Theme, parsed
+from poc_core.callbacks import CallbackPolicy, canonical_host
+from poc_core.settings.theme import Theme, parsed, split
+
+
+@dataclass(frozen=True)
+class TlsNames:
+    """The TLS settings of callbacks."""
+
+    hosts: frozenset[str]
+    client: tuple[Path, ...]  # certificate and key in one file, or in two
+    trusted: Path | None  # None: the system's certificate authorities
+
+    @classmethod
+    def of(cls, hosts: str, client: str, trusted: Path | None) -> Self:
+        """Parses the settings. ValueError if they are inconsistent."""
+        try:
+            named = frozenset(map(canonical_host, split(hosts)))
+        except ValueError as error:
+            raise ValueError(f"POC_CALLBACK_TLS_HOSTS: {error}") from None
+        files = tuple(map(Path, split(client)))
+        if len(files) > 2:
+            raise ValueError(
+                "POC_CALLBACK_CLIENT_CERT names one file, or a certificate and its key with a "
+                "comma between"
+            )
+        if named and not files and trusted is None:
+            raise ValueError(
+                "POC_CALLBACK_TLS_HOSTS needs POC_CALLBACK_CLIENT_CERT, "
+                "POC_CALLBACK_TRUSTED_CERTS or both"
+            )
+        if (files or trusted is not None) and not named:
+            raise ValueError(
+                "POC_CALLBACK_CLIENT_CERT and POC_CALLBACK_TRUSTED_CERTS are for the hosts that "
+                "POC_CALLBACK_TLS_HOSTS names, and there are none"
+            )
+        return cls(named, files, trusted)
 
 
 class CallbackSettings(Theme):

@@ -22,6 +22,11 @@ def parsed(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def split(text: str) -> list[str]:
+    """Returns the entries of a comma-separated setting."""
+    return [entry.strip() for entry in text.split(",") if entry.strip()]
+
+
 def listed(text: str) -> list[str]:
-    """Splits a comma-separated setting into its entries, in lower case."""
-    return [entry.strip().lower() for entry in text.split(",") if entry.strip()]
+    """Returns the entries of a comma-separated setting in lower case."""
+    return split(text.lower())

@@ -21,11 +21,12 @@ from poc_core.redis_at import connections
 from poc_core.redis_at.connections import WrongRedisError
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
+from poc_core.state.scripts import BaseStore
 
 # Retries after a failed command: enough for a broken connection. An unavailable Redis must be
 # reported within seconds. Every script is safe to repeat.
 _RETRIES = 3
-# Timeout in seconds of the startup check whether this Redis is usable.
+# Timeout in seconds of the check at startup whether this Redis is usable.
 _LOOK_S = 2.0
 
 # Temporary errors, by type and by the text of a script's error: Redis is unavailable, restarting,
@@ -35,37 +36,36 @@ _TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREP
 
 
 def is_transient(error: Exception) -> bool:
-    """True if Redis itself is temporarily failing, not only this command."""
+    """Returns True if Redis itself is failing temporarily, so any command would fail."""
     if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
         return True
     return isinstance(error, TRANSIENT)
 
 
 def is_busy(error: Exception) -> bool:
-    """True if Redis refuses commands because a script ran too long (5 s)."""
+    """Returns True if Redis refuses commands because a script has run for over 5 s."""
     return isinstance(error, ResponseError) and "BUSY " in str(error)
 
 
-class Store:
-    """Base class of the stores in Redis."""
+class Store(BaseStore):
+    """Base class of the stores that depend on the settings."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
     ) -> None:
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        super().__init__(redis, clock)
         self._settings = settings
-        self._clock = clock
 
 
 def server_clock(redis: Any) -> Callable[[], float]:
-    """Returns a clock of Redis' time in epoch seconds; hosts' may differ."""
+    """Returns a function that asks Redis for the time in epoch seconds. Hosts' clocks differ."""
     return lambda: float("{}.{:06}".format(*redis.time()))
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
-    """Returns a client that threads may share; connects on first use; returns bytes.
+    """Returns a client that threads may share. The client connects on first use, and returns bytes.
 
-    `patient`: retries timeouts; else a timeout of `timeout_s` is an error.
+    `patient`: True to retry a command after a timeout of `timeout_s` seconds.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return connections.client(
@@ -78,7 +78,7 @@ def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_T
 
 
 def refuse_wrong(settings: Settings) -> None:
-    """Raises ProoflineError if the server at POC_REDIS_URL is unusable, not if it is down."""
+    """Raises ProoflineError if POC_REDIS_URL is the wrong kind of server. Ignores other errors."""
     at = RedisUrl.of(settings.redis_url)
     with connections.client(at, socket_connect_timeout=_LOOK_S, socket_timeout=_LOOK_S) as redis:
         try:

@@ -27,7 +27,7 @@ from poc_core.serving.deployments import (
 )
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
-from poc_core.state.client import server_clock
+from poc_core.state.client import Store, server_clock
 from poc_core.state.past.events import Events
 from poc_core.state.unreadable import answers, readable
 
@@ -38,28 +38,27 @@ MOST_REASON_CHARS = 300  # of the error text for an unreadable record
 FIGURES_S = 60
 
 
-class DeploymentStore:
-    """All operations on the deployment, each atomic in Redis and safe to repeat."""
+class DeploymentStore(Store):
+    """The store of the deployment. Each operation is atomic in Redis and safe to repeat."""
+
+    _deploy = scripts.of_store("deploy")
+    _withdraw = scripts.of_store("withdraw")
+    _report = scripts.of_store("report_host")
+    _restore = scripts.of_store("restore_deployment")
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
-        """`clock`: Redis' if None."""
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
-        self._settings = settings
-        self._clock = clock or server_clock(redis)
+        """`clock`: returns seconds since the epoch; None for the clock of Redis' machine."""
+        super().__init__(redis, settings, clock or server_clock(redis))
         self.events = Events(redis, self._clock)
-        self._deploy = scripts.load(redis, "deploy")
-        self._withdraw = scripts.load(redis, "withdraw")
-        self._report = scripts.load(redis, "report_host")
-        self._restore = scripts.load(redis, "restore_deployment")
 
     # Clients: deploy, withdraw, look.
 
     def deploy(self, wanted: Deployment) -> int:
-        """Stores a deployment for every host, also after a failed one; returns its generation.
+        """Stores the deployment that every host must follow. Returns its generation.
 
-        DeployedError: a model runs or starts. NoHostError: no host could run the model.
+        DeployedError if a model runs or starts. NoHostError if no host could run the model.
         """
         outcome, generation = self._set(wanted, "request")
         if outcome == "deployed":
@@ -72,9 +71,10 @@ class DeploymentStore:
         return generation
 
     def withdraw(self, keeps: bool = False) -> int:
-        """Stores that nothing shall run; returns the generation.
+        """Stores that no model shall run. Returns the new generation.
 
-        `keeps`: hosts keep loading engines for KEPT_S, in case the same model is deployed.
+        `keeps`: True if hosts continue to load engines for KEPT_S, in case the same model is
+        deployed again.
         """
         return int(self._withdraw([keys.DEPLOYMENT, keys.MODELS], [self._clock(), int(keeps)]))
 
@@ -94,31 +94,34 @@ class DeploymentStore:
         return sorted(found, key=lambda report: (report.host, report.id))
 
     def keeping(self) -> set[str]:
-        """Returns ids of hosts that keep loading engines of a withdrawn model."""
+        """Returns the ids of hosts that continue to load engines of a withdrawn model."""
         record = self.read()
         if record is None or not record.cancelled:
             return set()
         return {host.id for host in self.hosts() if host.state is HostState.KEEPING}
 
     def logs(self) -> list[HostLogs]:
-        """Returns the last log lines of live hosts' workers, by host name."""
-        ids = self._host_ids()
-        found = self._redis.mget(map(keys.host_logs, ids)) if ids else []
-        return sorted(_readable(HostLogs, "logs of host", ids, found), key=lambda one: one.host)
+        """Returns the last log lines of the live hosts' workers, by host name."""
+        found = self._of_hosts(HostLogs, "logs of host", keys.host_logs)
+        return sorted(found, key=lambda one: one.host)
 
     def machines(self) -> list[MachineFigures]:
-        """Returns the live hosts' machine figures by host name; the latest per name."""
-        ids = self._host_ids()
-        found = self._redis.mget(map(keys.host_machine, ids)) if ids else []
-        told = _readable(MachineFigures, "machine of host", ids, found)
-        by_host = {one.host: one for one in sorted(told, key=lambda one: one.read_at)}
+        """Returns the latest figures of each live host's machine, by host name."""
+        found = self._of_hosts(MachineFigures, "machine of host", keys.host_machine)
+        by_host = {one.host: one for one in sorted(found, key=lambda one: one.read_at)}
         return [by_host[host] for host in sorted(by_host)]
+
+    def _of_hosts(self, record: type[T], name: str, key: Callable[[str], str]) -> list[T]:
+        """Returns each live host's record at `key` of its id. `name`: see _readable."""
+        ids = self._host_ids()
+        found = self._redis.mget(map(key, ids)) if ids else []
+        return _readable(record, name, ids, found)
 
     def _host_ids(self) -> list[str]:
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
     def elapsed_s(self, record: DeploymentRecord) -> float:
-        """Returns seconds from the request to serving or failure, or to now."""
+        """Returns the seconds from the request until the model served or failed, or until now."""
         return (record.settled_at or self._clock()) - record.asked_at
 
     # Hosts: begin, report, leave.
@@ -126,52 +129,48 @@ class DeploymentStore:
     def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
         """Deploys the --model with which a host starts. False if another deployment has priority.
 
-        A requested one has, unless withdrawn, or failed with no other host alive. So has the
-        --model of another live host.
+        If other hosts live, the present deployment has priority. Otherwise a requested deployment
+        has priority, unless it failed or was withdrawn.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
     def restore(self, known: DeploymentRecord, host: str) -> bool:
-        """Restores the record that Redis lost, as the host of that name knew it.
+        """Restores the record `known` that Redis has lost. `host`: the host's name for an event.
 
-        False if a request has changed it since, or another host knew a newer one.
+        Returns False if a request has changed the record, or another host knew a newer record.
         """
-        wanted, name, engines = "", "", None
-        if known.wanted is not None:
-            wanted, name = known.wanted.model_dump_json(exclude_unset=True), known.wanted.name
-            engines = known.engines
-        fields: dict[str, Any] = {"wanted": wanted, "by": known.by, "asked_at": known.asked_at}
-        fields["engines"] = engines
-        fields |= {"settled_at": known.settled_at, "error": known.error}
-        args: list[Any] = [known.generation, self._clock(), host, name]
+        wanted = known.wanted
+        fields = {
+            "wanted": wanted.model_dump_json(exclude_unset=True) if wanted else "",
+            "by": known.by,
+            "asked_at": known.asked_at,
+            "engines": known.engines if wanted else None,
+            "settled_at": known.settled_at,
+            "error": known.error,
+        }
+        args: list[Any] = [known.generation, self._clock(), host, wanted.name if wanted else ""]
         args += [part for item in fields.items() if item[1] is not None for part in item]
         return bool(self._restore([keys.DEPLOYMENT], args))
 
     def report(self, report: HostReport) -> None:
-        """Stores a host's progress. If all live hosts failed, so does the deployment: its error."""
+        """Stores a host's progress. If all live hosts have failed, so does the deployment."""
+        settings = self._settings
         args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
-        args += [
-            report.model_dump_json(),
-            self._clock(),
-            self._settings.worker_ttl_s,
-            self._settings.job_ttl_sec,
-            report.model or "",
-            report.engine_at,
-        ]
+        args += [report.model_dump_json(), self._clock(), settings.worker_ttl_s]
+        args += [settings.job_ttl_sec, report.model or "", report.engine_at]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
     def store_logs(self, host_id: str, logs: HostLogs) -> None:
-        """Stores a host's last worker log lines; they expire with its reports."""
-        self._redis.set(
-            keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s
-        )
+        """Stores the last log lines of a host's workers. They expire like the host's report."""
+        ttl_s = self._settings.worker_ttl_s
+        self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=ttl_s)
 
     def store_machine(self, host_id: str, figures: MachineFigures) -> None:
-        """Stores a machine's sensor figures, apart from the widely read heartbeats."""
+        """Stores the figures of a host's sensors, apart from the heartbeats that many read."""
         self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
 
     def leave(self, host_id: str) -> None:
-        """Deletes a host that stops: nobody waits for it."""
+        """Deletes the records of a host that stops."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.host(host_id), keys.host_logs(host_id), keys.host_machine(host_id))
             pipe.zrem(keys.HOSTS, host_id)
@@ -180,59 +179,54 @@ class DeploymentStore:
             self._redis.delete(keys.HOSTS)
 
     def drop_silent(self) -> None:
-        """Limits hosts' lives to worker_ttl_s from now, unless they report."""
+        """Makes all hosts' records expire after worker_ttl_s, unless the hosts report."""
         for host_id in self._host_ids():
             self._redis.expire(keys.host(host_id), self._settings.worker_ttl_s)
 
     def _set(
         self, wanted: Deployment, by: Literal["start", "request"], host_id: str = ""
     ) -> tuple[str, int]:
-        args: list[Any] = [
-            wanted.model_dump_json(exclude_unset=True),
-            by,
-            self._clock(),
-            uuid.uuid4().hex,
-            host_id,
-            wanted.name,
-            KEPT_S,
-        ]
+        args: list[Any] = [wanted.model_dump_json(exclude_unset=True), by, self._clock()]
+        args += [uuid.uuid4().hex, host_id, wanted.name, KEPT_S]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)
 
 
 def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
-    """Parses a deployment's hash; None if nothing was ever deployed."""
-    raw = {
-        name.decode(errors="replace"): value.decode(errors="replace")
-        for name, value in found.items()
-    }
-    if not raw:
+    """Parses a deployment's hash. Returns None if nothing was ever deployed.
+
+    The record of an unreadable hash says why nothing runs.
+    """
+    if not found:
         return None
+    texts = [part.decode(errors="replace") for item in found.items() for part in item]
+    raw = dict(zip(texts[::2], texts[1::2], strict=True))
     try:
         return _record(raw)
     except (AttributeError, KeyError, RecursionError, ValueError) as error:
-        return _unreadable(raw, error)
+        return _unreadable(raw.get("generation", ""), error)
 
 
 def _readable(
     record: type[T], name: str, ids: Sequence[str], found: Sequence[bytes | None]
 ) -> list[T]:
-    """Parses hosts' records of one kind; skips missing and unreadable records."""
-    told = zip(ids, found, strict=True)
+    """Parses hosts' records, and skips missing and unreadable records.
+
+    `name`: the kind of record in a logged error.
+    """
     read = (
         readable(f"{name} {host_id!r}", partial(record.model_validate_json, raw))
-        for host_id, raw in told
+        for host_id, raw in zip(ids, found, strict=True)
         if raw is not None
     )
     return [one for one in read if one is not None]
 
 
 def _record(raw: Mapping[str, str]) -> DeploymentRecord:
-    """Parses a hash. Foreign content may raise any error."""
     wanted = json.loads(raw["wanted"]) if raw["wanted"] else None
     if wanted is not None:  # earlier versions wrote unset options as null
-        said = {name: value for name, value in wanted.items() if value is not None}
-        wanted = Deployment.model_validate(said)
+        options = {name: value for name, value in wanted.items() if value is not None}
+        wanted = Deployment.model_validate(options)
     return DeploymentRecord(
         generation=int(raw["generation"]),
         wanted=wanted,
@@ -246,9 +240,7 @@ def _record(raw: Mapping[str, str]) -> DeploymentRecord:
     )
 
 
-def _unreadable(raw: Mapping[str, str], error: Exception) -> DeploymentRecord:
-    """Returns a record that says why nothing runs, until the hash is written again."""
-    generation = raw.get("generation", "")
+def _unreadable(generation: str, error: Exception) -> DeploymentRecord:
     why = " ".join(str(error).split())[:MOST_REASON_CHARS]
     return DeploymentRecord(
         generation=int(generation) if re.fullmatch("[0-9]{1,12}", generation) else 0,

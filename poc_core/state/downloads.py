@@ -1,13 +1,9 @@
-"""Model downloads, each by a separate process that outlives the API."""
+"""Downloads of models. A separate process downloads each model, and outlives the API."""
 
 import json
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from redis import Redis
 
 from poc_core.state import keys, scripts
 from poc_core.state.unreadable import readable
@@ -39,21 +35,19 @@ class Download:
         return name_of(self.hf_repo, self.hf_commit)
 
 
-class DownloadStore:
-    """The active downloads, and the result of each model's last one."""
+class DownloadStore(scripts.BaseStore):
+    """The store of the active downloads, and of the result of each model's last download."""
 
-    def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
-        self._clock = clock
-        self._start = scripts.load(redis, "start_download")
-        self._end = scripts.load(redis, "end_download")
+    _start = scripts.of_store("start_download")
+    _end = scripts.of_store("end_download")
 
     def start(
         self, hf_repo: str, hf_commit: str | None, machine: str
     ) -> Download | Literal["running", "full"]:
-        """Stores a download for which the caller must start a process, or returns why not.
+        """Stores a download. The caller must start its process.
 
-        A cancelled download occupies one of MOST_AT_A_TIME slots until its process ends.
+        Returns "running" if the model is being downloaded, or "full" if MOST_AT_A_TIME downloads
+        are active. A cancelled download is active until its process ends.
         """
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
         names = [keys.DOWNLOADS, keys.DOWNLOADS_WANTED, keys.DOWNLOAD_SLOTS]
@@ -66,7 +60,7 @@ class DownloadStore:
         return self.by_name(name_of(hf_repo, hf_commit))
 
     def by_name(self, name: str) -> Download | None:
-        """Returns the download; None if missing or unreadable."""
+        """Returns a download; None if there is none, or if its record is unreadable."""
         raw = self._redis.hget(keys.DOWNLOADS, name)
         if raw is None:
             return None
@@ -74,20 +68,19 @@ class DownloadStore:
 
     def running(self) -> list[Download]:
         names = sorted(name.decode() for name in self._redis.hkeys(keys.DOWNLOADS_WANTED))
-        return [
-            found
-            for name in names
-            if (found := self.by_name(name)) is not None and found.state == "running"
-        ]
+        return [one for one in map(self.by_name, names) if one and one.state == "running"]
 
     def end(self, download: Download, error: str | None = None) -> bool:
-        """Stores a download as done, or as failed with `error`. False if it was cancelled."""
+        """Stores that a download succeeded, or failed with `error`.
+
+        Returns False if the download was cancelled.
+        """
         ended = asdict(download) | {"state": "done" if error is None else "failed", "error": error}
         args: list[Any] = [download.name, download.task_id, json.dumps(ended), _KEPT_S]
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels a download; its process notices. True if it was active."""
+        """Cancels a download, whose process ends at its next `renew`. True if it was active."""
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)
@@ -95,19 +88,19 @@ class DownloadStore:
             return bool(pipe.execute()[0])
 
     def claim(self, download: Download) -> bool:
-        """True if no process downloads it and this caller must start one."""
+        """Returns True if the download has no process, so this caller must start one."""
         return bool(self._redis.set(keys.download(download.task_id), "1", nx=True, ex=STARTS_S))
 
     # The process that downloads.
 
     def renew(self, download: Download) -> bool:
-        """Stores that the process lives. True if the download is still wanted."""
+        """Stores that the process lives. Returns False if the download was cancelled."""
         self._redis.set(keys.download(download.task_id), "1", ex=ALIVE_S)
         wanted = self._redis.hget(keys.DOWNLOADS_WANTED, download.name)
         return bool(wanted == download.task_id.encode())
 
     def leave(self, task_id: str) -> None:
-        """Stores that the process ended; another may start if still wanted."""
+        """Stores that the download's process has ended, so another process may start."""
         self._redis.delete(keys.download(task_id))
 
 

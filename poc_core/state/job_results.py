@@ -1,7 +1,7 @@
 """A job's HTTP answer (protocol.md, section 5): built in parts and, if large, stored in pieces.
 
-The answer is built once, when the job ends. Without a callback no process holds a large one in
-full. No value in Redis nears its limit of 512 MB.
+The answer is built once, when the job ends. Without a callback, no process holds a large answer in
+full. Pieces keep every value in Redis far below Redis' limit of 512 MB.
 """
 
 import json
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from poc_core.callbacks import callback_url
 from poc_core.errors import TooFewValuesError
-from poc_core.payloads import callback_url
 from poc_core.records import JobKind, JobRecord
 from poc_core.schemes import contract_of
 from poc_core.schemes.contract import load_all
@@ -33,27 +33,27 @@ _MOST_EXCLUDED = 0.1
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """An answer stored in Redis."""
+    """An answer in Redis. `pieces` can be read only once."""
 
     n_bytes: int
-    pieces: Iterator[bytes]  # can be read only once
+    pieces: Iterator[bytes]
     is_in_pieces: bool
 
 
 class Part(NamedTuple):
-    """Some of a job's nonces as texts, in order, and their values as JSON (null: excluded)."""
+    """Some of a job's nonces as texts, in order, and their values as JSON (null if excluded)."""
 
     nonces: Sequence[bytes]
     values: Sequence[bytes]
 
 
 class JobResults(Store):
-    """The part of JobStore that writes and reads answers."""
+    """The part of JobStore that stores and reads answers."""
 
     _finish = scripts.of_store("finish_job")
 
     def result(self, job_id: str) -> StoredAnswer | None:
-        """Returns the answer of a completed job as JSON; None if there is none."""
+        """Returns the answer of a completed job as JSON; None for other jobs."""
         body, n_bytes = self._redis.hmget(keys.job(job_id), "result", "result_bytes")
         if body is not None:
             return StoredAnswer(len(body), iter([body]), is_in_pieces=False)
@@ -62,21 +62,20 @@ class JobResults(Store):
         return StoredAnswer(int(n_bytes), self._pieces(job_id, int(n_bytes)), is_in_pieces=True)
 
     def _complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
-        """Stores the answer of a job whose batches are all done. False if the job had ended.
+        """Builds and stores the answer of a job whose batches are all done.
 
-        The caller must hold the job's lock :finishing, which each part renews.
+        Returns False if the job had ended. The caller must hold the job's lock :finishing, which is
+        renewed for `lock_s` seconds with each part.
         """
-        key = keys.job(record.job_id)
+        key, is_validation = keys.job(record.job_id), record.kind is JobKind.VALIDATE
         draft = f"{key}:draft:{uuid.uuid4().hex}"
-        url = callback_url(
-            record.request.url, "generated" if record.kind is JobKind.GENERATE else "validated"
-        )
-        claimed = self._redis.hgetall(key + ":claimed") if record.kind is JobKind.VALIDATE else {}
+        url = callback_url(record.request.url, "validated" if is_validation else "generated")
+        claimed = self._redis.hgetall(key + ":claimed") if is_validation else {}
         verdict = ""
         body: list[bytes] = []  # the callback's body, in memory as one payload
         waiting, n_pieces, n_bytes = b"", 0, 0
         for text in answer_texts(record, self._parts(record, lock_s), claimed):
-            if record.kind is JobKind.VALIDATE:  # the answer is one text
+            if is_validation:  # the answer is one text
                 verdict = "fraud" if json.loads(text).get("fraud_detected") else "honest"
             if url:
                 body.append(text if body else callback_opening(record, text))
@@ -90,23 +89,20 @@ class JobResults(Store):
             self._push(draft, waiting)
             waiting, n_pieces = b"", n_pieces + 1
         ttl_s = self._settings.generate_result_ttl_sec
-        callback: list[Any] = [url, b"".join(body), self._settings.callback_retention_sec]
-        return bool(
-            self._finish(
-                [key, draft],
-                [waiting, n_pieces, n_bytes, now, ttl_s, ttl_s + _READING_S, *callback, verdict],
-            )
-        )
+        args: list[Any] = [waiting, n_pieces, n_bytes, now, ttl_s, ttl_s + _READING_S]
+        args += [url, b"".join(body), self._settings.callback_retention_sec, verdict]
+        return bool(self._finish([key, draft], args))
 
     def _parts(self, record: JobRecord, lock_s: int) -> Iterator[Part]:
-        """Yields nonces and values in parts of about PIECE_BYTES."""
-        key = keys.job(record.job_id)
-        per_part = max(
-            1, PIECE_BYTES // contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
-        )
-        step = max(1, per_part * record.n_batches // record.n_total)
-        for first in range(0, record.n_batches, step):
-            indexes = [b"%d" % index for index in range(first, min(first + step, record.n_batches))]
+        """Yields a job's nonces and values in parts of about PIECE_BYTES.
+
+        JobEndedError if some are missing.
+        """
+        key, n_batches = keys.job(record.job_id), record.n_batches
+        each = contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
+        step = max(1, max(1, PIECE_BYTES // each) * n_batches // record.n_total)
+        for first in range(0, n_batches, step):
+            indexes = [b"%d" % index for index in range(first, min(first + step, n_batches))]
             with self._redis.pipeline(transaction=False) as pipe:
                 pipe.expire(key + ":finishing", lock_s)
                 pipe.hmget(key + ":nonces", indexes)
@@ -124,7 +120,7 @@ class JobResults(Store):
             pipe.execute()
 
     def _pieces(self, job_id: str, n_bytes: int) -> Iterator[bytes]:
-        """Yields the pieces of an answer. OSError: a piece expired during reading."""
+        """Yields the pieces of an answer. OSError if a piece has expired."""
         index = 0
         while n_bytes > 0:
             piece = self._redis.lindex(keys.job(job_id) + ":result", index)
@@ -136,20 +132,21 @@ class JobResults(Store):
 
 
 class JobEndedError(Exception):
-    """The job was cancelled, failed or expired while its answer was built."""
+    """The job ended or expired while its answer was built."""
 
 
 def _nonces_of(batch: bytes) -> list[bytes]:
-    """Returns nonces in a batch's JSON list, as texts."""
+    """Returns the nonces of a batch's JSON list, as texts."""
     return batch[1:-1].replace(b" ", b"").split(b",")
 
 
 def answer_texts(
     record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
 ) -> Iterator[bytes]:
-    """Yields the JSON of GET /generate/{id}; artifacts come one text per part, to save memory.
+    """Yields the JSON of GET /generate/{id}, in one text for each part of the artifacts.
 
-    `claimed`: of a validation, nonce -> JSON of its value. TooFewValuesError: no verdict possible.
+    `claimed`: a validation's claims, nonce -> JSON of the value. TooFewValuesError if no verdict is
+    possible.
     """
     if record.kind is JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -159,14 +156,10 @@ def answer_texts(
     excluded: list[int] = []
     is_first = True
     for nonces, values in parts:
-        computed = [pair for pair in zip(nonces, values, strict=True) if pair[1] != _EXCLUDED]
-        excluded += [
-            int(nonce) for nonce, value in zip(nonces, values, strict=True) if value == _EXCLUDED
-        ]
-        if computed:
-            artifacts = contract.artifacts_json(
-                [nonce for nonce, _ in computed], [value for _, value in computed]
-            )
+        pairs = list(zip(nonces, values, strict=True))
+        excluded += [int(nonce) for nonce, value in pairs if value == _EXCLUDED]
+        if computed := [pair for pair in pairs if pair[1] != _EXCLUDED]:
+            artifacts = contract.artifacts_json(*map(list, zip(*computed, strict=True)))
             text += artifacts[1:-1] if is_first else b"," + artifacts[1:-1]
             is_first = False
         yield text
@@ -178,9 +171,10 @@ def answer_texts(
 
 
 def callback_opening(record: JobRecord, answer: bytes) -> bytes:
-    """Returns the start of a callback's body (protocol.md, section 6) from the answer's first text.
+    """Returns the first text of a callback's body (protocol.md, section 6).
 
-    The block, key and node replace the status. Later texts of the answer stay unchanged.
+    `answer`: the answer's first text, whose status is replaced by the block, key and node. Further
+    texts are the same in the callback.
     """
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')

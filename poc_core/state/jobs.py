@@ -1,13 +1,14 @@
-"""Jobs in Redis: created by the API, computed in batches by workers, finished exactly once.
+"""Jobs in Redis. The API creates a job, workers compute its batches, and one worker finishes it.
 
-Only the job record counts: a Celery message just announces work and may come twice, late or never.
-Workers lease from the front of their model's line (state/work.py).
+Redis holds the work. A Celery message only announces work, and may come twice, late or never.
+Workers lease batches of the first job in their model's line (state/work.py).
 """
 
 import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,13 +16,7 @@ from pydantic import TypeAdapter
 from poc_core.callbacks import receiver_of
 from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
-from poc_core.records import (
-    JobRecord,
-    JobRequest,
-    JobStatus,
-    NewJob,
-    ProofSpec,
-)
+from poc_core.records import JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
 from poc_core.schemes import contract_of
 from poc_core.state import keys, scripts
 from poc_core.state.job_results import JobEndedError, JobResults
@@ -31,7 +26,7 @@ from poc_core.state.job_results import JobEndedError, JobResults
 MAX_FINISHES = 5
 _FINISH_LOCK_S = 20
 
-# TTL in seconds of uploaded nonces whose job is not created yet; 100,000 nonces take 1 s.
+# TTL in seconds of uploaded nonces whose job is not created yet. 100,000 nonces take 1 s.
 _STAGING_TTL_S = 120
 
 # Hash fields per upload command: Redis must serve other clients between two commands.
@@ -48,15 +43,15 @@ _RECORD = TypeAdapter(JobRecord)
 
 @dataclass(frozen=True)
 class ActiveJobs:
-    """Numbers of unended jobs."""
+    """The numbers of jobs that have not ended."""
 
     queued: int
     running: int
-    waiting_for_chat: int  # queued or running
+    waiting_for_chat: int  # queued and running jobs
 
 
 class JobStore(JobResults):
-    """Creates, reads and ends jobs; each operation is atomic in Redis and safe to repeat."""
+    """The store of jobs. Each operation is atomic in Redis and safe to repeat."""
 
     _create = scripts.of_store("create_job")
     _note_waiting = scripts.of_store("note_waiting")
@@ -69,10 +64,10 @@ class JobStore(JobResults):
     # Clients: create, read, end.
 
     def create(self, job: NewJob) -> str:
-        """Stores a job as queued and returns its id.
+        """Stores a job as queued, and returns its id.
 
-        QueueFullError: too many nonces, jobs or callbacks would wait. AnswerTooLargeError: too many
-        values.
+        QueueFullError if too many nonces, jobs or callbacks would wait. AnswerTooLargeError if the
+        job's answer would be too large.
         """
         self._check_answer(job)
         # Also checked before the upload, which may take megabytes.
@@ -93,63 +88,56 @@ class JobStore(JobResults):
             "inline": int(job.inline),
             "created_at": now,
         }
-        settings = self._settings
-        limits: list[Any] = [settings.max_queued_nonces, settings.max_jobs]
-        url = job.request.url
-        limits += [settings.max_callbacks if url else "", settings.outbox_max_bytes]
-        limits += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
-        pairs = [part for item in fields.items() for part in item]
-        what, *number = self._create(
-            [key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs]
-        )
+        settings, url = self._settings, job.request.url
+        args: list[Any] = [job_id, job.model, len(job.nonces), job.n_batches]
+        args += [settings.max_queued_nonces, settings.max_jobs]
+        args += [settings.max_callbacks if url else "", settings.outbox_max_bytes]
+        args += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
+        args += [part for item in fields.items() for part in item]
+        what, *found = self._create([key], args)
         if what == b"nonces":
-            self._check_room(len(job.nonces), number[0])
+            self._check_room(len(job.nonces), found[0])
         if what == b"jobs":
             raise QueueFullError(
-                f"{number[0]} jobs have not ended, as many as may (a fifth of"
+                f"{found[0]} jobs have not ended, as many as may (a fifth of"
                 " POC_MAX_QUEUED_NONCES); wait for some to end, and send more nonces in one"
                 " request."
             )
         if what == b"callbacks":
-            all_of_them = (
-                f"{settings.max_callbacks} jobs or {settings.outbox_max_bytes} bytes of"
-                " them (POC_OUTBOX_MAX_BYTES)"
-            )
+            most = f"{settings.max_callbacks} jobs or {settings.outbox_max_bytes} bytes of them"
+            most += " (POC_OUTBOX_MAX_BYTES)"
             raise QueueFullError(
                 {
-                    b"all": f"The callbacks of {all_of_them} wait for their receivers already",
+                    b"all": f"The callbacks of {most} wait for their receivers already",
                     b"client": "Your callbacks that wait for their receivers are a quarter of"
-                    f" {all_of_them}, as many as one client may have",
+                    f" {most}, as many as one client may have",
                     b"receiver": "The callbacks that wait for this receiver are a quarter of"
-                    f" {all_of_them}, as many as one receiver may have",
-                }[number[0]]
+                    f" {most}, as many as one receiver may have",
+                }[found[0]]
                 + "; try again later, or leave out the url and poll."
             )
         return job_id
 
     def read(self, job_id: str) -> JobRecord | None:
-        """Returns the job without its result; None if unknown or expired."""
+        """Returns a job's record; None if the job is unknown or has expired."""
         return self.read_all([job_id])[0]
 
     def read_all(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """Returns the jobs, each as `read` does, in one request."""
+        """Reads several jobs in one request; see `read`."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
-            return [
-                _record(job_id, values)
-                for job_id, values in zip(job_ids, pipe.execute(), strict=True)
-            ]
+            return [_record(*found) for found in zip(job_ids, pipe.execute(), strict=True)]
 
     def cancel(self, job_id: str) -> bool:
-        """Cancels a queued or running job. False if the job had already ended."""
+        """Cancels a queued or running job. Returns False if the job had already ended."""
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
         """Cancels jobs that have not started and whose client does not wait; returns how many.
 
-        Started jobs are worth finishing. These models' Celery messages are deleted too: workers
-        find the remaining jobs without.
+        Also deletes the Celery messages of these jobs' models. Workers find the remaining jobs
+        without messages.
         """
         n_cancelled = 0
         for model in self._models():
@@ -164,18 +152,18 @@ class JobStore(JobResults):
         return n_cancelled
 
     def cancel_all(self) -> None:
-        """Cancels every job that has not ended; the engines stop."""
+        """Cancels every job that has not ended, because the engines stop."""
         self.cancel_queued()
         for model in self._models():
             for job_id in self.active_jobs(model):
                 self.cancel(job_id)
 
     def queued_nonces(self) -> int:
-        """Returns the accepted but uncomputed nonces of all jobs."""
+        """Returns the number of nonces that are accepted but not computed yet."""
         return max(0, int(self._redis.get(keys.QUEUED_NONCES) or 0))
 
     def count_active(self) -> ActiveJobs:
-        """Counts all models' unended jobs by status."""
+        """Counts the jobs of all models that have not ended."""
         sums = [0, 0, 0]
         for model in self._models():
             first, n_seen = 0, _CHUNK
@@ -186,7 +174,10 @@ class JobStore(JobResults):
         return ActiveJobs(*sums)
 
     def newest(self, most: int, most_old: int) -> list[str]:
-        """Returns newest jobs' ids, newest first (100 at most), then each model's oldest active."""
+        """Returns the ids of the newest jobs, then the ids of each model's oldest active jobs.
+
+        `most`: newest jobs, at most 100; the newest come first. `most_old`: active jobs per model.
+        """
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)
             for model in self._models():
@@ -196,15 +187,15 @@ class JobStore(JobResults):
         return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
-        """Returns nonces computed; restarts after job_ttl_sec without any."""
+        """Returns the number of computed nonces, from 0 again after job_ttl_sec without nonces."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Counts this node's validations by verdict; restarts after 30 days without any."""
+        """Returns the number of validations by verdict, from 0 again after 30 days without any."""
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
-        """Counts the validations of the UTC day of `at`, by verdict."""
+        """Returns the number of validations by verdict on the UTC day of the time `at`."""
         return self._by_verdict(keys.validations(int(at // 86_400)))
 
     def _by_verdict(self, name: str) -> dict[str, int]:
@@ -215,22 +206,23 @@ class JobStore(JobResults):
     # Workers, see also state/work.py.
 
     def next_in_line(self, model: str) -> str | None:
-        """Returns the model's job that is leased from next; None if none."""
+        """Returns the id of the job whose batches are leased next; None if no job waits."""
         found = self._redis.zrange(keys.line(model), 0, 0)
         return found[0].decode() if found else None
 
     def note_waiting(self, job_ids: Sequence[str], what: str) -> bool:
-        """Shows clients what the jobs wait for; "" if the jobs go on.
+        """Stores what the jobs wait for, which clients see; "" if the jobs continue.
 
-        False if no job can be computed now: all have ended, or a round uses the workers.
+        Returns False if no job can be computed now: all have ended, or a round uses the workers.
         """
         names = [keys.job(job_id) for job_id in job_ids]
         return bool(self._note_waiting(names, [what, self._settings.job_ttl_sec]))
 
     def finish(self, job_id: str) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. True if this call did.
+        """Builds and stores the answer of a job whose batches are all done.
 
-        One caller at a time builds it. The job fails after MAX_FINISHES unfinished tries.
+        Returns False if another caller builds the answer or has done so. The job fails after
+        MAX_FINISHES unsuccessful attempts.
         """
         limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._ended_ttl_s]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
@@ -248,15 +240,18 @@ class JobStore(JobResults):
             return False
 
     def fail(self, job_id: str, error: str) -> bool:
-        """Fails an active job with a sentence for clients. False if it had ended."""
+        """Ends an active job as failed. Returns False if the job had already ended.
+
+        `error`: a sentence for clients.
+        """
         return self._end_job(job_id, JobStatus.FAILED, error)
 
     def active_jobs(self, model: str, most: int = 0) -> list[str]:
-        """Returns the model's active job ids, oldest first; at most `most`, 0: all."""
+        """Returns the ids of a model's active jobs, the oldest first. `most`: 0 for all."""
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def recount(self) -> int:
-        """Corrects and returns `queued_nonces`, which still includes expired jobs."""
+        """Corrects `queued_nonces`, which includes nonces of expired jobs, and returns it."""
         return int(self._recount([], [self._settings.job_ttl_sec]))
 
     def _models(self) -> list[str]:
@@ -287,18 +282,13 @@ class JobStore(JobResults):
             )
 
     def _stage(self, key: str, job: NewJob) -> None:
-        """Uploads the large fields with a short TTL; create_job.lua adopts them."""
-        uploads: list[tuple[str, list[Any]]] = [
-            (":nonces", [(i, json.dumps(list(job.batch(i)))) for i in range(job.n_batches)])
-        ]
-        if job.claimed is not None:
-            uploads.append(
-                (":claimed", [(nonce, json.dumps(claim)) for nonce, claim in job.claimed.items()])
-            )
+        """Uploads the job's nonces and claims with a short TTL, which create_job.lua extends."""
+        batches = {i: list(job.batch(i)) for i in range(job.n_batches)}
         with self._redis.pipeline(transaction=False) as pipe:
-            for suffix, entries in uploads:
-                for first in range(0, len(entries), _UPLOAD_CHUNK):
-                    pipe.hset(key + suffix, mapping=dict(entries[first : first + _UPLOAD_CHUNK]))
+            for suffix, values in ((":nonces", batches), (":claimed", job.claimed or {})):
+                texts = ((name, json.dumps(value)) for name, value in values.items())
+                while chunk := dict(islice(texts, _UPLOAD_CHUNK)):
+                    pipe.hset(key + suffix, mapping=chunk)
                 pipe.expire(key + suffix, _STAGING_TTL_S)
             pipe.execute()
 
@@ -314,7 +304,7 @@ class JobStore(JobResults):
 
 
 def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
-    """The record in a hash's _RECORD_FIELDS."""
+    """Builds a record from the values of _RECORD_FIELDS; None if the hash is missing."""
     found = zip(_RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "status" not in raw:

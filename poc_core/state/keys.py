@@ -1,10 +1,10 @@
-"""Names of the keys in Redis. The scripts in lua/ write suffixes and names with ids."""
+"""Names of the keys in Redis. The scripts in lua/ derive further names from them."""
 
 NEWEST_JOBS = "poc:jobs:newest"  # list of the ids of the jobs created last, the newest first
-QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted but uncomputed
+QUEUED_NONCES = "poc:queued_nonces"  # counter of accepted nonces that are not computed yet
 ACTIVE_MODELS = "poc:jobs:models"  # set of the models that have an active zset
-STATS_TOTAL = "poc:stats:total"  # counter: nonces computed
-VERDICTS = "poc:stats:verdicts"  # hash: completed validations by verdict
+STATS_TOTAL = "poc:stats:total"  # counter of computed nonces
+VERDICTS = "poc:stats:verdicts"  # hash verdict -> completed validations
 EVENTS = "poc:events"  # counter of all events; see events() for their lists
 
 WORKER_PREFIX = "poc:worker:"
@@ -13,12 +13,11 @@ CHAT_PORTS = "poc:ports"  # zset port where a worker serves chat -> last heartbe
 API_ADDRESSES = "poc:api"  # zset "address port" of an API -> last report
 MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
 
-# hash: what the node shall run; without a TTL, so that it survives a long downtime
+# hash: the model that the node shall serve; without a TTL, so that it survives a long downtime
 DEPLOYMENT = "poc:deployment"
 HOSTS = "poc:hosts"  # zset host id -> last report
 
-
-# zset of fingerprints of refused chat requests -> end of the refusal; and their total number
+# zset fingerprint of a refused chat request -> end of the refusal; and counter of such requests
 DEADLY = "poc:chat:deadly"
 DEADLY_TOTAL = "poc:chat:deadly:total"
 
@@ -26,34 +25,33 @@ NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase use
 FOLLOWED_ROUNDS = "poc:round:followed"  # set of superseded rounds, not deleted yet
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
-# hash of the jobs with an undelivered callback: id -> creation time, receiver and client, separated
-# by spaces
+# hash of jobs with an undelivered callback: id -> creation time, receiver, client (with spaces)
 OUTBOX_JOBS = "poc:outbox:of_jobs"
 COURIER = "poc:courier"  # expires a day after the last sign of life of a courier
 RECEIVERS = "poc:receivers"  # zset receiver -> last time it did not answer
 
 
 def round(round_id: str) -> str:
-    """The hash of a round; its working keys add :leases :free :workers :counted
-    :excluded :valid :rate:{second}.
+    """The hash of a round. Further keys of the round are this plus :leases, :free, :workers,
+    :counted, :excluded, :valid or :rate:{second}.
     """
     return f"poc:round:{round_id}"
 
 
 def counted(round_id: str) -> str:
-    """The hash of what a round's workers computed lately: second|worker -> nonces; see
-    `spread_counts` in lua/common.lua.
+    """The hash of the nonces that a round's workers computed last: second|worker -> nonces (see
+    `spread_counts` in lua/common.lua).
     """
     return f"{round(round_id)}:counted"
 
 
 def generating(model: str) -> str:
-    """The id of the round that the model's workers compute for; absent while they serve jobs."""
+    """The id of the round that the model's workers compute. Missing while they compute jobs."""
     return f"poc:round:generating:{model}"
 
 
 def outbox(outbox_id: str) -> str:
-    """The hash of an outbox; this plus :entries is the list of entries."""
+    """The hash of an outbox. This plus :entries is the list of its entries."""
     return f"poc:outbox:{outbox_id}"
 
 
@@ -63,8 +61,8 @@ def receiver(name: str) -> str:
 
 
 def job(job_id: str) -> str:
-    """The hash of a job; its working keys add :nonces :todo :free :leases :attempts :values
-    :claimed :finishing, and :result with the pieces of a large answer.
+    """The hash of a job. Further keys of the job are this plus :nonces, :todo, :free, :leases,
+    :attempts, :values, :claimed, :finishing, or :result (the pieces of a large answer).
     """
     return f"poc:job:{job_id}"
 
@@ -75,7 +73,7 @@ DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: active, or with a pro
 
 
 def download(task_id: str) -> str:
-    """Exists while a process downloads the model, or is starting."""
+    """A key that exists while the download's process runs or starts."""
     return f"poc:download:{task_id}"
 
 
@@ -85,34 +83,36 @@ def active(model: str) -> str:
 
 
 def line(model: str) -> str:
-    """The zset of the model's jobs with batches to lease, in the order of leasing; see join_line in
-    lua/common.lua.
+    """The zset of the model's jobs that have batches to lease, in order (see `join_line` in
+    lua/common.lua).
     """
     return f"poc:jobs:line:{model}"
 
 
 def reaper(model: str) -> str:
-    """Held by the worker that last checked the model for stuck jobs."""
+    """The id of the worker that last checked the model for stuck jobs; expires before the next
+    check.
+    """
     return f"poc:jobs:reaper:{model}"
 
 
 def worker(worker_id: str) -> str:
-    """The hash of a worker; it exists while the worker lives."""
+    """The hash of a worker. It exists while the worker lives."""
     return WORKER_PREFIX + worker_id
 
 
 def deaths(request: str) -> str:
-    """The set of workers whose engines died during a chat request (by fingerprint)."""
+    """The set of ids of workers whose engines died during a chat request (a fingerprint)."""
     return f"poc:chat:deaths:{request}"
 
 
 def host(host_id: str) -> str:
-    """The hash of a host that runs workers as deployed; it exists while the host lives."""
+    """The hash of a host that follows the deployment. It exists while the host lives."""
     return f"poc:host:{host_id}"
 
 
 def host_logs(host_id: str) -> str:
-    """The last lines of the host's workers, as JSON."""
+    """The last log lines of the host's workers, as JSON."""
     return f"poc:host:{host_id}:logs"
 
 
@@ -122,7 +122,7 @@ def host_machine(host_id: str) -> str:
 
 
 def past(step_s: int, begin: int) -> str:
-    """The hash of one step of the history; `begin`: its first second."""
+    """The hash of one time step of the history. `begin`: its first second."""
     return f"poc:past:{step_s}:{begin}"
 
 
@@ -132,5 +132,5 @@ def events(kind: str) -> str:
 
 
 def validations(day: int) -> str:
-    """The hash of validations per verdict on a UTC day since the epoch."""
+    """The hash verdict -> validations of a UTC day. `day`: days since the epoch."""
     return f"poc:stats:validations:{day}"

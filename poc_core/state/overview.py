@@ -5,12 +5,9 @@ lock after each answer.
 """
 
 import json
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from redis import Redis
 
 from poc_core.records import RoundRecord, WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus, HostReport
@@ -28,7 +25,7 @@ RATE_WINDOW_S = 10
 
 @dataclass(frozen=True)
 class RoundRates:
-    """Nonces by worker: in total, and per second over RATE_WINDOW_S or since a younger start."""
+    """Nonces by worker. Rates are means over RATE_WINDOW_S, or over the age of a younger round."""
 
     totals: Mapping[str, int]
     per_second: Mapping[str, float]
@@ -55,11 +52,11 @@ class GoneHost:
 
 @dataclass(frozen=True)
 class Overview:
-    """One consistent snapshot of the node's state, read in a single Redis script."""
+    """A consistent snapshot of the node's state, read by one Redis script."""
 
     round: CurrentRound | None  # None when there was none or it expired
     workers: Sequence[WorkerRecord]  # alive, starting or ready, by id
-    silent: Sequence[SilentReceiver]  # receivers that get one job payload at a time
+    silent: Sequence[SilentReceiver]  # the receivers that get one job payload at a time
     callbacks_waiting: int  # rounds and jobs, ended or not, with undelivered data
     queued_nonces: int  # accepted but uncomputed, over all jobs
     total_processed: int  # nonces of jobs and rounds
@@ -74,16 +71,14 @@ class Overview:
 
     @property
     def nonces_per_second(self) -> float:
-        """Of all workers."""
+        """The rate of all workers together."""
         return sum(self.per_second.values())
 
 
-class Overviews:
-    """Reads overviews; changes and cleans up nothing in Redis."""
+class Overviews(scripts.BaseStore):
+    """Reads overviews. Changes nothing in Redis."""
 
-    def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._read = scripts.load(redis, "read_overview")
+    _read = scripts.of_store("read_overview")
 
     def read(self) -> Overview:
         second = int(self._clock())
@@ -100,15 +95,13 @@ class Overviews:
         ]
         args: list[Any] = [second, RATE_WINDOW_S, MOST_LOOKED_AT, *RECORD_FIELDS]
         found: Any = self._read(names, args)
-        queued, n_due, total, lately, workers, receivers, current, wanted, hosts, *rest = found
-        courier, trouble = rest
+        queued, n_due, total, lately, workers, receivers, current, *others = found
+        wanted, hosts, courier, trouble = others
         reports = [report for report in map(_report, hosts) if report is not None]
         left_ms = [(name, ms) for name, _, ms in workers] + [(name, ms) for name, *_, ms in hosts]
         return Overview(
             round=_current(second, *current) if current else None,
-            workers=worker_records(
-                (name.decode(errors="replace"), told) for name, told, _ in workers
-            ),
+            workers=worker_records((name, raw) for name, raw, _ in workers),
             silent=spared(receivers),
             callbacks_waiting=int(n_due),
             queued_nonces=max(0, int(queued)),
@@ -140,26 +133,26 @@ def _current(
     # A young round is averaged over its age, but over at least a second.
     began = record.started_at if record.started_at is not None else second
     window_s = min(RATE_WINDOW_S, max(1.0, second - began))
+    rates = {worker: n / window_s for worker, n in _counts(lately).items()}
+    status = readable(f"outbox {round_id.decode()!r}", lambda: OutboxStatus.of(_hash(outbox)))
     return CurrentRound(
         record,
-        RoundRates(
-            _counts(totals), {worker: n / window_s for worker, n in _counts(lately).items()}
-        ),
+        RoundRates(_counts(totals), rates),
         [int(nonce) for nonce in excluded],
-        readable(f"outbox {round_id.decode()!r}", lambda: OutboxStatus.of(_hash(outbox)))
-        or OutboxStatus.of({}),
+        status or OutboxStatus.of({}),
     )
 
 
 def _report(found: Sequence[Any]) -> HostReport | None:
     name, _, raw, _ = found
-    if not raw:
-        return None
-    return readable(f"host {name!r}", lambda: HostReport.model_validate_json(raw))
+    return readable(f"host {name!r}", lambda: HostReport.model_validate_json(raw)) if raw else None
 
 
 def _gone(hosts: Sequence[Sequence[Any]], living: Collection[str]) -> list[GoneHost]:
-    """Returns hosts without a report; names come from ids: host1-4242-3fa9c1."""
+    """Returns the hosts without a report whose names are not in `living`.
+
+    An id such as host1-4242-3fa9c1 begins with the host's name.
+    """
     found = {
         name.decode(errors="replace").rsplit("-", 2)[0]: float(at)
         for name, at, raw, _ in hosts
@@ -172,5 +165,5 @@ def _hash(flat: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _counts(told: bytes) -> dict[str, int]:
-    return {name: int(n) for name, n in json.loads(told.decode(errors="replace")).items()}
+def _counts(raw: bytes) -> dict[str, int]:
+    return {name: int(n) for name, n in json.loads(raw.decode(errors="replace")).items()}

@@ -20,12 +20,12 @@ from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.serving.places import name_of
 from poc_core.settings import Settings, parse_ports
 from poc_core.state import keys, scripts
-from poc_core.state.client import server_clock
+from poc_core.state.client import Store, server_clock
 from poc_core.state.past.events import Events
 from poc_core.state.unreadable import readable
 
-# Seconds for which the API caches which workers serve chat, short compared to a heartbeat. A worker
-# that stops waits as long.
+# Seconds for which the API caches the list of workers that serve chat; short compared to the time
+# between heartbeats. A worker that stops waits as long.
 CHAT_MEMORY_S = 0.25
 # Seconds for which a chat request is refused after two engines died with it.
 DEADLY_S = 600
@@ -39,23 +39,22 @@ _WORKER = TypeAdapter(WorkerRecord)
 _INFO = TypeAdapter(ModelInfo)
 
 
-class WorkerRegistry:
-    """The workers; a worker's key expires worker_ttl_s after its last heartbeat."""
+class WorkerRegistry(Store):
+    """The store of the workers. A worker's record expires worker_ttl_s after its last heartbeat."""
+
+    _read = scripts.of_store("read_workers")
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
-        """`clock`: Redis' if None."""
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
-        self._settings = settings
-        self._clock = clock or server_clock(redis)
-        self._read = scripts.load(redis, "read_workers")
+        """`clock`: returns seconds since the epoch; None for the clock of Redis' machine."""
+        super().__init__(redis, settings, clock or server_clock(redis))
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
-        """Stores that the worker lives, what it serves and its leases in progress.
+        """Stores the worker's record and its leases in progress.
 
-        Must precede the first lease: dead workers hold none. `in_hand`: HeldLeases.summary; None:
-        all that Redis has.
+        Must precede the worker's first lease, because leases of unknown workers end. `in_hand`: see
+        HeldLeases.summary; None for all leases that Redis has.
         """
         fields = asdict(worker)
         info = fields["info"]
@@ -81,14 +80,15 @@ class WorkerRegistry:
             pipe.execute()
 
     def pulse(self, worker_id: str) -> bool:
-        """Extends the worker's life. False if Redis has no such worker: send a heartbeat."""
+        """Extends the life of a worker's record. Returns False if Redis has no such record."""
         ttl_ms = self._settings.worker_ttl_s * 1000
         return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
 
     def drop_silent(self, wait_s: float) -> int:
-        """Removes all workers that send no heartbeat within `wait_s`; returns how many.
+        """Removes all workers that send no heartbeat within `wait_s` seconds; returns how many.
 
-        For an operator who has just shut out a host, whose records may have any name or time.
+        Used after a host lost its access to Redis. The host may have written records with any name
+        and time.
         """
         prefix, now = keys.WORKER_PREFIX.encode(), self._clock()
         silent = {name.removeprefix(prefix) for name in self._redis.scan_iter(prefix + b"*")}
@@ -104,21 +104,23 @@ class WorkerRegistry:
         return sum(self._redis.delete(prefix + worker_id) for worker_id in silent)
 
     def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
-        """Removes a supervisor's workers whose processes ended; frees their leases."""
+        """Removes a supervisor's workers whose processes have ended (`pids`)."""
         for worker in self.live():
             if worker.host_id == host_id and worker.pid in pids:
                 self.remove(worker.id)
 
     def remove(self, worker_id: str) -> None:
-        """Removes a worker: its leases are free at once. Also deletes its Celery bindings."""
+        """Removes a worker and its Celery bindings. Its leases are free at once."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.worker(worker_id), bindings(worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
     def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Counts an engine's death during a chat request (a fingerprint); returns the sum. After
-        two, the request is refused for DEADLY_S. `what`: describes it in an event.
+        """Counts the death of a worker's engine during a chat request; returns the total.
+
+        After two deaths the request is refused for DEADLY_S. `request`: its fingerprint. `what`:
+        the request in the words of an event.
         """
         now = self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
@@ -136,50 +138,47 @@ class WorkerRegistry:
         return n
 
     def outlived(self, request: str) -> None:
-        """Forgets a request's deaths because an engine answered it in full."""
+        """Deletes a request's count of deaths, because an engine has answered the request."""
         self._redis.delete(keys.deaths(request))
 
     def deadly(self) -> frozenset[str]:
-        """Returns the fingerprints of the refused requests."""
+        """Returns the fingerprints of the chat requests that are refused now."""
         found = self._redis.zrangebyscore(keys.DEADLY, self._clock(), "+inf")
         return frozenset(one.decode() for one in found)
 
     def n_deadly(self) -> int:
-        """Counts refused requests."""
+        """Returns the number of chat requests that were ever refused for deaths of engines."""
         return int(self._redis.get(keys.DEADLY_TOTAL) or 0)
 
     def is_alive(self, worker_id: str) -> bool:
         return bool(self._redis.exists(keys.worker(worker_id)))
 
     def live(self, model: str | None = None) -> list[WorkerRecord]:
-        """Lists live workers (of `model`), starting or ready, by id."""
-        told: Any = self._read([keys.WORKERS], [self._settings.worker_ttl_s * 1000])
-        names = (name.decode(errors="replace") for name in told[::2])
-        found = list(zip(names, told[1::2], strict=True))
-        dead = {name for name, raw in found if not raw}
-        if dead:
+        """Returns the live workers (of `model`), starting or ready, by id."""
+        raw: Any = self._read([keys.WORKERS], [self._settings.worker_ttl_s * 1000])
+        found = dict(zip(raw[::2], raw[1::2], strict=True))
+        if not all(found.values()):
             now, known_s = self._clock(), self._known_s
             for name, beat_at in self._redis.zrange(keys.WORKERS, 0, -1, withscores=True):
-                worker_id = name.decode(errors="replace")
                 # Only workers silent for long: a worker sending a heartbeat right now must stay.
-                if worker_id in dead and abs(now - beat_at) > known_s:
-                    # Not `remove`: this Redis user may lack access to the record, which is gone
-                    # anyway.
-                    self._redis.delete(bindings(worker_queue(worker_id)))
+                if found.get(name) == b"" and abs(now - beat_at) > known_s:
+                    # Without `remove`, because this user of Redis may lack access to the record,
+                    # which has expired anyway.
+                    self._redis.delete(bindings(worker_queue(name.decode(errors="replace"))))
                     self._redis.zrem(keys.WORKERS, name)
-        alive = worker_records(found)
+        alive = worker_records(found.items())
         return [worker for worker in alive if model is None or worker.model == model]
 
     def count(self) -> int:
-        """Counts the workers alive now or recently; at least 1."""
+        """Returns the number of workers that live or have died recently; at least 1."""
         return max(1, int(self._redis.zcard(keys.WORKERS)))
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
-        """Returns live workers that take work."""
+        """Returns the live workers (of `model`) that take work."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def store_api_addresses(self) -> None:
-        """Publishes this machine's API addresses."""
+        """Stores the addresses and ports of this machine's API, for `ports`."""
         now, ports = self._clock(), parse_ports(self._settings.api_port)
         found = [one.address for of_one in psutil.net_if_addrs().values() for one in of_one]
         addresses = {
@@ -195,10 +194,10 @@ class WorkerRegistry:
             pipe.execute()
 
     def ports(self) -> set[int | tuple[Address, int]]:
-        """Returns ports on which workers serve chat or recently did, and where APIs listen.
+        """Returns the ports of the workers' chat servers, and the addresses and ports of APIs.
 
-        Ports are stored apart from the worker records, which hold secrets. Of other machines only
-        APIs' ports count: a host could name a receiver's.
+        Includes recent ones. Ports are stored apart from the worker records, which hold secrets.
+        The ports of workers have no address, because a host could name a receiver's address.
         """
         now, known_s = self._clock(), self._known_s
         found = [
@@ -211,16 +210,16 @@ class WorkerRegistry:
 
     @property
     def _known_s(self) -> float:
-        """Seconds for which a heartbeat counts except as life; sensors may hang."""
+        """Seconds for which a dead worker's heartbeat is remembered."""
         return 10 * self._settings.worker_ttl_s
 
     def here(self) -> list[WorkerRecord]:
-        """Returns live workers on this machine or container."""
+        """Returns the live workers of this machine or container."""
         machine = socket.gethostname()
         return [worker for worker in self.live() if worker.machine == machine]
 
     def known_models(self) -> dict[str, ModelInfo]:
-        """Returns the models served within the last job_ttl_sec, even if none is now."""
+        """Returns the models that were served within the last job_ttl_sec, by name."""
         oldest = self._clock() - self._settings.job_ttl_sec
         known = {}
         for name, raw in self._redis.hgetall(keys.MODELS).items():
@@ -235,17 +234,17 @@ def _port(raw: bytes) -> int | tuple[Address, int]:
     return (ipaddress.ip_address(address), int(port)) if address else int(port)
 
 
-def worker_records(found: Iterable[tuple[str, bytes]]) -> list[WorkerRecord]:
-    """Parses workers from ids and JSON texts (empty: dead); sorts by id."""
+def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[WorkerRecord]:
+    """Parses ids and JSON records, which are empty for dead workers. Returns live workers by id."""
     alive = (
-        readable(f"worker {name!r}", partial(_WORKER.validate_json, told))
-        for name, told in found
-        if told
+        readable(f"worker {name.decode(errors='replace')!r}", partial(_WORKER.validate_json, raw))
+        for name, raw in found
+        if raw
     )
     return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:
-    """Parses a model and when last served."""
+    """Parses a model's record: the model, and the time of its last heartbeat."""
     entry = json.loads(raw)
     return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

@@ -1,4 +1,4 @@
-"""Rounds in Redis: started, switched and read. Workers compute the nonces (state/work.py)."""
+"""Rounds in Redis: starting, switching and reading them. Workers compute the nonces (work.py)."""
 
 import json
 import uuid
@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from poc_core.callbacks import callback_url
 from poc_core.errors import RoundError
-from poc_core.payloads import callback_url, payload_head
 from poc_core.records import RoundConfig, RoundRecord, RoundState
+from poc_core.schemes import contract_of
 from poc_core.schemes.contract import Reported
 from poc_core.state import keys, scripts
 from poc_core.state.client import Store
@@ -23,32 +24,30 @@ _MOST_PLACES = 2**53 - 1
 # Reported nonces per answer: 0.4 MB of JSON, more than most rounds have.
 MOST_LISTED = 10_000
 
-# The fields of a round's hash that make a RoundRecord. Counts by worker are left out: each worker
-# would read them again after every step of another.
+# The fields of a round's hash for a RoundRecord. The counts by worker are left out, because workers
+# read the record often.
 _MADE = ("round_id", "is_exhausted")
 RECORD_FIELDS = ["exhausted", *(one.name for one in fields(RoundRecord) if one.name not in _MADE)]
 _RECORD = TypeAdapter(RoundRecord)
 
 
 class RoundStore(Store):
-    """Starts, switches and reads rounds; each operation is atomic in Redis and safe to repeat."""
+    """The store of rounds. Each operation is atomic in Redis and safe to repeat."""
 
     _store = scripts.of_store("store_round")
     _switch = scripts.of_store("switch_round")
     _forget = scripts.of_store("forget_rounds")
     _read_reported = scripts.of_store("read_reported")
 
-    # Clients: start, look, switch, stop.
-
     def store(self, config: RoundConfig, state: RoundState) -> str:
-        """Makes a new round the current one; returns its id. RoundError: a round generates."""
+        """Makes a new round the current round, and returns its id. RoundError if one generates."""
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
         names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
         places = min(config.nonces.count, _MOST_PLACES)
         args: list[Any] = [round_id, state.value, config.model_dump_json(), places, self._clock()]
         args += [self._ttl_s, callback_url(config.url, "generated")]
-        running = self._store(names, [*args, json.dumps(payload_head(config))])
+        running = self._store(names, [*args, json.dumps(_payload_head(config))])
         if running:
             raise RoundError(
                 "A round is generating already: end it with POST /api/v1/pow/stop, or let a"
@@ -58,7 +57,7 @@ class RoundStore(Store):
         return round_id
 
     def current(self) -> RoundRecord | None:
-        """Returns the round stored last, in any state; None if there is none or it expired."""
+        """Returns the round stored last, in any state; None if there is none or it has expired."""
         round_id = self._redis.get(keys.CURRENT_ROUND)
         return None if round_id is None else self.read(round_id.decode())
 
@@ -66,9 +65,10 @@ class RoundStore(Store):
         return round_record(round_id, self._redis.hmget(keys.round(round_id), RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
-        """Sets a round's state unless STOPPED; returns the previous state, None if expired.
+        """Sets the state of a round that is not STOPPED. Workers finish at most two more slices.
 
-        Workers react before their next slice but one. `error`: why the round stopped by itself.
+        Returns the previous state; None if the round has expired. `error`: why the round stopped by
+        itself.
         """
         before = self._switch(
             [keys.round(round.round_id), keys.generating(round.config.model)],
@@ -77,42 +77,39 @@ class RoundStore(Store):
         return RoundState(before.decode()) if before else None
 
     def generating(self, model: str) -> str | None:
-        """Returns the id of the model's generating round."""
+        """Returns the id of the round that the model's workers compute; None if there is none."""
         round_id = self._redis.get(keys.generating(model))
         return None if round_id is None else str(round_id.decode())
 
     def forget_followed(self) -> int:
-        """Deletes superseded rounds with nothing to compute or deliver; returns how many."""
+        """Deletes earlier rounds that have nothing left to compute or deliver; returns how many."""
         return int(self._forget([keys.FOLLOWED_ROUNDS], [self._clock()]))
 
     def elapsed_s(self, round: RoundRecord) -> float:
-        """Returns seconds from the first generation to the stop or now; else 0."""
+        """Returns the seconds from the round's start until its stop or now; 0 before the start."""
         if round.started_at is None:
             return 0.0
         return (round.stopped_at or self._clock()) - round.started_at
 
     def newest(self, most: int) -> list[RoundRecord]:
-        """Returns the latest unexpired rounds, newest first."""
+        """Returns at most `most` rounds, the newest first."""
         ids = [raw.decode() for raw in self._redis.lrange(keys.NEWEST_ROUNDS, 0, most - 1)]
         with self._redis.pipeline(transaction=False) as pipe:
             for round_id in ids:
                 pipe.hmget(keys.round(round_id), RECORD_FIELDS)
             found = zip(ids, answers(pipe), strict=True)
-        records = (
-            readable(f"round {name}", partial(round_record, name, raw)) for name, raw in found
-        )
+        records = (readable(f"round {one[0]}", partial(round_record, *one)) for one in found)
         return [record for record in records if record is not None]
 
     def reported(
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
     ) -> Reported:
-        """Returns up to `most` reported nonces and values if the scheme lists them.
+        """Returns at most `most` reported nonces with their values, if the scheme lists them.
 
-        Starts at rank `first`; None: the newest.
+        `first`: index of the first of them among the reported nonces; None for the newest.
         """
-        place, *found = self._read_reported(
-            [keys.round(round_id)], ["" if first is None else first, most]
-        )
+        args = ["" if first is None else first, most]
+        place, *found = self._read_reported([keys.round(round_id)], args)
         return Reported(int(place), entries.unpack(found))
 
     @property
@@ -120,8 +117,21 @@ class RoundStore(Store):
         return self._settings.callback_retention_sec
 
 
+def _payload_head(config: RoundConfig) -> dict[str, Any]:
+    """Returns the fields that all payloads of a round share (protocol.md, 6), and its scheme."""
+    spec = config.spec
+    shared = {
+        "public_key": spec.public_key,
+        "block_hash": spec.block_hash,
+        "block_height": config.block_height,
+        "node_id": config.node_id,
+    }
+    about = contract_of(spec.scheme).about(spec, config.terms)
+    return {"scheme": spec.scheme, "shared": shared | about}
+
+
 def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
-    """Builds a round from a hash's RECORD_FIELDS; None if missing, or a remnant after expiry."""
+    """Builds a record from the values of RECORD_FIELDS; None if the round has expired."""
     found = zip(RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "state" not in raw:

@@ -1,22 +1,20 @@
 """Loads the Lua scripts: each consists of the parts of lua/common.lua that it uses, and its file.
 
-Redis keeps scripts only in memory and loses them in a restart, a failover or SCRIPT FLUSH. If
-processes have separate Redis users, only the API's may load scripts (docker/users.acl): an endless
-script would block Redis. The API loads all scripts (`load_all`); other processes wait for them as
-for an unavailable Redis.
+Redis keeps scripts only in memory, and loses them in a restart, a failover or SCRIPT FLUSH. If
+processes have separate users of Redis, only the API's user may load scripts (docker/users.acl),
+because an endless script would block Redis. The API loads all scripts (`load_all`). Other processes
+wait for missing scripts as for an unavailable Redis.
 """
 
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
 from redis import Redis
-from redis.client import Pipeline
-from redis.commands.core import Script
 from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError
 
 _FOLDER = files("poc_core.state") / "lua"
@@ -30,7 +28,7 @@ _LOOK_S = 0.2
 
 
 class ScriptsMissingError(ConnectionError):
-    """Redis lost the scripts and this user may not load them; like an unavailable Redis."""
+    """Redis lost the scripts, and this user may not load them. Handled like a lost connection."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -39,38 +37,33 @@ class ScriptsMissingError(ConnectionError):
         )
 
 
-class SharedScript(Script):
-    """A script that another user loads if the caller may not."""
+class SharedScript:
+    """A script that another user of Redis loads if this user lacks the permission."""
 
-    def __call__(
-        self,
-        keys: Sequence[Any] | None = None,
-        args: Iterable[Any] | None = None,
-        client: Any = None,
-    ) -> Any:
-        """Runs the script and returns its result. ScriptsMissingError: Redis lacks it."""
-        client = self.registered_client if client is None else client
-        if isinstance(client, Pipeline):  # redis-py would load it there, even without permission
-            self._make_sure()
-        given = (self.sha, len(keys or ()), *(keys or ()), *(args or ()))
+    def __init__(self, redis: Any, text: str) -> None:
+        self._redis, self._text, self.sha = redis, text, _sha(text)
+
+    def __call__(self, keys: Sequence[Any], args: Sequence[Any] = ()) -> Any:
+        """Runs the script and returns its result.
+
+        ScriptsMissingError if Redis lacks the script and this user may not load it.
+        """
+        call = (self.sha, len(keys), *keys, *args)
         try:
-            return client.evalsha(*given)
+            return self._redis.evalsha(*call)
         except NoScriptError:
-            _load(self.registered_client, self.script)
-            return client.evalsha(*given)
-
-    def _make_sure(self) -> None:
-        if not self.registered_client.script_exists(self.sha)[0]:
-            _load(self.registered_client, self.script)
+            _load(self._redis, self._text)
+            return self._redis.evalsha(*call)
 
 
-Call = tuple[Script, Sequence[Any], Sequence[Any]]
+Call = tuple[SharedScript, Sequence[Any], Sequence[Any]]
 """A script with its keys and args."""
 
 
-def together(redis: "Redis", *calls: Call) -> list[Any]:
-    """Sends calls in one request and returns their results. They run in order, not atomically;
-    calls whose scripts Redis lacks run last.
+def together(redis: Redis, *calls: Call) -> list[Any]:
+    """Sends several calls in one request, and returns their results.
+
+    The calls run in order, not atomically. Calls whose scripts Redis lacks run last.
     """
     with redis.pipeline(transaction=False) as pipe:
         for script, keys, args in calls:
@@ -85,30 +78,41 @@ def together(redis: "Redis", *calls: Call) -> list[Any]:
     return answers
 
 
-def load(redis: "Redis", name: str) -> Script:
-    """Returns lua/{name}.lua, callable with keys and args; survives a restart of Redis."""
+def load(redis: Redis, name: str) -> SharedScript:
+    """Returns the script lua/{name}.lua as a function of keys and args."""
     return SharedScript(redis, whole(name))
 
 
-def of_store(name: str) -> "cached_property[Script]":
-    """Makes a script an attribute of Stores."""
+class BaseStore:
+    """Base class of the stores in Redis."""
+
+    def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: returns seconds since the epoch."""
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._clock = clock
+
+
+def of_store(name: str) -> "cached_property[SharedScript]":
+    """Returns an attribute for a store's class: the script lua/{name}.lua."""
     return cached_property(lambda store: load(store._redis, name))  # noqa: SLF001
 
 
-def load_all(redis: "Redis", others: Sequence[str] = ()) -> None:
-    """Loads the node's scripts that Redis lacks, and `others`, given as texts.
+def load_all(redis: Redis, others: Sequence[str] = ()) -> None:
+    """Loads the scripts that Redis lacks: the node's, and `others` (texts of scripts).
 
-    ScriptsMissingError: one is missing and this user may not load scripts.
+    ScriptsMissingError if a script is missing and this user may not load scripts.
     """
-    scripts = [*map(whole, _names()), *others]
-    shas = _shas(tuple(scripts))
-    for script, is_there in zip(scripts, redis.script_exists(*shas), strict=True):
+    texts = [*map(whole, _names()), *others]
+    for text, is_there in zip(texts, redis.script_exists(*map(_sha, texts)), strict=True):
         if not is_there:
-            _load(redis, script)
+            _load(redis, text)
 
 
-def wait_until_loaded(redis: "Redis", timeout_s: float) -> None:
-    """Loads the scripts, or waits until an API has. ScriptsMissingError: after `timeout_s`."""
+def wait_until_loaded(redis: Redis, timeout_s: float) -> None:
+    """Loads the node's scripts, or waits until an API has loaded them.
+
+    ScriptsMissingError if scripts are still missing after `timeout_s` seconds.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -119,18 +123,18 @@ def wait_until_loaded(redis: "Redis", timeout_s: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def _load(redis: Any, script: Any) -> None:
+def _load(redis: Any, text: str) -> None:
     try:
-        redis.script_load(script)
+        redis.script_load(text)
     except NoPermissionError as error:
         raise ScriptsMissingError() from error
 
 
 @cache
 def whole(name: str) -> str:
-    """Returns the script `name` as in Redis.
+    """Returns lua/{name}.lua after the functions of lua/common.lua that it uses.
 
-    Unused functions of common.lua are left out: Redis makes all again per call, which took 4 µs.
+    Other functions are left out, because Redis creates all functions again in each call (4 µs).
     """
     text, found = source(name), ""
     words = set(_WORD.findall(text))
@@ -155,5 +159,5 @@ def _names() -> tuple[str, ...]:
 
 
 @cache
-def _shas(scripts: tuple[str, ...]) -> list[str]:
-    return [hashlib.sha1(script.encode()).hexdigest() for script in scripts]
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode()).hexdigest()

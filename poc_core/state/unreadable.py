@@ -1,4 +1,4 @@
-"""Skips unreadable records in Redis, so that others are read, and logs each once."""
+"""Skips unreadable records in Redis, and logs each of them once."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def readable(name: str, parse: Callable[[], T]) -> T | None:
-    """Returns the result of `parse`; None if it fails, logged once per `name`."""
+    """Returns the result of `parse`; None if `parse` fails, which is logged once per `name`."""
     try:
         return parse()
     except MemoryError:
@@ -22,9 +22,9 @@ def readable(name: str, parse: Callable[[], T]) -> T | None:
 
 
 def answers(pipe: Any) -> list[Any]:
-    """Returns a pipeline's results. A key of the wrong type gives an error object, for `readable`.
+    """Returns a pipeline's results. The result is an exception if a key has the wrong type.
 
-    RedisError: any other.
+    Raises all other errors of Redis.
     """
     found: list[Any] = pipe.execute(raise_on_error=False)
     for one in found:

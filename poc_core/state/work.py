@@ -1,8 +1,8 @@
-"""A worker's operations in Redis: it leases work, stores values, or returns leases.
+"""A worker's operations in Redis: leasing work, storing values, and returning leases.
 
-A nonce is leased to one worker, and a lease counts once even if completed repeatedly. A lease ends
-when its worker's heartbeat expires, or when a heartbeat omits the lease: a Redis killed while its
-disk was slow may have lost a completion or return.
+Each nonce is leased to one worker, and a lease's values count only once. A lease ends when its
+worker's heartbeat expires or omits the lease: if Redis was killed, it may have lost the values or
+the return of a lease.
 """
 
 import json
@@ -24,17 +24,17 @@ from poc_core.state.delivery import entries
 from poc_core.state.jobs import JobStore
 from poc_core.state.rounds import RoundStore
 
-# If so many workers die or lose their engine on one batch, its job fails: the batch is the cause.
+# If so many workers die or lose their engine during a batch, the batch is the cause: its job fails.
 MAX_LOSSES = 3
-# Jobs of another spec skipped in search of batches to compute together.
+# Most jobs of other specs that are skipped in the search for batches to compute together.
 _MOST_PASSED = 16
-# Reported nonces stored for a /status that lists them: about 5 MB. Callbacks carry all.
+# Most reported nonces stored for a /status that lists them: about 5 MB. Callbacks contain all.
 _MOST_KEPT = 100_000
 
 # Jobs checked per script call: about 3 ms of Redis' time.
 _CHUNK = 500
-# After a check, other workers skip theirs for this share of the interval. It is a little below the
-# shortest pause, so that a worker does not block its next check.
+# Share of reap_interval_s after a check in which other workers skip theirs. The share is below the
+# shortest pause between a worker's checks, so that a worker does not block its own next check.
 _TURN = 0.75
 
 # Ranges of scores in a model's line.
@@ -44,8 +44,8 @@ _VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
 class HeldLeases:
     """A worker's leases in progress, by the number of their lease request. Thread-safe.
 
-    Numbers ascend, so a heartbeat with the highest number and those in progress covers all leases.
-    Redis frees a lower number that is missing and keeps leases with higher numbers.
+    Heartbeats list the numbers in progress and the highest number so far. Redis frees leases with
+    missing lower numbers, and keeps leases with higher numbers.
     """
 
     def __init__(self) -> None:
@@ -54,42 +54,42 @@ class HeldLeases:
         self._held: dict[int, int] = {}  # number -> leases and requests in progress
 
     def ask(self) -> int:
-        """Numbers a lease request before Redis answers, so that heartbeats omit no lease."""
+        """Returns the number of a new lease request. Heartbeats list it before Redis answers."""
         with self._lock:
             self._n_asked += 1
             self._held[self._n_asked] = 1
             return self._n_asked
 
     def add(self, number: int, n_leases: int) -> None:
-        """Adds a request's leases. Each of them, and the request, is dropped separately."""
+        """Adds the leases of a request. The request and each lease must be dropped separately."""
         with self._lock:
             self._held[number] += n_leases
 
     def drop(self, number: int) -> None:
-        """Forgets a request, or a lease that was completed or returned."""
+        """Removes a request that was answered, or a lease that was completed or returned."""
         with self._lock:
             self._held[number] -= 1
             if not self._held[number]:
                 del self._held[number]
 
     def summary(self) -> str:
-        """Returns a heartbeat's text: number of requests, colon, numbers in progress."""
+        """Returns the text for a heartbeat: the highest number, ":", the numbers in progress."""
         with self._lock:
             return f"{self._n_asked}:{' '.join(map(str, self._held))}"
 
 
 @dataclass(frozen=True)
 class StuckJobs:
-    """The result of one check of a model's active jobs."""
+    """The result of one check of some of a model's active jobs."""
 
     n_dropped: int  # jobs that had ended or expired
     n_freed: int  # leases that no worker holds
-    unfinished: list[str]  # all batches done, but the process that had to finish died
-    broken: list[str]  # jobs with an unreadable record
+    unfinished: list[str]  # ids of jobs with all batches done and no answer
+    broken: list[str]  # ids of jobs with an unreadable record
 
 
 class WorkStore(Store):
-    """All operations of one worker on jobs and rounds, each atomic in Redis and safe to repeat."""
+    """One worker's operations on jobs and rounds. Each is atomic in Redis and safe to repeat."""
 
     _lease = scripts.of_store("lease")
     _complete = scripts.of_store("complete")
@@ -117,18 +117,18 @@ class WorkStore(Store):
         places: int = 0,
         done: tuple[Lease, Sequence[JsonValue]] | None = None,
     ) -> list[Lease] | Refusal:
-        """Leases the next work: up to `places` nonces of `round` while it generates, else a batch.
+        """Leases nonces of `round` while it generates, or else the next batch of a job.
 
-        Empty if nothing waits. A job's first lease sets it running. `done`: a round's lease and
-        values, stored in the same request.
+        Returns an empty list if nothing waits. `places`: most nonces of the round. `done`: a lease
+        of the round and its values, which are stored in the same request.
         """
         scores = _VALIDATIONS if only_validations else _ALL
         return self._leased(model, scores, "", 1, round, places, done)
 
     def lease_more(self, beside: Lease, room: int) -> list[Lease]:
-        """Leases the next batches of the same spec and kind, to compute together with `beside`.
+        """Leases batches to compute together with the lease `beside`, whose spec they share.
 
-        `room`: most nonces in total.
+        `room`: most nonces of these batches.
         """
         if beside.alone or room <= 0:
             return []
@@ -137,32 +137,34 @@ class WorkStore(Store):
         return found if isinstance(found, list) else []
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> bool:
-        """Stores one value per nonce of a lease, in order; None excludes. Safe to repeat.
+        """Stores a lease's values, one per nonce in order; None for an excluded nonce.
 
-        Job: True if every batch is done and `finish` must follow. Round: False if another worker
-        had completed the lease; a round that ended still accepts values.
+        For a job, returns True if all its batches are done, so the caller must call
+        `JobStore.finish`. For a round, returns False if another worker had completed the lease. A
+        round that ended still accepts values.
         """
         return bool(self._complete(*self._completing(lease, values)))
 
     def release(self, lease: Lease, lost_engine: bool = False) -> bool:
-        """Returns a lease uncomputed. True if it waits for the next worker.
+        """Gives back a lease that was not computed. Returns True if it waits for another worker.
 
-        A job fails when MAX_LOSSES workers lost their engine on one batch.
+        `lost_engine`: True if the engine was lost during the lease. A job fails after MAX_LOSSES
+        such losses of one batch.
         """
         lost = int(lost_engine and not lease.of_round)
         args: list[Any] = [_field(lease), self.worker_id, lost, MAX_LOSSES, self._clock()]
         return bool(self._release([_key(lease)], [*args, self._settings.generate_result_ttl_sec]))
 
     def take_turn(self, model: str) -> bool:
-        """True if no other worker checked the model's jobs recently."""
+        """Returns True if no other worker has checked the model's jobs recently."""
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
 
     def stuck(self, model: str) -> Iterator[StuckJobs]:
-        """Frees lost leases of the model's jobs and yields stuck jobs.
+        """Frees the lost leases of the model's jobs, and yields the stuck jobs of each step.
 
-        A dead worker counts as a lost engine (`release`): no batch may kill workers forever. If a
-        job ends meanwhile, another may be missed until the next check.
+        A dead worker counts as a lost engine (see `release`), so that no batch kills workers
+        forever. If a job ends during the check, another job may be skipped until the next check.
         """
         first, ended_ttl_s = 0, self._settings.generate_result_ttl_sec
         while True:
@@ -201,7 +203,7 @@ class WorkStore(Store):
             self.hand.drop(number)
 
     def _completing(self, lease: Lease, values: Sequence[JsonValue]) -> tuple[list[str], list[Any]]:
-        """Returns complete.lua's arguments."""
+        """Returns the keys and arguments of complete.lua."""
         key, settings = _key(lease), self._settings
         args: list[Any] = [_field(lease), len(values), self.worker_id, self._clock()]
         if not lease.of_round:
@@ -211,11 +213,8 @@ class WorkStore(Store):
         pairs = list(zip(lease.nonces, values, strict=True))
         contract = contract_of(lease.spec.scheme)
         excluded = [nonce for nonce, value in pairs if value is None]
-        valid = [
-            (nonce, value)
-            for nonce, value in pairs
-            if value is not None and contract.is_reported(value, lease.terms)
-        ]
+        computed = [pair for pair in pairs if pair[1] is not None]
+        valid = [pair for pair in computed if contract.is_reported(pair[1], lease.terms)]
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [settings.callback_interval_sec, _MOST_KEPT]
         listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
@@ -228,19 +227,19 @@ class WorkStore(Store):
 
 
 def _key(lease: Lease) -> str:
-    """Returns the hash key of a lease's job or round."""
+    """Returns the key of the hash of a lease's job or round."""
     return (keys.round if lease.of_round else keys.job)(lease.owner_id)
 
 
 def _field(lease: Lease) -> str:
-    """Names a lease in its job or round."""
+    """Returns the name of a lease in its job's or round's keys."""
     return f"{lease.place}:{len(lease.nonces)}" if lease.of_round else str(lease.place)
 
 
 def _leases(
     model: str, number: int, round: RoundRecord | None, what: bytes = b"", *found: bytes
 ) -> list[Lease] | Refusal:
-    """Parses lease.lua answers."""
+    """Parses the answer of lease.lua: its first part `what`, then `found`."""
     if what in (b"round", b"full", b"exhausted"):
         return Refusal(what.decode())
     if not what:

@@ -1,9 +1,9 @@
-"""Entries: the format of computed nonces in a round's outbox and in the list for /status.
+"""Entries: the format of computed nonces in a round's outbox, and in the list for /status.
 
-An entry is text, `[nonce,value],[nonce,value],...`: JSON without its outer brackets, so that
-entries are joined and parsed at once. In an outbox its number of artifacts precedes it, `n|entry`,
-so that Lua counts without parsing (`counted_entry` and `entry_count` in lua/common.lua). A job's
-outbox has one entry: the callback's body, counted as 1.
+An entry is a text such as `[nonce,value],[nonce,value]`: JSON without the outer brackets, so that
+several entries can be joined and parsed at once. In an outbox an entry has a count, `n|entry`, so
+that Lua need not parse the entry (`counted_entry` and `entry_count` in lua/common.lua). A job's
+outbox has one entry: the callback's body, with the count 1.
 """
 
 import json
@@ -14,14 +14,17 @@ from pydantic import JsonValue
 
 
 def pack(pairs: Sequence[tuple[int, JsonValue]]) -> str:
-    """Makes one entry of pairs."""
+    """Returns an entry of these (nonce, value) pairs."""
     return json.dumps(pairs, separators=(",", ":"), allow_nan=False)[1:-1]
 
 
 def packed(
     pairs: Sequence[tuple[int, JsonValue]], most: int, most_bytes: int
 ) -> Iterator[tuple[int, str]]:
-    """Yields counts and entries: of at most `most` pairs, and bytes unless one pair has more."""
+    """Packs pairs into entries. Yields the number of pairs of each entry, and the entry.
+
+    `most`: pairs of an entry. `most_bytes`: bytes of an entry, unless a single pair has more.
+    """
     for first in range(0, len(pairs), most):
         part = pairs[first : first + most]
         entry = pack(part)
@@ -32,37 +35,34 @@ def packed(
 
 
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
-    """Splits an outbox's entry into two, each with its count; None if impossible.
+    """Splits an outbox's entry into two entries with counts. Returns None if that is impossible.
 
-    `is_body`: a job's callback; its artifacts are split, and the first half has the excluded
-    nonces.
+    `is_body`: True for the body of a job's callback, whose artifacts are split. The first half
+    keeps the excluded nonces.
     """
     entry = without_count(counted)
-    if not is_body:
-        pairs = unpack([entry])
-        middle = len(pairs) // 2
-        parts = [
-            b"%d|%s" % (len(part), pack(part).encode()) for part in (pairs[:middle], pairs[middle:])
-        ]
-        return (parts[0], parts[1]) if middle else None
-    body: dict[str, Any] = json.loads(entry)
-    artifacts = body.get("artifacts") or []
-    middle = len(artifacts) // 2
+    body: dict[str, Any] = json.loads(entry) if is_body else {}
+    parts = body.get("artifacts") or [] if is_body else unpack([entry])
+    middle = len(parts) // 2
     if not middle:
         return None
-    rest = {name: value for name, value in body.items() if name != "excluded_nonces"}
-    first, second = (
-        body | {"artifacts": artifacts[:middle]},
-        rest | {"artifacts": artifacts[middle:]},
-    )
-    return b"1|" + json.dumps(first).encode(), b"1|" + json.dumps(second).encode()
+    low, high = parts[:middle], parts[middle:]
+    if not is_body:
+        return _counted(len(low), pack(low)), _counted(len(high), pack(high))
+    first = json.dumps(body | {"artifacts": low})
+    body.pop("excluded_nonces", None)
+    return _counted(1, first), _counted(1, json.dumps(body | {"artifacts": high}))
+
+
+def _counted(n: int, entry: str) -> bytes:
+    return f"{n}|{entry}".encode()
 
 
 def unpack(entries: Iterable[bytes]) -> list[tuple[int, Any]]:
-    """Returns all entries' pairs."""
+    """Returns the pairs of all entries, in order."""
     return [(nonce, value) for nonce, value in json.loads(b"[" + b",".join(entries) + b"]")]
 
 
 def without_count(counted: bytes) -> bytes:
-    """Removes an outbox entry's count."""
+    """Returns an outbox's entry without its count."""
     return counted.split(b"|", 1)[1]

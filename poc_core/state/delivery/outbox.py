@@ -1,9 +1,9 @@
 """The outbox: data for a receiver, kept in order in Redis until the receiver has answered.
 
-A round's outbox holds entries of nonces and values, joined into payloads; the outbox of a job with
-a url holds one entry, the complete body. A payload keeps its number and contents until delivered,
-so a receiver can recognize repeats. If a payload is too large for its receiver, its entries go in
-smaller payloads with new numbers.
+A round's outbox has entries of nonces and values, which are joined into payloads. The outbox of a
+job with a url has one entry, the complete body. A payload keeps its number and contents until it is
+delivered, so that a receiver can recognize repeats. If a payload is too large for its receiver, its
+entries are sent in smaller payloads with new numbers.
 """
 
 import json
@@ -15,20 +15,20 @@ from typing import Any
 
 from poc_core.callbacks import receiver_of
 from poc_core.errors import ProoflineError
-from poc_core.payloads import payload
+from poc_core.schemes import contract_of
 from poc_core.state import keys, scripts
 from poc_core.state.client import Store
 from poc_core.state.delivery import entries
 from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, PROBE_S, backoff_s
 from poc_core.state.unreadable import readable
 
-# Outboxes announced as due per call.
+# Most outboxes that one call announces as due.
 _MOST_DUE = 1000
 # Most seconds by which a receiver may delay its next payload (Retry-After).
 LONGEST_WAIT_S = 600.0
-# Seconds after a courier's last sign of life for which it counts as missing.
+# Seconds for which a courier is known after its last sign of life; a silent one counts as missing.
 COURIER_KNOWN_S = 86_400
-# A trouble that a courier reports with its sign of life: unusable certificates.
+# The problem that a courier reports with its sign of life if certificates are unusable.
 BAD_CERTIFICATES = "certificates"
 
 
@@ -48,7 +48,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One payload in delivery. Its holder must `renew` it and end it by a method of Outbox."""
+    """A payload in delivery. The courier must `renew` it, and end it by a method of Outbox."""
 
     outbox_id: str
     token: str
@@ -66,6 +66,8 @@ class Delivery:
 
 @dataclass(frozen=True)
 class OutboxStatus:
+    """The progress of an outbox's deliveries."""
+
     waiting: int  # artifacts; 1 for a job's answer
     waiting_bytes: int
     delivered: int
@@ -77,26 +79,20 @@ class OutboxStatus:
 
     @classmethod
     def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
-        """Parses an outbox's hash; if empty, everything is delivered."""
-        waiting, size, delivered, dropped, failures = (
-            int(found.get(name, 0))
-            for name in (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
-        )
+        """Parses an outbox's hash, which is empty after everything was delivered."""
+        counts = (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
         next_at, error = found.get(b"next_at"), found.get(b"last_error")
+        since = found.get(b"failing_since")
         return cls(
-            waiting,
-            size,
-            delivered,
-            dropped,
-            failures,
+            *(int(found.get(name, 0)) for name in counts),
             next_at=float(next_at) if next_at else None,
             last_error=error.decode() if error is not None else None,
-            failing_since=float(found[b"failing_since"]) if b"failing_since" in found else None,
+            failing_since=float(since) if since is not None else None,
         )
 
 
 class Outbox(Store):
-    """All operations on outboxes except filling them, which rounds and jobs do atomically."""
+    """The operations on outboxes, except filling them (complete.lua and finish_job.lua)."""
 
     _take = scripts.of_store("take_delivery")
     _renew = scripts.of_store("renew_delivery")
@@ -110,28 +106,27 @@ class Outbox(Store):
         return float(self._settings.delivery_lock_s)
 
     def announce(self, trouble: str = "") -> list[Due]:
-        """Returns outboxes with something to deliver now; each is repeated after `lock_s`.
+        """Returns the outboxes with data to deliver now. An outbox is repeated after `lock_s`.
 
-        `trouble` of the calling courier: BAD_CERTIFICATES, or empty.
+        `trouble`: the problem of the calling courier: BAD_CERTIFICATES, or empty.
         """
         now = self._clock()
         args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S, trouble]
         found = iter(self._announce([keys.OUTBOX_DUE, keys.COURIER], args))
-        told: list[Due] = []
-        for outbox_id, *fields in zip(found, found, found, found, strict=True):
-            name = f"outbox {outbox_id.decode(errors='replace')!r}"
-            if (due := readable(name, partial(_due, outbox_id, *fields))) is not None:
-                told.append(due)
-        return told
+        due = (
+            readable(f"outbox {one[0].decode(errors='replace')!r}", partial(_due, *one))
+            for one in zip(found, found, found, found, strict=True)
+        )
+        return [one for one in due if one is not None]
 
     def leave(self) -> None:
-        """Deletes couriers' sign of life because one stopped; others renew it."""
+        """Deletes the couriers' common sign of life, because one stops. Other couriers renew it."""
         self._redis.delete(keys.COURIER)
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """Locks the next payload for this caller; None if not due, locked, or unreadable.
+        """Locks the next payload for this caller; None if it is not due, locked, or unreadable.
 
-        OutboxExpiredError (raised once): the data expired.
+        OutboxExpiredError, raised only once, if the outbox has expired.
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
@@ -154,18 +149,18 @@ class Outbox(Store):
         )
 
     def renew(self, delivery: Delivery) -> bool:
-        """Extends the lock by `lock_s`. False if another process has taken over."""
+        """Extends the lock by `lock_s`. Returns False if another courier holds the lock."""
         until, ttl_s = self._clock() + self.lock_s, self._settings.callback_retention_sec
         return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
 
     def delivered(self, delivery: Delivery) -> bool:
-        """Removes a payload that was received. False if another process has taken over."""
+        """Removes a payload that was received. Returns False if another courier holds the lock."""
         return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
 
     def failed(self, delivery: Delivery, error: str, retry_after_s: float | None = None) -> float:
-        """Keeps a payload that was not received. Returns seconds until the next try.
+        """Keeps a payload that was not received. Returns the seconds until the next try.
 
-        `retry_after_s`: as the receiver wishes, at most LONGEST_WAIT_S.
+        `retry_after_s`: the receiver's Retry-After, of which at most LONGEST_WAIT_S count.
         """
         wait_s = backoff_s(delivery.failures)
         if retry_after_s is not None:
@@ -174,9 +169,9 @@ class Outbox(Store):
         return wait_s
 
     def halved(self, delivery: Delivery, why: str) -> bool:
-        """Splits a payload that is too large into payloads of half as many artifacts.
+        """Ends the delivery of a payload that is too large; its halves are sent instead.
 
-        False if it cannot be divided or has one artifact; the caller must still end the delivery.
+        Returns False if the payload cannot be divided. The caller must then end the delivery.
         """
         key, parts = keys.outbox(delivery.outbox_id), (b"", b"")
         if delivery.n_entries == 1:
@@ -190,16 +185,17 @@ class Outbox(Store):
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Gives up the payload after POC_CALLBACK_MAX_RETRIES, if set; the next is tried."""
+        """Gives up a payload after POC_CALLBACK_MAX_RETRIES tries. The next payload follows."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def gone(self, delivery: Delivery, error: str) -> bool:
-        """Gives up all waiting and future payloads: the receiver answered 410."""
+        """Gives up all payloads, also future ones, because the receiver answered 410."""
         return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
-        """Gives up jobs' callbacks after BREAKS_AT failed tries in a row of the callback, or of its
-        receiver for any callback; returns how many.
+        """Gives up jobs' callbacks that fail; returns how many.
+
+        A callback fails after BREAKS_AT failed tries in a row of the callback or of its receiver.
         """
         args = [self._clock(), self._settings.callback_retention_sec, BREAKS_AT]
         return int(self._drop_failing([keys.OUTBOX_JOBS], args))
@@ -212,15 +208,15 @@ class Outbox(Store):
 
     @property
     def _most(self) -> tuple[int, int]:
-        """The most artifacts and bytes of a payload."""
+        """The largest number of artifacts and of bytes of a payload."""
         return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
 
     def status(self, outbox_id: str) -> OutboxStatus:
-        """Returns an outbox's status; an unknown one has nothing left to deliver."""
+        """Returns an outbox's status. An unknown outbox has delivered everything."""
         return OutboxStatus.of(self._redis.hgetall(keys.outbox(outbox_id)))
 
     def n_jobs(self) -> int:
-        """Counts jobs with undelivered callbacks, also uncomputed jobs."""
+        """Returns the number of jobs with an undelivered callback, including unfinished jobs."""
         return int(self._redis.hlen(keys.OUTBOX_JOBS))
 
 
@@ -231,7 +227,7 @@ def _due(outbox_id: bytes, url: bytes, head: bytes, waiting_bytes: bytes) -> Due
 def _delivery(
     outbox_id: str, token: str, taken: Sequence[bytes], counted: Sequence[bytes]
 ) -> Delivery:
-    """Builds a delivery from take_delivery.lua's answer and the taken entries."""
+    """Builds a delivery from the answer of take_delivery.lua (`taken`) and the counted entries."""
     url, head, number, n_entries, _, failures = taken
     waiting = [entries.without_count(entry) for entry in counted]
     payload_id = f"{outbox_id}-{int(number)}"
@@ -239,7 +235,9 @@ def _delivery(
     # A job's outbox has no head: its entry is the complete body, too large to parse.
     body = waiting[0]
     if head:
-        body = json.dumps(payload(json.loads(head), entries.unpack(waiting))).encode()
+        round = json.loads(head)
+        values = contract_of(round["scheme"]).values(entries.unpack(waiting))
+        body = json.dumps(round["shared"] | values).encode()
     return Delivery(
         outbox_id,
         token,

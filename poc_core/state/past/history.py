@@ -1,8 +1,8 @@
-"""Counts of what the node did, in time steps of four lengths, each kept for 180 steps.
+"""Counts of the node's nonces and chats, in time steps of four lengths.
 
-The scripts that take nonces count them (`count_past` in lua/common.lua), a round's once a second
-(`spread_counts`). API processes count the chats that they forward. Counts are only added, so any
-number of processes may write.
+The scripts that store values count the nonces (`count_past` in lua/common.lua); those of a round
+are added once a second (`spread_counts`). API processes count the chats that they forward. Counts
+are only added, so any number of processes may write.
 """
 
 import math
@@ -12,14 +12,14 @@ from typing import Any
 from redis import Redis
 
 from poc_core.serving.places import name_of
-from poc_core.state import keys
+from poc_core.state import keys, scripts
 
 # Seconds per step -> seconds that a step is stored, slightly more than is shown; as in common.lua.
 STEPS = {5: 960, 20: 3720, 120: 22_000, 480: 87_400}
 # Steps of a range that is shown: 15 minutes, an hour, 6 hours, 24 hours.
 SHOWN = 180
 
-# Fields of a step that are not workers' names, which never begin with a colon.
+# Fields of a step besides the workers' names, which never begin with a colon.
 CHATS = ":chats"  # requests begun
 CHAT_MS = ":chat_ms"  # total milliseconds of requests in progress
 FAILED = ":failed"  # chats answered with 5xx or not at all
@@ -30,17 +30,16 @@ _FIRST_S = 0.01
 _FACTOR = 1.2
 _MOST_BUCKETS = 60  # the last: 470 s and more
 
+_SHARE = b"by:"  # precedes a worker's name in the counts of a job's or round's hash
+
 Counts = Mapping[str, int]
 
 
-class History:
-    """The node's history; each step is a hash that expires by itself."""
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+class History(scripts.BaseStore):
+    """The store of the node's history. Each time step is a hash that expires by itself."""
 
     def add(self, second: float, counts: Counts) -> None:
-        """Adds counts from around that second to the steps of each length."""
+        """Adds counts to the time steps of `second`, one of each length."""
         with self._redis.pipeline(transaction=False) as pipe:
             for step_s, kept_s in STEPS.items():
                 key = keys.past(step_s, int(second // step_s) * step_s)
@@ -50,7 +49,10 @@ class History:
             pipe.execute()
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
-        """Returns the counts of `n` steps from `first` on; {} where there are none."""
+        """Returns the counts of `n` time steps; {} for a step without counts.
+
+        `first`: the first step's begin, in seconds since the epoch.
+        """
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.counted(current.decode() if current else ""))
@@ -70,14 +72,29 @@ class History:
         return steps
 
 
+def shares(redis: Redis, key: str) -> dict[str, int]:
+    """Returns the nonces that each worker (by name) computed of a job or round.
+
+    `key`: of the job's or round's hash. A nonce that was computed repeatedly counts once.
+    """
+    # Other fields of a job's hash are not read: the answer may take megabytes.
+    connection: Any = redis
+    fields = sorted(field for field in connection.hkeys(key) if field.startswith(_SHARE))
+    found = zip(fields, connection.hmget(key, fields) if fields else [], strict=True)
+    return {field.removeprefix(_SHARE).decode(): int(n) for field, n in found if n is not None}
+
+
 def bucket(seconds: float) -> str:
-    """Returns the field for streams by seconds to the first token."""
+    """Returns the name of the count of streams whose first token took that long."""
     index = math.ceil(math.log(max(seconds, _FIRST_S) / _FIRST_S, _FACTOR))
     return f"{FIRST_TOKEN}{min(_MOST_BUCKETS, index)}"
 
 
 def first_token_p95(steps: Iterable[Counts]) -> float | None:
-    """Returns the p95 of seconds to the first token (up to 20 % high); None without any."""
+    """Returns the 95th percentile of the seconds to the first token; None without streams.
+
+    The result is up to 20 % too high, because the steps count streams in buckets.
+    """
     counts: dict[int, int] = {}
     for step in steps:
         for field, n in step.items():

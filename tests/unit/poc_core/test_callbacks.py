@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from poc_core.callback_tls import CallbackTls, TlsNames
+from poc_core.callback_tls import CallbackTls
 from poc_core.callbacks import (
     CallbackPolicy,
     is_of_this_machine,
@@ -16,6 +16,7 @@ from poc_core.callbacks import (
 )
 from poc_core.errors import ForbiddenReceiverError, SettingsError
 from poc_core.settings import Settings, load_settings
+from poc_core.settings.callbacks import TlsNames
 
 DEFAULT = Settings().callbacks
 OWN_PORTS = frozenset({8000, 6379})

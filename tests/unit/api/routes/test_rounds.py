@@ -14,7 +14,7 @@ from api.app import create_app
 from api.proofs.dispatch import Dispatcher
 from api.services import Services
 from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.payloads import callback_url
+from poc_core.callbacks import callback_url
 from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
 from poc_core.schemes.distance.requests import DistanceRoundBody

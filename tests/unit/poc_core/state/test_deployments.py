@@ -16,7 +16,7 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, WorkerRegistry, keys
+from poc_core.state import DeploymentStore, WorkerRegistry, keys, scripts
 from poc_core.state.deployments import FIGURES_S
 from tests.harness.samples import Clock, worker_record
 
@@ -238,7 +238,7 @@ def test_a_call_that_is_repeated_as_its_answer_was_lost_deploys_once(
     store: DeploymentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report(store, HostState.IDLE)
-    script = vars(store)["_deploy"]
+    script = scripts.load(vars(store)["_redis"], "deploy")
     monkeypatch.setattr(store, "_deploy", lambda *given: (script(*given), script(*given))[1])
     assert store.deploy(QWEN3) == 1
 

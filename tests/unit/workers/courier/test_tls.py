@@ -16,9 +16,10 @@ import httpx
 import pytest
 from redis import Redis
 
-from poc_core.callback_tls import CallbackTls, CertificateError, TlsNames
+from poc_core.callback_tls import CallbackTls, CertificateError
 from poc_core.callbacks import CallbackPolicy
 from poc_core.records import Lease, RoundState
+from poc_core.settings.callbacks import TlsNames
 from poc_core.state import Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.outbox import Delivery
 from poc_core.state.delivery.receivers import Receivers

@@ -17,8 +17,8 @@ from poc_core.state.past.history import (
     History,
     bucket,
     first_token_p95,
+    shares,
 )
-from poc_core.state.past.shares import shares
 from tests.harness.samples import (
     Clock,
     complete_batch,
