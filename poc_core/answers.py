@@ -1,4 +1,4 @@
-"""The API's answers for OpenAPI (protocol.md, section 5). Results are sent without parsing them."""
+"""The API's answers for OpenAPI (protocol.md, section 5). Results of jobs are sent unparsed."""
 
 from typing import Any, Literal, Union
 
@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
 from poc_core.records import ModelInfo, RoundState
 from poc_core.schemes import contracts
+
+Activity = Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
 
 
 class Queued(BaseModel):
@@ -98,7 +100,7 @@ class HealthReason(BaseModel):
 
 
 class NodeHealth(BaseModel):
-    """The node's health, equal in /readyz, /status, up/status, the metrics and the console."""
+    """The node's health, as in /readyz, /status, up/status, the metrics and the console."""
 
     level: Literal["ok", "degraded", "down"] = Field(
         description="down: nothing is computed. degraded: the node works, but has a problem."
@@ -146,13 +148,9 @@ class Worker(BaseModel):
 
 
 class Status(BaseModel):
-    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
-        description="Activity of the node; IDLE after the round has"
-        " ended."  # STOPPED: of older nodes
-    )
-    state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"] = Field(
-        description="State of the current round; IDLE before the first round."
-    )
+    # Older nodes may answer STOPPED.
+    status: Activity = Field(description="Activity of the node; IDLE after the round has ended.")
+    state: Activity = Field(description="State of the current round; IDLE before the first round.")
     config: dict[str, JsonValue] | None = Field(
         description="Body of the current round; null without a round."
     )
@@ -171,7 +169,7 @@ class Status(BaseModel):
     version: str
 
 
-# `Status` plus the fields that some schemes add for their rounds.
+# `Status` with the fields that some schemes add for their rounds.
 STATUS: Any = create_model(
     "Status",
     __base__=(
@@ -185,12 +183,12 @@ RESULTS = [model for contract in contracts() for model in contract.result_models
 
 
 def one_of(*models: type[BaseModel]) -> Any:
-    """Returns the union of these models, for an OpenAPI answer."""
+    """Returns the union of these models, as the type of an answer in OpenAPI."""
     return Union[models]  # noqa: UP007 - the number of models varies
 
 
 class PowStatus(BaseModel):
-    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    status: Activity
 
 
 class RoundChanged(BaseModel):
@@ -333,7 +331,7 @@ class Refused(BaseModel):
 
 
 class HostStanding(BaseModel):
-    """The state of a host's invitation. `redis`: HOST:PORT to which the host connects."""
+    """The state of a host's invitation. The host connects to `redis` (HOST:PORT)."""
 
     name: str
     state: Literal["invited", "expired", "joined", "revoked"]

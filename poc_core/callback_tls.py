@@ -42,7 +42,7 @@ NO_TLS = TlsNames(frozenset(), (), None)
 
 
 class CallbackTls:
-    """Provides the TLS context for connections to the hosts of POC_CALLBACK_TLS_HOSTS."""
+    """The TLS context for connections to the hosts of POC_CALLBACK_TLS_HOSTS."""
 
     def __init__(self, names: TlsNames) -> None:
         self._names = names
@@ -52,12 +52,13 @@ class CallbackTls:
         self._problem: CertificateError | None = None
 
     def concerns(self, host: str) -> bool:
+        """Returns True if connections to the host must use this context."""
         return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
-        """Returns a context of the current files, or the previous one if they cannot be used.
+        """Returns a context with the certificates of the files, read again if a file has changed.
 
-        CertificateError if there is no previous context.
+        If the files cannot be used, returns the previous context; CertificateError without one.
         """
         problem = self.problem()
         if self._context is None:
@@ -66,10 +67,9 @@ class CallbackTls:
         return self._context
 
     def problem(self) -> CertificateError | None:
-        """Returns and logs (once) why the current files are unusable; None if they are usable."""
-        files = [*self._names.client, *([self._names.trusted] if self._names.trusted else [])]
+        """Returns why the files cannot be used, which is logged once; None if they can be used."""
         with self._lock:
-            state = [_state(file) for file in files]
+            state = [_state(file) for file in (*self._names.client, self._names.trusted) if file]
             if state != self._seen:
                 try:
                     self._context, self._problem = made(self._names), None
@@ -81,7 +81,7 @@ class CallbackTls:
 
 
 def made(names: TlsNames) -> ssl.SSLContext:
-    """Loads the files into a new context. CertificateError says which file is bad, and why."""
+    """Returns a context with the files' certificates. CertificateError says which file is bad."""
     try:
         context = ssl.create_default_context(cafile=names.trusted)
     except (OSError, ssl.SSLError) as error:
@@ -89,7 +89,7 @@ def made(names: TlsNames) -> ssl.SSLContext:
             f"POC_CALLBACK_TRUSTED_CERTS {names.trusted} holds no certificates that can be read "
             f"({_reason(error)})."
         ) from None
-    # A receiver's own certificate may be the trusted one, without an authority above it.
+    # The file may contain a receiver's own certificate, without the authority that signed it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if names.client:
         try:
@@ -105,28 +105,26 @@ def made(names: TlsNames) -> ssl.SSLContext:
 
 
 def handshake_problem(error: BaseException) -> str | None:
-    """Explains a TLS error to the operator. Returns None if `error` is no TLS error."""
-    text, seen = "", error
-    while True:
-        if isinstance(seen, ssl.SSLCertVerificationError):
+    """Returns the explanation of a TLS error for the operator; None if `error` is no TLS error."""
+    text = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
             trusted = "none that POC_CALLBACK_TRUSTED_CERTS trusts for this name"
-            return f"the receiver's certificate is {trusted} ({seen.verify_message})"
-        if isinstance(seen, ssl.SSLError):
-            text += str(seen).lower()
-        below = seen.__cause__ or seen.__context__
-        if below is None:
-            break
-        seen = below
+            return f"the receiver's certificate is {trusted} ({cause.verify_message})"
+        if isinstance(cause, ssl.SSLError):
+            text += str(cause).lower()
+        cause = cause.__cause__ or cause.__context__
     if "alert" in text and any(word in text for word in ("certificate", "unknown ca", "handshake")):
         return "the receiver does not take the node's certificate (POC_CALLBACK_CLIENT_CERT)"
     return "the receiver speaks no TLS that this node understands" if text else None
 
 
 def try_handshake(context: ssl.SSLContext, address: str, port: int, host: str) -> str | None:
-    """Tries TLS with an address. Returns the problem, or None if TLS works or nobody answers.
+    """Tries TLS with an address. Returns the problem; None if TLS works or nobody answers.
 
-    TLS 1.3 reports a rejected client certificate after the handshake. Nothing is sent before
-    that, because a failed send would hide the report.
+    With TLS 1.3 the receiver rejects a client certificate after the handshake. Nothing is sent
+    before, because a failed send would hide the rejection.
     """
     try:
         with (

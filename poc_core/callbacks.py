@@ -1,4 +1,4 @@
-"""Callback urls: redaction, the receiver that a url names, and the allowed destinations."""
+"""Callback urls: their receivers, the allowed receivers, and urls without secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from poc_core.errors import ForbiddenReceiverError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# The node's own ports: of this machine, or of another machine with its address.
+# The node's own ports: a port of this machine, or an address and port of another machine.
 Own = Collection[int | tuple[Address, int]]
 
 # Kinds of addresses that POC_CALLBACK_ALLOW may name in addition to hosts and networks.
@@ -40,11 +40,8 @@ def redacted(url: str | None) -> str | None:
     if not url or "@" not in url:
         return url
     parts = urlsplit(url)
-    return (
-        parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}").geturl()
-        if "@" in parts.netloc
-        else url
-    )
+    _, at, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"***@{host}").geturl() if at else url
 
 
 def callback_url(url: str | None, what: str) -> str:
@@ -53,10 +50,7 @@ def callback_url(url: str | None, what: str) -> str:
 
 
 def receiver_of(url: str) -> str:
-    """Returns the receiver of a url as host:port; empty if the url names none.
-
-    Retries and pauses are per receiver.
-    """
+    """Returns the receiver of a url as host:port; empty for a url without a valid host and port."""
     try:
         parts = urlsplit(url)
         host, port = canonical_host(parts.hostname or ""), port_of(parts)
@@ -66,15 +60,16 @@ def receiver_of(url: str) -> str:
 
 
 def canonical_host(text: str) -> str:
-    """Returns a host in the form for comparisons: an address or a DNS name (IDNA, lower case, no
-    final dot). ValueError if `text` is neither.
+    """Returns an address or DNS name in the form for comparisons: IDNA, lower case, no final dot.
+
+    ValueError if `text` is neither an address nor a DNS name.
     """
     host = text.strip("[]").lower()
     address = literal_address(host)
     if address is not None:
         return str(address)
     if not host.isascii():
-        import httpx  # here: it takes 0.1 s. httpx sends the callbacks, so its reading counts
+        import httpx  # here: the import takes 0.1 s. httpx sends the callbacks
 
         try:
             host = httpx.URL(f"http://{host}/").raw_host.decode()
@@ -91,13 +86,13 @@ def port_of(parts: SplitResult) -> int:
 
 
 def without_secret(text: str, url: str) -> str:
-    """Returns a text about the url, such as an error's, without the url's user and password."""
+    """Returns a text, such as an error's, without the user and password of the url."""
     secret = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
     return text.replace(secret, "***") if secret else text
 
 
 def plain(address: Address) -> Address:
-    """Returns the IPv4 address embedded in an IPv6 address, or else `address` itself."""
+    """Returns the IPv4 address that an IPv6 address contains, or else `address` itself."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -109,7 +104,7 @@ def plain(address: Address) -> Address:
 
 
 def literal_address(host: str) -> Address | None:
-    """Returns the address that resolvers read in a url's host (also 127.1); None for a name."""
+    """Returns the address that a url's host is (such as 127.1); None if the host is a name."""
     try:
         address = ipaddress.ip_address(host)
         # Without the scope (%eth0): with a scope, equal addresses would compare as different.
@@ -123,7 +118,7 @@ def literal_address(host: str) -> Address | None:
 
 
 def is_of_this_machine(address: Address) -> bool:
-    """Returns True if this machine has the address, tested by binding a socket to it."""
+    """Returns True if this machine has the address. Tries to bind a socket to the address."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -135,7 +130,7 @@ def is_of_this_machine(address: Address) -> bool:
 
 @dataclass(frozen=True)
 class CallbackPolicy:
-    """The allowed receivers of callbacks (POC_CALLBACK_ALLOW), never the node's own ports."""
+    """The allowed receivers of callbacks (POC_CALLBACK_ALLOW). The node's ports are excluded."""
 
     kinds: frozenset[str]
     hosts: frozenset[str]
@@ -143,7 +138,7 @@ class CallbackPolicy:
 
     @classmethod
     def of(cls, text: str) -> CallbackPolicy:
-        """Parses POC_CALLBACK_ALLOW: kinds, hosts, addresses, networks; ValueError for others."""
+        """Parses POC_CALLBACK_ALLOW. ValueError says what is allowed there."""
         kinds, hosts, networks = set(), set(), []
         for entry in filter(None, (part.strip().lower() for part in text.split(","))):
             if entry in KINDS:
@@ -162,7 +157,7 @@ class CallbackPolicy:
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, node_ports: Own) -> None:
-        """Raises ForbiddenReceiverError if the url alone, before DNS resolution, is forbidden."""
+        """Raises ForbiddenReceiverError if the url is forbidden. Does not resolve names."""
         parts = urlsplit(url)
         try:
             host = canonical_host(parts.hostname or "")

@@ -1,4 +1,4 @@
-"""The exceptions of Proofline, each with one sentence for its user."""
+"""The exceptions of Proofline. Each text is a sentence for the user."""
 
 
 class ProoflineError(Exception):
@@ -42,7 +42,7 @@ class QueueFullError(ProoflineError):
 
 
 class AnswerTooLargeError(ProoflineError):
-    """A job's answer would have more than POC_MAX_RESULT_BYTES."""
+    """A job's answer would be larger than POC_MAX_RESULT_BYTES."""
 
 
 class ForbiddenReceiverError(ProoflineError):
@@ -59,7 +59,7 @@ class BodyError(ProoflineError):
 
 
 class TooFewValuesError(ProoflineError):
-    """Too few nonces of a validation could be computed on this node for a verdict."""
+    """This node could compute too few nonces of a validation for a verdict."""
 
 
 class ClaimsError(ProoflineError):

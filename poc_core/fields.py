@@ -9,9 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 
-# The largest batch_size of a request. Engines split batches, so larger ones only take longer.
+# The largest batch_size of a request. Engines split batches, so larger batches only take longer.
 MAX_BATCH_SIZE = 1024
-# Longest name, hash or key. The network's are below 130 characters.
+# Most characters of a name, hash or key. The network's names, hashes and keys have less than 130.
 _MAX_TEXT = 256
 _MAX_URL = 2048
 
@@ -28,7 +28,7 @@ def _distinct(nonces: list[int]) -> list[int]:
     return nonces
 
 
-# Also percent-encoded, because a proxy may decode the url.
+# Characters that end a url's path, also percent-encoded, because a proxy may decode the url.
 _ENDS_A_PATH = re.compile(r"[?#]|%(?:3f|23|[01][0-9a-f])", re.IGNORECASE)
 
 
@@ -39,9 +39,7 @@ def _http_url(url: str | None) -> str | None:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         # Characters that the HTTP client's url parser may read differently are refused.
-        usable = usable and not any(
-            char.isspace() or not char.isprintable() or char == "\\" for char in url
-        )
+        usable = usable and url.isprintable() and not re.search(r"[\s\\]", url)
     except ValueError:  # a bad port or bracket
         usable = False
     if usable and _ENDS_A_PATH.search(url):
@@ -71,7 +69,10 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def check_id(name: str, value: int, of: str, count: int) -> None:
-    """Raises a validation error unless `name`'s value is below `count`, the value of `of`."""
+    """Raises a validation error unless the field `name` is smaller than the field `of`.
+
+    `value`, `count`: the values of these fields.
+    """
     if value >= count:
         raise PydanticCustomError(
             "id_beyond_count",

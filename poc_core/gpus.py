@@ -12,14 +12,14 @@ from pydantic import BaseModel
 logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
-# Seconds for which a reading is reused: NVML takes milliseconds per GPU.
+# Seconds for which a reading is cached, because NVML takes milliseconds per GPU.
 _FRESH_S = 10.0
 
 
 class Gpu(BaseModel):
-    """One device. Fields that the driver does not report are null."""
+    """A GPU. Fields are None if the driver does not report them."""
 
-    index: int  # by its place on the bus
+    index: int  # in PCI bus order
     uuid: str = ""
     host: str = ""
     name: str = ""
@@ -39,7 +39,7 @@ class GpuDriver(BaseModel):
 
 
 class MachineGpus(BaseModel):
-    """The GPUs and the driver of one machine. Without a driver `devices` is empty."""
+    """The GPUs and the driver of one machine. Without a driver, `devices` is empty."""
 
     devices: list[Gpu] = []
     driver: GpuDriver | None = None
@@ -47,7 +47,7 @@ class MachineGpus(BaseModel):
 
 @contextlib.contextmanager
 def nvml() -> Iterator[ModuleType | None]:
-    """Yields NVIDIA's management library, or None on a machine without NVIDIA's driver."""
+    """Yields NVIDIA's management library (pynvml); None without the library or its driver."""
     try:
         import pynvml
 
@@ -62,7 +62,7 @@ def nvml() -> Iterator[ModuleType | None]:
 
 
 class GpuWatch:
-    """Reads this machine's GPUs, and caches each reading for _FRESH_S."""
+    """Reads this machine's GPUs. Caches each reading for _FRESH_S."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -74,7 +74,7 @@ class GpuWatch:
     def now(self) -> MachineGpus:
         """Returns a reading that is at most _FRESH_S old; without devices if the driver fails.
 
-        Raises nothing, because heartbeats must go on when a driver fails. Failures are logged once.
+        Raises no error, because heartbeats must continue. The first of several failures is logged.
         """
         if self._clock() - self._read_at > _FRESH_S:
             try:
@@ -119,17 +119,12 @@ def _device(library: Any, index: int, host: str) -> Gpu:
             ),
         )
     except library.NVMLError as error:  # a GPU that fell off the bus must not hide the others
-        return Gpu(
-            index=index,
-            uuid=f"{host}-{index}",
-            host=host,
-            is_available=False,
-            error_message=str(error),
-        )
+        uuid = f"{host}-{index}"
+        return Gpu(index=index, uuid=uuid, host=host, is_available=False, error_message=str(error))
 
 
 def _optional(library: Any, ask: Callable[[], int]) -> int | None:
-    """Returns a figure that only some devices have; None if this device lacks the figure."""
+    """Returns the result of `ask`; None if NVML does not support it on this device."""
     try:
         return int(ask())
     except library.NVMLError:

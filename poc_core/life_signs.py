@@ -1,4 +1,4 @@
-"""Signs of life for a container's health check: the mtime of a private folder."""
+"""Signs of life for a container's health check: the mtime (modification time) of a folder."""
 
 import contextlib
 import os
@@ -6,8 +6,10 @@ from pathlib import Path
 
 
 def show(folder: Path) -> None:
-    """Updates the folder's mtime. Does nothing if the disk is full or another user owns the path,
-    perhaps as a link to one of our files."""
+    """Updates the folder's mtime, and creates the folder if it is missing.
+
+    Does nothing if the disk is full, or if another user owns the path. Follows no link.
+    """
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

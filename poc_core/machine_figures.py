@@ -1,4 +1,4 @@
-"""Figures of a machine and its GPUs, for monitoring."""
+"""The figures of a machine and its GPUs, for monitoring."""
 
 from pydantic import BaseModel
 
@@ -6,7 +6,7 @@ _GIB = 1024**3
 
 
 class GpuFigures(BaseModel, frozen=True):
-    """The figures of one GPU. `sensors` lacks the sensors that the GPU does not have."""
+    """The figures of one GPU. `sensors` has only the sensors that the GPU has."""
 
     uuid: str
     model: str

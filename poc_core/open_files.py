@@ -4,7 +4,7 @@ import resource
 
 
 def raise_file_limit() -> int:
-    """Raises this process's limit of open files to the hard limit, and returns the limit."""
+    """Raises this process's limit of open files to the hard limit. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Threads that repeat a task."""
+"""A thread that repeats a task."""
 
 import logging
 import threading
@@ -16,9 +16,9 @@ _MOST_CHARS = 200
 
 
 class Periodic:
-    """A thread that calls `step` every `interval_s` seconds until it is stopped.
+    """A thread that calls `step` every `interval_s` seconds until `stop`.
 
-    An error of a step is logged; the thread goes on with the next step.
+    An error of a step is logged, and the thread continues with the next step.
     """
 
     def __init__(self, name: str, interval_s: float, step: Callable[[], object]) -> None:
@@ -34,15 +34,15 @@ class Periodic:
 
     @property
     def is_stopping(self) -> bool:
-        """True after `stop`; a long step should then return early."""
+        """True after `stop`. A long step should then return early."""
         return self._stop.is_set()
 
     def start(self) -> None:
-        """Starts the thread, whose first step comes after `interval_s`. Call it only once."""
+        """Starts the thread, whose first step runs after `interval_s`. Must be called only once."""
         self._thread.start()
 
     def once(self) -> None:
-        """Runs a step on the caller's thread, after a running step has ended. Raises nothing."""
+        """Runs a step on the caller's thread, after a running step has ended. Logs its error."""
         with self._one_at_a_time:
             try:
                 self._step()
@@ -50,11 +50,11 @@ class Periodic:
                 self._say(error)
 
     def soon(self) -> None:
-        """Makes the thread run its next step now, or after the running step. Does not wait."""
+        """Makes the thread run its next step at once, or after a running step. Does not wait."""
         self._soon.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Stops the thread. Waits at most `timeout_s` seconds for a running step to end."""
+        """Stops the thread. Waits for a running step, but at most `timeout_s` seconds if given."""
         self._stop.set()
         self._soon.set()
         if self._thread.ident is not None:
@@ -73,7 +73,7 @@ class Periodic:
         if repr(error) == text and now - said_at < SAID_AGAIN_S:
             return
         self._said = repr(error), now
-        # kombu's errors have Redis' error as their cause. Neither is a bug in the code.
+        # kombu's errors have an error of Redis as their cause. Neither is a bug in the code.
         is_away = isinstance(error, RedisError) or isinstance(error.__cause__, RedisError)
         logger.warning(
             "%s failed and is repeated: %s",
@@ -84,6 +84,6 @@ class Periodic:
 
 
 def _brief(error: Exception) -> str:
-    """Returns the error's first line, shortened: Redis' errors may quote a complete script."""
+    """Returns the shortened first line of an error, because Redis' errors may quote a script."""
     line = str(error).partition("\n")[0]
     return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]}..."

@@ -1,4 +1,4 @@
-"""Names of queues and tasks, and Celery's configuration, without importing Celery."""
+"""Names of queues and tasks, and Celery's configuration. Does not import Celery."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ WORK_TASK = "proofline.work"  # args: [model]: the model has work, which Redis d
 EARLIER_TASKS = ("proofline.run_batch", "proofline.round_step")
 
 Consumer = Literal["worker", "monitor"]
-"""A kind of message consumer. Each kind restores only its own unacknowledged messages."""
+"""A kind of message consumer. Unacknowledged messages return only to a consumer of their kind."""
 
 
 def model_queue(model: str) -> str:

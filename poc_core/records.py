@@ -14,7 +14,7 @@ from poc_core.serving.places import name_of
 
 
 class ProofSpec(BaseModel, frozen=True):
-    """Everything besides the nonces that determines a proof's numbers."""
+    """The inputs that determine a proof's values, together with the nonces."""
 
     scheme: str = "artifact"
     block_hash: str
@@ -24,7 +24,7 @@ class ProofSpec(BaseModel, frozen=True):
 
 
 class Passes(NamedTuple):
-    """The engine's work per nonce: a forward of `rows` positions, then `steps` of one position."""
+    """The passes of a nonce: one forward of `rows` positions, then `steps` of one position each."""
 
     rows: int
     steps: int = 0
@@ -35,8 +35,8 @@ class Passes(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """The numbered passes of a micro-batch of `n` nonces: first forwards of at most `part` nonces,
-    then steps of all nonces.
+    """The numbered passes of a micro-batch of `n` nonces: forwards of at most `part` nonces, then
+    steps of all nonces.
     """
 
     n: int
@@ -53,14 +53,12 @@ class PassOrder(NamedTuple):
 
     def members(self, step: int) -> range:
         """Returns the indices of the nonces that a pass computes."""
-        return (
-            range(step * self.part, min((step + 1) * self.part, self.n))
-            if step < self.n_parts
-            else range(self.n)
-        )
+        if self.is_step(step):
+            return range(self.n)
+        return range(step * self.part, min((step + 1) * self.part, self.n))
 
     def positions(self, step: int) -> range:
-        """Returns the positions that a pass computes of each of its nonces."""
+        """Returns the positions of each nonce that a pass computes."""
         rows, t = self.shape.rows, step - self.n_parts
         return range(rows) if t < 0 else range(rows + t, rows + t + 1)
 
@@ -68,14 +66,14 @@ class PassOrder(NamedTuple):
         return len(self.members(step)) * len(self.positions(step))
 
     def is_step(self, step: int) -> bool:
-        """Returns True if a pass computes one position of every nonce."""
+        """Returns True if a pass is a step, which computes one position of every nonce."""
         return step >= self.n_parts
 
     def is_last(self, step: int) -> bool:
         return step == self.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
-        """Returns True if the next pass is a step, which needs the points of this pass."""
+        """Returns True if the next pass is a step, which needs the results of this pass."""
         return self.n_parts - 1 <= step < self.n_passes - 1
 
 
@@ -97,7 +95,7 @@ class JobKind(StrEnum):
 
 
 class JobRequest(BaseModel, frozen=True):
-    """The fields of a job's request, besides spec and nonces, that its answer and callback need."""
+    """The fields of a job's request that its answer and callback need, besides spec and nonces."""
 
     block_height: int
     node_id: int
@@ -108,16 +106,16 @@ class JobRequest(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class NewJob:
-    """A checked request, ready to be stored; a validation if it has `claimed` (nonce -> value)."""
+    """A job to store, from a checked request. A job with `claimed` values is a validation."""
 
     model: str
     spec: ProofSpec
     request: JobRequest
     nonces: Sequence[int]
     batch_size: int
-    claimed: Mapping[int, JsonValue] | None = None
-    inline: bool = False  # its client waits for the answer
-    client: str = ""  # the client whose outbox share the callback uses
+    claimed: Mapping[int, JsonValue] | None = None  # nonce -> value
+    inline: bool = False  # True if the client waits for the answer
+    client: str = ""  # the client in whose share of the outboxes the callback counts
 
     @property
     def kind(self) -> JobKind:
@@ -133,7 +131,7 @@ class NewJob:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The current state of a job. Times are seconds since the epoch."""
+    """A job and its progress. Times are seconds since the epoch."""
 
     job_id: str
     status: JobStatus
@@ -148,12 +146,12 @@ class JobRecord:
     started_at: float | None = None
     finished_at: float | None = None
     error: str | None = None
-    unavailable: bool = False  # this node lacked its own numbers; another node may have them
+    unavailable: bool = False  # this node lacked values for a verdict; another node may have them
     waiting_for: str | None = None  # what keeps the job's batches from running: "chat"
 
 
 class RoundState(StrEnum):
-    """The states of a round (protocol.md, section 5, States). IDLE: stored, not yet started."""
+    """The states of a round (protocol.md, section 5, States). An IDLE round is not started yet."""
 
     IDLE = "IDLE"
     GENERATING = "GENERATING"
@@ -162,7 +160,7 @@ class RoundState(StrEnum):
 
     @property
     def activity(self) -> "RoundState":
-        """Returns the node's activity in this state. A node with a stopped round is IDLE."""
+        """The node's activity while its round has this state: IDLE if the round is stopped."""
         return RoundState.IDLE if self is RoundState.STOPPED else self
 
 
@@ -187,7 +185,7 @@ class RoundConfig(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The current state of a round. Times are seconds since the epoch."""
+    """A round and its progress. Times are seconds since the epoch."""
 
     round_id: str
     state: RoundState
@@ -203,7 +201,7 @@ class RoundRecord:
 
 
 class Refusal(StrEnum):
-    """The reason why a worker gets no lease though there is work."""
+    """The reason why a worker gets no lease although there is work."""
 
     ROUND = "round"  # a round generates that is not the one the worker knows
     FULL = "full"  # the round's outbox is at its limit, or no places were wanted: ask again later
@@ -219,13 +217,11 @@ class Lease:
     model: str
     spec: ProofSpec
     nonces: Sequence[int]
-    number: int = (
-        0  # of the worker's question, by which its heartbeats list the lease; see HeldLeases
-    )
+    number: int = 0  # of the lease request; the worker's heartbeats list it (HeldLeases)
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # only rounds: RoundConfig.terms
     of_round: bool = False
     urgent: bool = False  # True for a validation, which has a deadline
-    alone: bool = False  # True after a worker or engine was lost on it: it is computed alone
+    alone: bool = False  # True if a worker or engine was lost on it, so it is computed alone
 
 
 @dataclass(frozen=True)
@@ -248,15 +244,15 @@ class ModelInfo:
     schemes: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
 
     def max_batch(self, rows: int) -> int:
-        """Returns how many nonces of `rows` tokens one forward holds; at least one."""
+        """Returns the number of nonces of `rows` tokens that fit into one forward; at least 1."""
         return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
 
 
-# In a chat answer: the worker's engine was lost, so another worker may answer the request. "0": the
-# engine was lost before the request came.
+# In a chat answer: the worker's engine was lost, so another worker may answer the request. "0" if
+# the engine was lost before the request came.
 ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
-# In a chat request: shows the worker that the request comes from an API of its own node.
+# In a chat request: proves to the worker that the request comes from an API of its own node.
 GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 
 # In a chat request: identifies the client, because a worker shares its server fairly by client.
@@ -275,7 +271,7 @@ SILENT_S = 1.3
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """The heartbeat of one worker process. Leases name the worker by its unique `id`."""
+    """The record in a worker's heartbeat. `id` is unique for each start of the worker."""
 
     id: str
     model: str  # as clients request it
@@ -300,10 +296,10 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """Returns the readable name, which stays the same after restarts: host1/gpu0-1."""
+        """The worker's name, such as host1/gpu0-1, which stays the same after restarts."""
         return name_of(self.id)
 
     @property
     def is_ready(self) -> bool:
-        """True if the worker takes new work; False while it loads or drains, or hangs."""
+        """True if the worker takes new work."""
         return self.state == "ready"

@@ -12,7 +12,7 @@ from cli.ask.mistakes import fitting
 from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
 from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, read_json, write_json
-from poc_core.schemes.decode.thresholds import MARGIN
+from poc_core.schemes.decode.options import MARGIN
 
 FROM_FILE = "Default: what the file says."
 OF_NETWORK = "Default: the network's for the model."

@@ -15,7 +15,7 @@ def encode_vectors(vectors: npt.NDArray[np.floating]) -> list[str]:
 
 
 def decode_vector(vector_b64: str, k_dim: int) -> npt.NDArray[np.float32]:
-    """Decodes a `vector_b64` into float32 (k_dim,). VectorError says what is invalid."""
+    """Returns the numbers of a `vector_b64`: float32 (k_dim,). VectorError if it is invalid."""
     try:
         raw = base64.b64decode(vector_b64, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-# The largest nonce that JSON clients may send and that the sequence yields.
+# The largest nonce of requests and of a sequence.
 MAX_NONCE = 2**63 - 1
 
 
@@ -10,8 +10,8 @@ MAX_NONCE = 2**63 - 1
 class NonceSequence:
     """The nonces of one group of a node: offset + x * step for x = 0, 1, 2, ... up to MAX_NONCE.
 
-    The sequences of a node's groups are disjoint; their union is {node_id + x * node_count}.
-    Raises ValueError unless 0 <= id < count for node and group.
+    The sequences of a node's groups are disjoint. Together they are all node_id + x * node_count.
+    ValueError unless 0 <= id < count for the node and the group.
     """
 
     node_id: int
@@ -40,11 +40,11 @@ class NonceSequence:
 
     @property
     def count(self) -> int:
-        """The number of nonces. No __len__, because Python limits lengths to 2^63 - 1."""
+        """The number of nonces. There is no __len__, because Python limits lengths to 2^63 - 1."""
         return max(0, (MAX_NONCE - self.offset) // self.step + 1)
 
     def take(self, start: int, count: int) -> range:
-        """Returns the nonces at start .. start + count - 1, or fewer at the sequence's end."""
+        """Returns `count` nonces from the index `start` on; fewer at the sequence's end."""
         if start < 0 or count < 0:
             raise IndexError(f"start and count must not be negative, not {start} and {count}.")
         end = min(self.offset + (start + count) * self.step, MAX_NONCE + 1)

@@ -18,13 +18,13 @@ def householder_vectors(names: Sequence[str], dim: int, device: torch.device) ->
 def layer_vectors(
     block_hash: str, n_layers: int, hidden: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the vectors that reflect the layers' outputs: (n_layers, hidden) in `dtype` (2.2)."""
+    """Returns the vectors that reflect the layers' outputs (2.2): (n_layers, hidden) in `dtype`."""
     names = [f"{block_hash}_layer_{layer}_householder" for layer in range(n_layers)]
     return householder_vectors(names, hidden, device).to(dtype)
 
 
 def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
-    """Reflects tensors (..., hidden) by v (hidden,), in place if a kernel supports the tensors."""
+    """Returns tensors (..., hidden) reflected by v (hidden,). Changes `terms` if a kernel can."""
     if not fused.is_on(v.device):
         return [reflect(x, v) for x in terms]
     from poc_core.fused.reflect import (  # here: only torch's CUDA builds include Triton

@@ -1,8 +1,8 @@
 """Deterministic random numbers, seeded by strings (protocol.md, section 1).
 
-The hot path is `normal`, with up to 134 million hashes a batch. Its int32 tensors hold the bits of
-uint32 hashes, because int32 arithmetic wraps on every device and moves half the bytes of int64.
-`murmur3_plain` is the protocol's formula in exact int64; the tests compare the fast path with it.
+`normal` takes most of the time, with up to 134 million hashes a batch. Its int32 tensors have the
+bits of uint32 hashes, because int32 arithmetic wraps on every device and moves half the bytes of
+int64. `murmur3_plain` is the protocol's formula in exact int64. Tests compare `normal` with it.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ _MASK = 0xFFFFFFFF
 # Smallest u1: keeps ln(u1) finite when a hash is 0.
 _MIN_U1 = 1e-10
 
-# Keys per chunk. CPU: hashes (4 bytes a key) stay in cache, and torch can still spread them over
-# threads; fastest of 2^15 .. 2^20 on two cores. Accelerators: scratch memory of a few 100 MB.
+# Keys per chunk. On a CPU, hashes (4 bytes a key) stay in the cache, and torch still uses several
+# threads; fastest of 2^15 .. 2^20 on two cores. On an accelerator, chunks take a few 100 MB.
 _CHUNK_KEYS_CPU = 1 << 19
 _CHUNK_KEYS_DEVICE = 1 << 24
 
-# Keys whose seed-independent part is cached: 4 bytes each, at most 32 MiB a device.
+# Keys whose part that does not depend on the seed is cached: 4 bytes each, at most 32 MiB a device.
 _CACHED_KEYS = 1 << 23
 
 _key_cache: dict[torch.device, Tensor] = {}
@@ -39,13 +39,13 @@ def seed_from_string(text: str) -> int:
 
 
 def stronger_seeds_from_string(text: str) -> list[int]:
-    """Returns all of the SHA-256 of `text`, as 8 big-endian uint32 (`poc_stronger_rng`)."""
+    """Returns the complete SHA-256 of `text` as 8 big-endian uint32, for `poc_stronger_rng`."""
     digest = hashlib.sha256(text.encode()).digest()
     return [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
 
 
 def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
-    """Copies uint32 seeds, bit for bit, into an int32 tensor (n,). Does not wait for the copy."""
+    """Returns the bits of uint32 seeds in an int32 tensor (n,). Does not wait for the copy."""
     bits = torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32))
     return (
         bits.pin_memory().to(device, non_blocking=True)
@@ -55,7 +55,7 @@ def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """Returns the seeds as int32 (n,); keeps the low 32 bits of a tensor's numbers."""
+    """Returns the seeds as int32 (n,). Of a tensor's numbers only the low 32 bits are used."""
     return (
         seeds.to(device, torch.int32) if isinstance(seeds, Tensor) else seed_tensor(seeds, device)
     )
@@ -68,9 +68,9 @@ def hash_bits(seeds: Sequence[int] | Tensor, n: int, device: torch.device) -> Te
 
 
 def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch.device) -> Tensor:
-    """Returns the indices i < n of the k smallest hash(i, seed): int64 (len(seeds), k) (2.4).
+    """Returns the indices i < n of the k smallest hash(i, seed) (2.4): int64 (len(seeds), k).
 
-    The index of the largest of these hashes comes last, the others before it in ascending order.
+    The indices are ascending, except that the index of the largest of these hashes comes last.
     """
     # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
     chosen = (hash_bits(seeds, n, device) ^ -(1 << 31)).sort(dim=-1, stable=True).indices[:, :k]
@@ -89,10 +89,10 @@ def normal(
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Returns standard normal numbers (len(seeds), n), row r from seeds[r].
+    """Returns standard normal numbers (len(seeds), n); row r is computed from seeds[r].
 
     Uses Box-Muller in float32, and rounds once to `dtype`. `seeds`: integers, or a tensor of their
-    bits, which then stays on its device. `out`: a tensor (any strides) for the result.
+    bits, which stays on its device. `out`: a tensor (with any strides) for the result.
     """
     if out is None:
         out = torch.empty(len(seeds), n, dtype=dtype, device=device)
@@ -167,16 +167,17 @@ def token_ids(
 
 
 def _key_part(low: int, high: int, device: torch.device) -> Tensor:
-    """Returns the seed-independent part of hashes: rotl(i * c1, 15) * c2, int32 (high - low,)."""
-    cached = _key_cache.get(device)
-    if cached is not None and high <= cached.shape[0]:
-        return cached[low:high]
+    """Returns the part of the hashes of i = low .. high-1 that does not depend on the seed.
+
+    That is rotl(i * c1, 15) * c2, int32 (high - low,).
+    """
     if high > _CACHED_KEYS:
         return _compute_key_part(low, high, device)
-    # A power of two, so that not every larger n needs a new tensor.
-    size = min(_CACHED_KEYS, 1 << max(16, (high - 1).bit_length()))
-    cached = _compute_key_part(0, size, device)
-    _key_cache[device] = cached
+    cached = _key_cache.get(device)
+    if cached is None or high > cached.shape[0]:
+        # A power of two, so that not every larger n needs a new tensor.
+        size = min(_CACHED_KEYS, 1 << max(16, (high - 1).bit_length()))
+        cached = _key_cache[device] = _compute_key_part(0, size, device)
     return cached[low:high]
 
 
@@ -188,7 +189,7 @@ def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
 
 
 def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
-    """Turns `seed ^ key part` (int32) into the hash, in place. `scratch` has the same shape."""
+    """Changes h = seed ^ key part (int32) into the hash, and returns h. `scratch`: like h."""
     # Arithmetic right shifts insert sign bits; the masks clear those bits.
     torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)
     h.bitwise_left_shift_(13).bitwise_or_(scratch)
@@ -202,7 +203,7 @@ def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
 
 
 def _to_unit(h: Tensor) -> Tensor:
-    """Returns float32(uint32) / 2^32. Both 16-bit halves are exact in float32; their sum rounds."""
+    """Returns float32(uint32) / 2^32. Only the sum of the two exact 16-bit halves is rounded."""
     high = (h >> 16).bitwise_and_(0xFFFF).to(torch.float32).mul_(2.0**-16)
     low = (h & 0xFFFF).to(torch.float32)
     return high.add_(low, alpha=2.0**-32)
@@ -217,7 +218,7 @@ def _box_muller(h1: Tensor, h2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def murmur3_plain(keys: Tensor, seed: int | Tensor) -> Tensor:
-    """Returns hash(i, seed) of int64 keys, int64 in 0 .. 2^32-1; seeds broadcast. For tests."""
+    """Returns hash(i, seed) of int64 keys i: int64 in 0 .. 2^32-1. Seeds broadcast."""
     k = keys * _C1 & _MASK
     k = (k << 15 | k >> 17) & _MASK
     k = k * _C2 & _MASK

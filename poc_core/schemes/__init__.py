@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def scheme_names() -> list[str]:
-    """Returns the valid values of ProofSpec.scheme."""
+    """Returns the names of all schemes, which are the valid values of ProofSpec.scheme."""
     return list(_folders_in(tuple(__path__)))
 
 
@@ -30,7 +30,7 @@ def _folders_in(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def contract_of(name: str) -> "Contract":
-    """Returns the contract of the scheme with that name. SpecError if there is none."""
+    """Returns the contract of a scheme. SpecError if there is no scheme with that name."""
     contract: Contract = importlib.import_module(f"{__name__}.{known_name(name)}.contract").CONTRACT
     return contract
 
@@ -41,8 +41,9 @@ def contracts() -> list["Contract"]:
 
 
 def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "Contract":
-    """Returns the candidate that recognises a body by its marks, or else one without marks, or else
-    the first.
+    """Returns the contract of a body: the candidate that recognises the body's marks.
+
+    If none does, returns a candidate without marks, or else the first candidate.
     """
     by_marks = (contract for contract in candidates if contract.recognises(marks))
     without = (contract for contract in candidates if not contract.marks)
@@ -50,7 +51,7 @@ def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "C
 
 
 def known_name(name: str) -> str:
-    """Returns the name. SpecError if there is no such scheme."""
+    """Returns the name of a scheme. SpecError if there is no scheme with that name."""
     names = scheme_names()
     if name not in names:
         raise SpecError(f"There is no proof scheme {name[:80]!r}; use one of {', '.join(names)}.")

@@ -19,13 +19,14 @@ from poc_core.schemes import known_name
 
 
 class LayerTransform(Protocol):
-    """Transforms the outputs of layers. Each Scheme is a LayerTransform."""
+    """A transformation of the layers' outputs. Each Scheme is a LayerTransform."""
 
     hidden_size: int
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Transforms a layer's output tensors (..., hidden), perhaps in place. `layer`: the layer's
-        index in the complete model.
+        """Returns the transformed output tensors (..., hidden) of a layer. May change `terms`.
+
+        `layer`: the layer's index in the complete model.
         """
 
 
@@ -36,12 +37,12 @@ class Scheme(ABC):
     `dtype`: of the model's activations. SpecError: see `prepare`.
     """
 
-    # False: `transform_layer` changes nothing, so engines need no hooks.
+    # False if `transform_layer` changes nothing, so engines need no hooks.
     transforms_layers: bool = True
-    # True: the transformation is linear, so an engine may transform a layer's hidden_states +
-    # residual at once. False: both are transformed separately, as in the reference.
+    # True if the transformation is linear, so an engine may transform the sum of a layer's
+    # hidden_states and residual. False if both are transformed separately, as in the reference.
     transform_is_linear: ClassVar[bool] = True
-    # True: inputs are seeded with all eight words of the digest (rng.inputs).
+    # True if inputs are seeded with all eight words of the digest (rng.inputs).
     stronger_rng: bool = False
 
     def __init__(
@@ -63,7 +64,7 @@ class Scheme(ABC):
         self.prepare()
 
     def prepare(self) -> None:
-        """Computes what all batches share. SpecError if the spec's options are invalid."""
+        """Computes the data that all batches share. SpecError if the spec's options are invalid."""
         return
 
     def reflections(self) -> Tensor:
@@ -74,16 +75,16 @@ class Scheme(ABC):
 
     @property
     def passes(self) -> Passes:
-        """Returns the forward passes of each nonce, see Contract.passes."""
+        """The forward passes of each nonce, see Contract.passes."""
         return Passes(self.spec.seq_len)
 
     @abstractmethod
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
     ) -> Batch:
-        """Returns a new micro-batch.
+        """Returns a new micro-batch of these nonces.
 
-        `part`: nonces of one forward of all rows; None for all nonces. `reflected`: True if the
+        `part`: the number of nonces of one forward; None for all nonces. `reflected`: True if the
         network transforms the layers of this model in prefills.
         """
 
@@ -102,7 +103,9 @@ class Scheme(ABC):
         )
 
     def token_ids(self, nonces: Sequence[int], vocab_size: int) -> Tensor:
-        """Returns tokens for models that route by token (protocol.md, 2.1): int32 (n, seq_len)."""
+        """Returns the token ids for models that route by token (protocol.md, 2.1): int32 (n,
+        seq_len).
+        """
         spec = self.spec
         return rng.token_ids(
             spec.block_hash, spec.public_key, nonces, spec.seq_len, vocab_size, self.device
@@ -110,12 +113,13 @@ class Scheme(ABC):
 
     @abstractmethod
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """Returns a layer's transformed output x (..., hidden), as a new tensor. `layer`: the index
-        in the complete model.
+        """Returns the transformed output x (..., hidden) of a layer, as a new tensor.
+
+        `layer`: the layer's index in the complete model.
         """
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Transforms each tensor (..., hidden) of a layer's output, perhaps in place."""
+        """Returns the transformed output tensors, see LayerTransform."""
         return [self.transform_layer(layer, x) for x in terms]
 
     def _nonce_name(self, nonce: int) -> str:
@@ -123,7 +127,7 @@ class Scheme(ABC):
 
 
 class PrefillScheme(Scheme):
-    """A scheme whose values come from the last position's state of one forward."""
+    """A scheme with one forward, whose values are computed from the state of the last position."""
 
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
@@ -132,14 +136,17 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        """Computes the tensors of the nonces' values from normed last states (n, hidden).
+        """Computes the tensor of the nonces' values, from their last states after the final norm
+        (n, hidden).
 
-        Stays on the device and waits for nothing. NaN marks a nonce whose state is not finite.
+        Does not wait for the device. NaN marks a nonce whose state is not finite.
         """
 
     @abstractmethod
     def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        """Returns one value per nonce, on the host; None excludes a nonce without finite state."""
+        """Returns each nonce's value from `numbers` (on the CPU); None for an excluded nonce, whose
+        state is not finite.
+        """
 
     def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
         """Returns the `values` of the `numbers`."""
@@ -149,13 +156,14 @@ class PrefillScheme(Scheme):
 class Batch(ABC):
     """A micro-batch of one scheme: the inputs and results of each pass.
 
-    All tensors stay on the device, and no method waits for the device. `order` numbers the passes.
+    All tensors are on the device, and no method waits for the device. `step`: a pass's number in
+    `order`.
     """
 
     seeds_experts: ClassVar[bool] = False
 
     def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None) -> None:
-        """`part`: nonces of one forward of all rows; None for all nonces."""
+        """`part`: the number of nonces of one forward; None for all nonces."""
         self.scheme = scheme
         self.nonces = nonces
         self.order = PassOrder(len(nonces), part or len(nonces), scheme.passes)
@@ -170,7 +178,7 @@ class Batch(ABC):
 
     @abstractmethod
     def transform(self, step: int) -> LayerTransform | None:
-        """Returns the transformation after each layer; None for no transformation."""
+        """Returns the transformation of the layers' outputs in a pass; None if there is none."""
 
     @property
     def layer_vectors(self) -> Tensor | None:
@@ -180,40 +188,45 @@ class Batch(ABC):
     def route_hashes(self, step: int, moe_layers: range) -> Tensor:
         """Returns the hashes that choose a step's experts in some MoE layers: int64 (layers, n).
 
-        A hash modulo the layer's number of experts is the first expert (see `first_experts`).
+        A hash modulo the number of experts is a nonce's first expert (see `first_experts`).
         """
         raise AssertionError("no step follows")
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor | None:
-        """Returns each row's first expert in the m-th MoE layer: int64 (tokens,). None if the gate
-        chooses the experts.
+        """Returns each token's first expert in an MoE layer: int64 (tokens,).
+
+        Returns None if the layer's gate chooses the experts. `moe_layer`: index among MoE layers.
         """
         return None
 
     @abstractmethod
     def take(self, step: int, states: Tensor) -> None:
-        """Accepts the states of a pass after the final norm: (nonces, positions, hidden)."""
+        """Takes the states of a pass after the final norm: (nonces, positions, hidden)."""
 
     @property
     def points(self) -> Tensor:
-        """The points that determine the next step: int64 (n,). Callers may write to the tensor."""
+        """The results of the last pass, which determine the next step: int64 (n,). Callers may
+        write to this tensor.
+        """
         raise AssertionError("no step follows")
 
     def follow(self, points: Tensor) -> None:
-        """Accepts the last pass's points from another device, which has the pass's states."""
+        """Takes the `points` of the last pass, which another device has computed."""
         raise AssertionError("no step follows")
 
     @abstractmethod
     def numbers(self) -> Tensor:
-        """Returns the tensors of the nonces' values, computed from the states of all passes."""
+        """Computes the tensor of the nonces' values from the states of all passes."""
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
-        """Returns one value per nonce, on the host; None excludes a nonce without finite states."""
+        """Returns each nonce's value from `numbers` (on the CPU); None for an excluded nonce, whose
+        states are not finite.
+        """
 
 
 class PrefillBatch(Batch):
-    """A micro-batch of one forward, whose last position determines the values."""
+    """A micro-batch of a PrefillScheme."""
 
     scheme: PrefillScheme
 
@@ -250,7 +263,7 @@ def load_scheme(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Scheme:
-    """Loads the spec's scheme for a model on a device. SpecError for a bad scheme or options."""
+    """Returns the spec's scheme for a model and a device. SpecError if the spec is invalid."""
     module = importlib.import_module(f"{__package__}.{known_name(spec.scheme)}.proof")
     scheme: Scheme = module.SCHEME(
         spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype

@@ -22,16 +22,16 @@ Pair = tuple[int, Any]
 
 @dataclass(frozen=True)
 class Reported:
-    """Some of a round's reported nonces, in the order of their computation."""
+    """Some of the nonces that a round has reported, in the order of their computation."""
 
-    first: int  # index of the first of these among all reported nonces of the round, from 0
+    first: int  # index of the first of `pairs` among all reported nonces of the round
     pairs: Sequence[Pair]
 
 
 class Options(BaseModel):
-    """A scheme's inputs besides hash, key and seq_len: the typed form of ProofSpec.options.
+    """The inputs of a scheme besides hash, key and seq_len: the typed form of ProofSpec.options.
 
-    Error texts quote a field's description of its valid values, which may contain {hidden_size}.
+    A field's description of its valid values is quoted in errors, and may contain {hidden_size}.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -43,7 +43,9 @@ class Options(BaseModel):
 
     @classmethod
     def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
-        """Validates the options for a hidden size. SpecError for unknown options and bad values."""
+        """Returns the options. SpecError for unknown options, and values that are invalid for a
+        model of this hidden size.
+        """
         try:
             return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
         except ValidationError as error:
@@ -62,7 +64,7 @@ class Options(BaseModel):
 
 
 class Terms(BaseModel):
-    """Criteria for verdicts and reports: the typed form of JobRequest.terms and RoundConfig.terms.
+    """The criteria for verdicts and reports: the typed form of the `terms` of a job or round.
 
     Unlike Options, terms do not change the values.
     """
@@ -71,7 +73,7 @@ class Terms(BaseModel):
 
 
 class Contract(ABC):
-    """A scheme for all code except engines: the `CONTRACT` of the folder's `contract.py`."""
+    """A scheme as all code except engines uses it. A scheme's `contract.py` has its `CONTRACT`."""
 
     name: ClassVar[str]  # the name of the scheme's folder
     options: ClassVar[type[Options]] = Options
@@ -86,13 +88,14 @@ class Contract(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Returns True if a body belongs to this scheme. `marks`: the body's unchecked fields that
-        are marks of any scheme.
+        """Returns True if a body belongs to this scheme.
+
+        `marks`: those fields of the unchecked body that are marks of any scheme.
         """
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        """Returns, by field of a request, the requested value and the model's limit."""
+        """Returns the requested value and the model's limit, by name of the request's field."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
     def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
@@ -100,17 +103,17 @@ class Contract(ABC):
         return ""
 
     def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
-        """Returns the scheme-specific limits that hold for all these models (ModelInfo.schemes)."""
+        """Returns the scheme's own limits that hold for all these models (ModelInfo.schemes)."""
         return {}
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """Returns how many nonces one micro-batch holds; at least one."""
+        """Returns the number of nonces that fit into one micro-batch; at least 1."""
         return info.max_batch(self.passes(spec).rows)
 
     def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
-        """Returns `info` with limits at most half of a micro-batch that ran out of memory.
+        """Returns `info` with limits of at most half of a micro-batch that ran out of memory.
 
-        `n`: the micro-batch's nonces. `part`: the nonces of one forward of all rows.
+        `n`: the number of nonces of the micro-batch. `part`: those of one forward.
         """
         tokens = max(1, part * self.passes(spec).rows // 2)
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
@@ -121,7 +124,7 @@ class Contract(ABC):
 
     # Rounds.
 
-    # True: /status lists the reported nonces.
+    # True if /status lists the reported nonces.
     lists_reported: ClassVar[bool] = False
     # The optional fields that /status has only for this scheme's rounds.
     status_fields: ClassVar[type[BaseModel] | None] = None
@@ -130,7 +133,7 @@ class Contract(ABC):
     status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Returns True if a round reports a nonce with this value to its receiver."""
+        """Returns True if a round sends a nonce with this value to its receiver."""
         return True
 
     def status(
@@ -151,18 +154,18 @@ class Contract(ABC):
 
     @abstractmethod
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
-        """Returns the most bytes that a nonce takes in a job's answer."""
+        """Returns the largest number of bytes that a nonce takes in a job's answer."""
 
     @abstractmethod
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
-        """Returns a nonce and its value in the form for clients."""
+        """Returns a nonce and its value as a JSON object for clients."""
 
     def values(self, pairs: Sequence[Pair]) -> dict[str, Any]:
         """Returns the fields of a callback that contain the values."""
         return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        """Returns an answer's list of artifacts as JSON, from the JSON of each nonce and value."""
+        """Returns the JSON list of an answer's artifacts. `nonces`, `values`: as JSON."""
         loaded = load_all(values)
         artifacts = [
             self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)
@@ -178,7 +181,10 @@ class Contract(ABC):
         values: Sequence[JsonValue],
         claims: Sequence[JsonValue],
     ) -> dict[str, Any]:
-        """Returns the fields of a validation's answer. `values`: None for excluded nonces."""
+        """Returns the fields of a validation's answer.
+
+        `values`: this node's, None for excluded nonces. `claims`: the claimed values.
+        """
 
     # For engines without a model, and for the display of values.
 
@@ -186,9 +192,9 @@ class Contract(ABC):
     def synthetic_values(
         self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
-        """Returns invented values for load tests, derived from spec and nonces only.
+        """Returns values for load tests, which are derived only from spec and nonces.
 
-        SpecError: see Options.checked.
+        SpecError if the options are invalid.
         """
 
     # The heading of values in a table.
@@ -199,15 +205,15 @@ class Contract(ABC):
         return str(value)
 
     def described(self, body: Mapping[str, Any]) -> str:
-        """Describes a round's options in a few words. `body`: the result of RoundBody.of."""
+        """Returns a round's options in a few words. `body`: the result of RoundBody.of."""
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Describes which nonces are reported; empty if all are. `status`: /status' answer."""
+        """Returns in words which nonces are reported; empty if all. `status`: of GET /status."""
         return ""
 
 
 def load_all(texts: Sequence[bytes]) -> list[Any]:
-    """Parses all JSON texts at once."""
+    """Returns the values of several JSON texts, parsed at once."""
     loaded: list[Any] = json.loads(b"[" + b",".join(texts) + b"]")
     return loaded

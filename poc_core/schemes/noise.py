@@ -1,4 +1,4 @@
-"""Numbers for synthetic values, derived only from spec and nonce. They prove nothing."""
+"""Numbers for synthetic values, which are derived only from spec and nonce and prove nothing."""
 
 import hashlib
 from typing import TYPE_CHECKING

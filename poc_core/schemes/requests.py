@@ -37,11 +37,8 @@ class Params(BaseModel):
     seq_len: Count = Field(ge=1, description="Positions of a nonce's prefill.", examples=[256])
 
 
-class JobBody(BaseModel, ABC):
-    """POST /generate: nonces to compute, or claimed values to check.
-
-    Unknown fields are ignored, except in `params`.
-    """
+class Body(BaseModel, ABC):
+    """The common part of jobs' and rounds' bodies."""
 
     examples: ClassVar[Examples] = {}
 
@@ -50,6 +47,18 @@ class JobBody(BaseModel, ABC):
     )
     block_height: Count = Field(ge=0, description="Returned in callbacks.")
     public_key: Text = Field(description="Public key of the node that computes the proofs.")
+
+    @abstractmethod
+    def spec(self) -> ProofSpec:
+        """Returns the inputs that determine the values."""
+
+
+class JobBody(Body):
+    """POST /generate: nonces to compute, or claimed values to check.
+
+    Unknown fields are ignored, except in `params`.
+    """
+
     # node_id may exceed node_count here, because validators send other nodes' ids.
     node_id: Count = Field(ge=0, description="Returned in callbacks.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
@@ -73,56 +82,40 @@ class JobBody(BaseModel, ABC):
         description="Receiver of the result, at {url}/generated or {url}/validated.",
     )
 
-    @abstractmethod
-    def spec(self) -> ProofSpec:
-        """Returns the inputs that determine the values."""
-
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        """Returns the criteria for claims. See Settings.honour_p_value_threshold."""
+        """Returns the criteria for a verdict on claims. For the parameter see Settings."""
         return {}
 
     def claims(self) -> dict[int, JsonValue] | None:
         """Returns the claimed value of each nonce; None without claims.
 
-        ClaimsError if the claims do not match `nonces`. An unreadable claim counts as wrong and is
-        no error; otherwise a cheater could make its own validation fail.
+        ClaimsError if the claims do not match `nonces`. An unreadable claim is a wrong claim and no
+        error. Otherwise a cheater could make the validation of its claims fail.
         """
         return None
 
 
-class RoundBody(BaseModel, ABC):
-    """POST /init/generate, and for rounds with phases /init and /init/validate."""
-
-    examples: ClassVar[Examples] = {}
-
-    block_hash: Text = Field(
-        description="Seeds the inputs, with public_key, and the layers' reflections."
-    )
-    block_height: Count = Field(ge=0, description="Returned in callbacks.")
-    public_key: Text = Field(description="Public key of the node that computes the proofs.")
+class RoundBody(Body):
+    """POST /init/generate, and for rounds with phases also POST /init and /init/validate."""
 
     @property
     @abstractmethod
     def served_model(self) -> str | None:
-        """The served name of the requested model; None for the only served model."""
+        """The served name of the requested model; None if the node serves only one model."""
 
     @property
     @abstractmethod
     def requested_batch_size(self) -> int | None:
-        """Nonces that a worker computes at a time; None for as many as fit."""
-
-    @abstractmethod
-    def spec(self) -> ProofSpec:
-        """Returns the inputs that determine the values."""
+        """The requested number of nonces that a worker computes at a time; None for any number."""
 
     @abstractmethod
     def config(self, model: str, batch_size: int) -> RoundConfig:
-        """Returns the configuration to store, with the model and batch size found at admission."""
+        """Returns the round's configuration. The API has found its model and batch size."""
 
     @classmethod
     @abstractmethod
     def of(cls, config: RoundConfig) -> dict[str, Any]:
-        """Returns the configuration with this body's field names, for /status."""
+        """Returns the configuration with the field names of this body, for /status."""
 
     @staticmethod
     def common_of(config: RoundConfig) -> dict[str, Any]:
@@ -140,7 +133,7 @@ class RoundBody(BaseModel, ABC):
 
 
 class PlacedRoundBody(RoundBody):
-    """A round whose nonces are divided among several nodes, and groups of nodes."""
+    """A round whose nonces are divided among several nodes, and among groups of nodes."""
 
     node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
@@ -166,7 +159,7 @@ class PlacedRoundBody(RoundBody):
     @property
     @abstractmethod
     def receiver(self) -> str | None:
-        """The receiver's url."""
+        """The url of the receiver of callbacks."""
 
     def terms(self) -> dict[str, JsonValue]:
         """Returns the criteria for reported values."""
@@ -188,7 +181,7 @@ class PlacedRoundBody(RoundBody):
 
 
 class SequenceRoundBody(PlacedRoundBody):
-    """A round of one model over a node's nonce sequence, in batches."""
+    """A round with `params`, as for artifacts and decode proofs."""
 
     params: Params
     url: HttpUrl = Field(default=None, description="The artifacts are sent to {url}/generated.")
@@ -214,30 +207,29 @@ class SequenceRoundBody(PlacedRoundBody):
     @classmethod
     @abstractmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """Returns the scheme-specific keys of `params`."""
+        """Returns the keys of `params` that only this scheme has."""
 
     @classmethod
     def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """Returns the scheme-specific keys outside `params`."""
+        """Returns the keys outside `params` that only this scheme has."""
         return {}
 
 
 class BatchBody(BaseModel, ABC):
-    """POST /validate: reported values to check by the round's criteria."""
+    """POST /validate: claimed values to check by the criteria of the current round."""
 
     examples: ClassVar[Examples] = {}
     answer: ClassVar[type[BaseModel]]  # for OpenAPI
 
     @abstractmethod
     def job(self, config: RoundConfig) -> NewJob:
-        """Returns the job that checks the values. Its list of nonces may be empty."""
+        """Returns the job that checks the claimed values. The job may have no nonces."""
 
 
 def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:
     """Raises ClaimsError unless the artifacts have exactly `nonces`, each once, in any order."""
-    if len(artifacts) != len(nonces) or {artifact["nonce"] for artifact in artifacts} != set(
-        nonces
-    ):
+    found = {artifact["nonce"] for artifact in artifacts}
+    if len(artifacts) != len(nonces) or found != set(nonces):
         raise ClaimsError(
             "validation.artifacts must hold exactly one artifact for each of nonces, and no others;"
             " they differ."

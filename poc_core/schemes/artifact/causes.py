@@ -1,9 +1,9 @@
-"""The likely cause of differing artifacts, found by the pattern of their distances."""
+"""The likely cause of differing artifacts, derived from the pattern of their distances."""
 
 import math
 from collections.abc import Sequence
 
-# Unrelated unit vectors lie about sqrt(2) apart (docs/proofs.md); rounding, formats and hardware
+# Unrelated unit vectors are about sqrt(2) apart (docs/proofs.md). Rounding, formats and hardware
 # move a vector by far less than half of that.
 UNRELATED = math.sqrt(2) / 2
 
@@ -26,7 +26,7 @@ LITTLE_APART = (
 
 
 def likely_cause(mismatches: Sequence[float | None], n_total: int) -> str:
-    """Explains in a sentence why some of `n_total` compared vectors differ.
+    """Returns a sentence that explains why some of `n_total` compared vectors differ.
 
     `mismatches`: L2 distances of the differing vectors; None if a vector is missing or unreadable.
     """

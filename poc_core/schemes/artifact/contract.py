@@ -1,7 +1,6 @@
 """The contract of artifact proofs (protocol.md, sections 2, 5 and 6)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import JsonValue
@@ -32,12 +31,11 @@ class ArtifactContract(Contract):
     column = "vector_b64"
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        return super().limits(spec, info) | {
-            "k_dim": (ArtifactOptions.of(spec).k_dim, info.hidden_size)
-        }
+        k_dim = ArtifactOptions.of(spec).k_dim
+        return super().limits(spec, info) | {"k_dim": (k_dim, info.hidden_size)}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """Returns the `encoding` of vector_b64."""
+        """Returns the field `encoding`, which describes vector_b64."""
         return {"encoding": Encoding(k_dim=ArtifactOptions.of(spec).k_dim).model_dump()}
 
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
@@ -69,7 +67,9 @@ class ArtifactContract(Contract):
             k_dim=ArtifactOptions.of(spec).k_dim,
             test=terms,
         )
-        return asdict(verdict) | {"terms": terms.source}
+        spread = verdict.distances
+        distances = None if spread is None else spread.model_dump()
+        return vars(verdict) | {"distances": distances, "terms": terms.source}
 
     def synthetic_values(
         self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
@@ -80,11 +80,7 @@ class ArtifactContract(Contract):
 
         k_dim = ArtifactOptions.checked(spec, hidden_size).k_dim
         text = spec.model_dump_json()
-        vectors = (
-            np.stack([noise(text, nonce, k_dim) for nonce in nonces])
-            if nonces
-            else np.empty((0, k_dim))
-        )
+        vectors = np.reshape([noise(text, nonce, k_dim) for nonce in nonces], (-1, k_dim))
         norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
         return list(encode_vectors(vectors / (norms + 1e-8)))
 

@@ -13,7 +13,7 @@ from poc_core.schemes.base import PrefillScheme
 
 logger = logging.getLogger(__name__)
 
-# Elements of rotation vectors generated at a time (4 bytes each): all at the usual k_dim.
+# Elements of rotation vectors generated at a time, 4 bytes each; enough for all at the usual k_dim.
 _ROTATION_ELEMENTS = 1 << 23
 
 
@@ -46,14 +46,14 @@ class ArtifactScheme(PrefillScheme):
         return values
 
     def pick(self, nonces: Sequence[int]) -> Tensor:
-        """Returns each nonce's dimensions in the protocol's order (2.4): int64 (n, k_dim)."""
+        """Returns the dimensions to read of each state (2.4): int64 (n, k_dim), in order."""
         seeds = [
             rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces
         ]
         return rng.smallest_hashes(seeds, self.hidden_size, self.k_dim, self.device)
 
     def rotate(self, nonces: Sequence[int], y: Tensor) -> Tensor:
-        """Reflects y (n, k_dim) by k_dim - 1 vectors that are specific to each nonce (2.5)."""
+        """Returns y (n, k_dim) after k_dim - 1 reflections by vectors of each nonce (2.5)."""
         k_dim = self.k_dim
         step = max(1, _ROTATION_ELEMENTS // (len(nonces) * k_dim))
         for low in range(0, k_dim - 1, step):

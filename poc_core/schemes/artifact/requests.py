@@ -37,7 +37,7 @@ class ArtifactParams(Params):
 
 
 class Artifact(TypedDict):
-    """A nonce's vector: k_dim float16 numbers, little-endian, in base64."""
+    """A nonce and its vector: k_dim float16 numbers, little-endian, in base64."""
 
     # A dict instead of a model, because a request has up to 100,000 artifacts.
     nonce: Nonce
@@ -49,7 +49,7 @@ def _text(vector: object) -> str:
 
 
 class ReceivedArtifact(TypedDict):
-    """A nonce's claimed vector. An unreadable vector is a mismatch."""
+    """A nonce and its claimed vector. An unreadable vector is a mismatch."""
 
     nonce: Nonce
     vector_b64: NotRequired[Annotated[str, BeforeValidator(_text)]]
@@ -99,11 +99,10 @@ class GenerateBody(JobBody):
     }
 
     def spec(self) -> ProofSpec:
-        return _spec(self.block_hash, self.public_key, self.params, self.poc_stronger_rng)
+        return _spec(self)
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        test = self.stat_test or ReceivedStatTest()
-        usual = network_terms(self.params.model)
+        test, usual = self.stat_test or ReceivedStatTest(), network_terms(self.params.model)
         return test.applied(honour_p_value_threshold, usual).model_dump()
 
     def claims(self) -> dict[int, JsonValue] | None:
@@ -112,12 +111,9 @@ class GenerateBody(JobBody):
         artifacts = self.validation.artifacts
         check_claimed(artifacts, self.nonces)
         length = base64_length(self.params.k_dim)
-        claimed: dict[int, JsonValue] = {}
-        for artifact in artifacts:
-            vector = artifact.get("vector_b64", "")
-            # A vector of the wrong length is a mismatch in any case, and may have megabytes.
-            claimed[artifact["nonce"]] = vector if len(vector) == length else ""
-        return claimed
+        claimed = {artifact["nonce"]: artifact.get("vector_b64", "") for artifact in artifacts}
+        # A vector of the wrong length is a mismatch in any case, and may have megabytes.
+        return {nonce: one if len(one) == length else "" for nonce, one in claimed.items()}
 
 
 class ArtifactRoundBody(SequenceRoundBody):
@@ -141,7 +137,7 @@ class ArtifactRoundBody(SequenceRoundBody):
     }
 
     def spec(self) -> ProofSpec:
-        return _spec(self.block_hash, self.public_key, self.params, self.poc_stronger_rng)
+        return _spec(self)
 
     @classmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
@@ -153,17 +149,16 @@ class ArtifactRoundBody(SequenceRoundBody):
 
 
 def base64_length(k_dim: int) -> int:
-    """Returns the length of a vector_b64: two bytes a number, four characters per three bytes."""
+    """Returns the number of characters of a vector_b64 of k_dim numbers of two bytes."""
     return (2 * k_dim + 2) // 3 * 4
 
 
-def _spec(
-    block_hash: str, public_key: str, params: ArtifactParams, stronger_rng: bool
-) -> ProofSpec:
+def _spec(body: GenerateBody | ArtifactRoundBody) -> ProofSpec:
+    options = ArtifactOptions(k_dim=body.params.k_dim, stronger_rng=body.poc_stronger_rng)
     return ProofSpec(
         scheme="artifact",
-        block_hash=block_hash,
-        public_key=public_key,
-        seq_len=params.seq_len,
-        options=ArtifactOptions(k_dim=params.k_dim, stronger_rng=stronger_rng).model_dump(),
+        block_hash=body.block_hash,
+        public_key=body.public_key,
+        seq_len=body.params.seq_len,
+        options=options.model_dump(),
     )

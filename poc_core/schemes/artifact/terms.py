@@ -46,8 +46,9 @@ class ReceivedStatTest(StatTest):
     def applied(
         self, honour_p_value_threshold: bool, usual: thresholds.NetworkTerms | None = None
     ) -> ArtifactTerms:
-        """Returns the terms of the validation. `usual` fills in the fields that the request leaves
-        out, unless the request names a dist_threshold.
+        """Returns the criteria of the validation.
+
+        `usual`: the criteria for fields that the request leaves out, if it has no dist_threshold.
         """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
         if honour_p_value_threshold and self.p_value_threshold is not None:

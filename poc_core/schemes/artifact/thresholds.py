@@ -27,6 +27,6 @@ _OF_MODELS = {
 
 
 def network_terms(model: str) -> NetworkTerms:
-    """Returns the chain's criteria for a model's served name, or the chain's defaults."""
+    """Returns the chain's criteria for a model (by served name), or else the chain's defaults."""
     threshold = _OF_MODELS.get(model)
     return _DEFAULT if threshold is None else NetworkTerms(threshold, f"the network's for {model}")

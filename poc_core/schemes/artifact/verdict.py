@@ -8,28 +8,20 @@ import numpy as np
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.errors import VectorError
+from poc_core.schemes.artifact.answers import DistanceSummary
 from poc_core.schemes.artifact.causes import likely_cause
 from poc_core.schemes.artifact.terms import StatTest
 
-# Upper limits of the histogram's bins. Unit vectors are at most 2 apart.
+# Upper limits of the histogram's bins; the last bin includes all larger distances. Unit vectors are
+# at most 2 apart.
 _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
-class DistanceSpread:
-    """L2 distances of the compared vectors, without unreadable vectors."""
-
-    min: float
-    median: float
-    max: float
-    # (d, n) for d = 1, 2 and 5 of each decade: n distances are at most d and above the previous d.
-    # The last bin includes all larger distances.
-    histogram: list[tuple[float, int]]
-
-
-@dataclass(frozen=True)
 class ArtifactVerdict:
-    """A verdict. `n_excluded` nonces, not in `n_total`, could not be computed on this node."""
+    """The verdict on claimed artifacts. `n_total` does not include the `n_excluded` nonces, which
+    this node could not compute.
+    """
 
     n_total: int
     n_mismatch: int
@@ -40,7 +32,7 @@ class ArtifactVerdict:
     n_excluded: int
     dist_threshold: float  # the largest distance that still agrees
     p_mismatch: float  # probability that an honest artifact is further away
-    distances: DistanceSpread | None  # None if no vector could be read
+    distances: DistanceSummary | None  # None if no vector could be read
     likely_cause: str | None  # a sentence; None without fraud
 
 
@@ -50,9 +42,10 @@ def compare(
     k_dim: int,
     test: StatTest | None = None,
 ) -> ArtifactVerdict:
-    """Compares received artifacts. `computed`: nonce -> vector_b64; None for excluded nonces.
+    """Compares another node's artifacts with this node's. Returns the verdict.
 
-    A nonce that is missing in `received` is a mismatch. Nonces only in `received` are ignored.
+    `computed`: this node's, nonce -> vector_b64; None for an excluded nonce. `received`: the other
+    node's. A nonce missing in `received` is a mismatch; a nonce only in `received` is ignored.
     """
     test = test or StatTest()
     found = {
@@ -90,10 +83,11 @@ def _distance(own: str, other: str, k_dim: int) -> float | None:
     return float(np.linalg.norm(difference))
 
 
-def _distances(found: list[float]) -> DistanceSpread | None:
+def _distances(found: list[float]) -> DistanceSummary | None:
     if not found:
         return None
     places = np.searchsorted(_EDGES, found).clip(max=len(_EDGES) - 1)
     counts = np.bincount(places)
     histogram = [(_EDGES[place], int(counts[place])) for place in range(min(places), len(counts))]
-    return DistanceSpread(min(found), float(np.median(found)), max(found), histogram)
+    median = float(np.median(found))
+    return DistanceSummary(min=min(found), median=median, max=max(found), histogram=histogram)

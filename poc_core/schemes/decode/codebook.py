@@ -10,13 +10,13 @@ from poc_core.schemes.decode.codebook_file import DIM, POINTS, read_codebook_fil
 
 
 class _Chosen:
-    """The codebook file that this process uses for all specs."""
+    """The path of the codebook file that this process uses; empty for the shipped file."""
 
     file = ""
 
 
 def choose_codebook(file: str) -> str:
-    """Sets this process's codebook file; empty for the shipped file. Returns the file's sha256.
+    """Sets the codebook file of this process; empty for the shipped file. Returns its sha256.
 
     SettingsError: see read_codebook_file.
     """
@@ -30,6 +30,5 @@ def choose_codebook(file: str) -> str:
 def codebook(device: torch.device) -> Tensor:
     """Returns the codebook on a device: float32 (POINTS, DIM)."""
     raw, _digest = read_codebook_file(_Chosen.file)
-    return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(POINTS, DIM).astype(np.float32)).to(
-        device
-    )
+    points = np.frombuffer(raw, "<f4").reshape(POINTS, DIM).astype(np.float32)
+    return torch.from_numpy(points).to(device)

@@ -1,4 +1,4 @@
-"""An engine's limits for decode proofs, a part of a worker's ModelInfo."""
+"""The limits of an engine for decode proofs, which are a part of a worker's ModelInfo."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,11 +23,11 @@ class ChainLimits(BaseModel, frozen=True):
 
     no_chains: str = ""  # why the model cannot compute decode proofs; empty if it can
     codebook: str = ""  # sha256 of the codebook; empty if the engine computes no decode proofs
-    # Positions of keys and values for which a micro-batch's steps have memory; None:
+    # Positions of keys and values that fit into the memory for a micro-batch's steps; None for
     # max_batch_tokens.
     kept_tokens: int | None = None
     kept_block: int = 1  # a nonce's positions are rounded up to a multiple of kept_block
-    # The memory of a nonce's linear attention states, in positions; added to its own positions.
+    # The memory of a nonce's linear attention states, as a number of positions.
     kept_state: int = 0
 
     @classmethod
@@ -36,32 +36,33 @@ class ChainLimits(BaseModel, frozen=True):
 
     @classmethod
     def common(cls, infos: Sequence[ModelInfo]) -> Self:
-        """Returns the limits that hold for all models; without chains if their codebooks differ."""
+        """Returns the limits that hold for all models. Excludes chains if codebooks differ."""
         each = [cls.of(info) for info in infos]
         codebooks = sorted({one.codebook for one in each if one.codebook})
+        kept = [one.kept_tokens for one in each if one.kept_tokens is not None]
         why_not = next((one.no_chains for one in each if one.no_chains), "")
         return cls(
             no_chains=why_not or (_CODEBOOKS_DIFFER if len(codebooks) > 1 else ""),
             codebook=codebooks[0] if codebooks else "",
-            kept_tokens=min(
-                (n for one in each if (n := one.kept_tokens) is not None), default=None
-            ),
+            kept_tokens=min(kept, default=None),
             kept_block=max(one.kept_block for one in each),
             kept_state=max(one.kept_state for one in each),
         )
 
     def on(self, info: ModelInfo) -> ModelInfo:
-        """Returns the model with these limits."""
+        """Returns the model's info with these limits."""
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
-        """Returns the limits with memory for `n_tokens` positions of steps. If not even one nonce
-        fits, the limits exclude chains.
+        """Returns the limits with memory for `n_tokens` positions of steps.
+
+        Excludes chains if not even one nonce of the spec fits into the memory.
         """
         room = self.model_copy(update={"kept_tokens": n_tokens})
         return room.refused("" if room.keeps(spec) else _LITTLE_MEMORY)
 
     def refused(self, why: str) -> Self:
+        """Returns the limits with `why` as the reason against chains; empty allows chains."""
         return self.model_copy(update={"no_chains": why})
 
     def keeps(self, spec: ProofSpec) -> bool:
@@ -69,14 +70,17 @@ class ChainLimits(BaseModel, frozen=True):
         return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
     def step_positions(self, spec: ProofSpec) -> int:
-        """Returns the positions of `kept_tokens` that a nonce takes; 0 without steps."""
+        """Returns how many of the `kept_tokens` positions a nonce takes; 0 without steps."""
         passes = passes_of(spec)
         if not passes.steps:
             return 0
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """See Contract. Steps may hold more nonces than one forward of all rows does."""
+        """Returns the number of nonces that fit into one micro-batch, see Contract.
+
+        A step may have more nonces than fit into one forward of all rows.
+        """
         by_nonce = self.step_positions(spec)
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)
@@ -85,14 +89,14 @@ class ChainLimits(BaseModel, frozen=True):
 
 
 def why_no_chains(info: ModelInfo) -> str:
-    """Returns in a sentence why a model computes no decode proofs; empty if it does."""
+    """Returns in a sentence why a model cannot compute decode proofs; empty if it can."""
     if info.hidden_size < PICKED:
         return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
     return ChainLimits.of(info).no_chains
 
 
 def refusal(spec: ProofSpec, info: ModelInfo) -> BodyError | None:
-    """Returns why a model cannot compute chains of this spec; None if it can."""
+    """Returns an error that says why a model cannot compute chains of this spec; None if it can."""
     passes, limits = passes_of(spec), ChainLimits.of(info)
     n_tokens = passes.positions
     if why_not := why_no_chains(info):

@@ -7,6 +7,8 @@ from poc_core.schemes.contract import Options
 
 # Dimensions of a state that are read.
 PICKED = 256
+# Largest margin of an honest step, for requests without a stat_test (protocol.md, section 8.3).
+MARGIN = 0.025
 
 
 class DecodeOptions(Options):
@@ -20,7 +22,7 @@ class DecodeOptions(Options):
         default=None, description="lists of integers by nonce"
     )
 
-    # True: claims are followed step by step, as in decoding. Slow; only for comparison.
+    # True if claims are followed step by step, as in decoding. Slow; only for comparison.
     stepwise: bool = Field(default=False, description="true or false")
 
     @field_validator("max_tokens")
@@ -32,7 +34,7 @@ class DecodeOptions(Options):
 
 
 def passes_of(spec: ProofSpec) -> Passes:
-    """Returns a prefill with steps, or one forward if all inputs are claimed.
+    """Returns the passes of a nonce: a prefill and steps, or one forward if the points are claimed.
 
     SpecError if the options are invalid.
     """

@@ -1,4 +1,7 @@
-"""Computes decode proofs: chains of points, or the margins of claims (protocol.md, section 8)."""
+"""Computes decode proofs: chains of points, or the margins of claims (protocol.md, section 8).
+
+A point is the nearest codebook entry of a state. Each step follows from the point before.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,9 @@ class DecodeScheme(Scheme):
 
 
 class DecodeBatch(Batch):
-    """A prefill in parts, then steps, each of which follows from the previous state.
+    """A micro-batch of chains: a prefill in parts, then steps.
 
-    With claims, one forward covers all positions.
+    With claims, one forward has all positions, because the claims determine the steps' inputs.
     """
 
     scheme: DecodeScheme
@@ -61,7 +64,7 @@ class DecodeBatch(Batch):
         if options.enforced is not None:
             claimed = [options.enforced[str(nonce)] for nonce in nonces]
             self._wrong_length = [len(points) != self.n_steps + 1 for points in claimed]
-            # A chain of another length is wrong in any case. It is padded to be computable.
+            # A chain of another length is wrong in any case. Its padding only makes it computable.
             padded = [(points + [0] * (self.n_steps + 1))[: self.n_steps + 1] for points in claimed]
             self._claims = torch.tensor(padded, dtype=torch.int64, device=device)
         self._first_states: list[Tensor] = []  # last states of the prefill's parts so far
@@ -112,19 +115,17 @@ class DecodeBatch(Batch):
         self._points.append(points)
 
     def transform(self, step: int) -> LayerTransform:
-        """Reflects in every model, including models whose prefills are not reflected."""
+        """Returns reflections for every model, also if the model's prefills are not reflected."""
         if not self.scheme.options.per_nonce_reflection:
             return self.scheme
         return _OfEachNonce(self, self._slice(step))
 
     def nonce_vectors(self, layer: int) -> Tensor:
-        """Returns each nonce's reflection of one layer's outputs: (n, 1, hidden)."""
+        """Returns the vectors that reflect each nonce's outputs of a layer: (n, 1, hidden)."""
         vectors = self._nonce_vectors.get(layer)
         if vectors is None:
             block_hash = self.scheme.spec.block_hash
-            names = [
-                f"{block_hash}_nonce{nonce}_layer_{layer}_householder" for nonce in self.nonces
-            ]
+            names = [f"{block_hash}_nonce{one}_layer_{layer}_householder" for one in self.nonces]
             vectors = reflections.householder_vectors(
                 names, self.scheme.hidden_size, self.scheme.device
             )
@@ -151,10 +152,10 @@ class DecodeBatch(Batch):
 
     def numbers(self) -> Tensor:
         """Returns each step's point and, with claims, margin: float32 (n, T + 1, 1 or 2)."""
-        points = torch.stack(self._points, dim=1).to(torch.float32)
-        return torch.stack(
-            [points, torch.stack(self._margins, dim=1)] if self._margins else [points], dim=-1
-        )
+        parts = [torch.stack(self._points, dim=1).to(torch.float32)]
+        if self._margins:
+            parts.append(torch.stack(self._margins, dim=1))
+        return torch.stack(parts, dim=-1)
 
     def values(self, numbers: Tensor) -> list[JsonValue]:
         points = numbers[..., 0].to(torch.int64)
@@ -189,10 +190,9 @@ class DecodeBatch(Batch):
         return slice(members.start, members.stop)
 
     def _take(self, states: Tensor) -> None:
-        """Accepts the states (n, k, hidden) of the next k positions."""
-        for some in states.split(
-            max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size)), dim=1
-        ):
+        """Takes the states (n, k, hidden) of the next k positions."""
+        k = max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size))
+        for some in states.split(k, dim=1):
             self._take_some(some)
 
     def _take_some(self, states: Tensor) -> None:
@@ -201,13 +201,15 @@ class DecodeBatch(Batch):
         snap = steps.snap(states.reshape(n * k, hidden), picks)
         self._points += snap.points.view(n, k).unbind(1)
         if self._claims is not None:
-            margins = steps.claimed_margins(
-                snap.scores, self._claims[:, first : first + k].reshape(-1)
-            )
+            claims = self._claims[:, first : first + k].reshape(-1)
+            margins = steps.claimed_margins(snap.scores, claims)
             self._margins += margins.view(n, k).unbind(1)
 
     def _picks_of(self, passes: range) -> Tensor:
-        """Returns the picks of the prefill (pass 0) and of steps: (n, passes, DIM)."""
+        """Returns the dimensions to read of the states of some passes: (n, passes, DIM).
+
+        Pass 0 is the prefill; the others are steps.
+        """
         scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
             first = steps.first_picks(
@@ -232,9 +234,7 @@ class DecodeBatch(Batch):
         return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
-        """Returns the numbers (steps,) of the steps in `which`, and each step's previous points
-        (n, steps).
-        """
+        """Returns the numbers of steps (steps,), and the points before each step (n, steps)."""
         if self._claims is not None:
             before = self._claims[:, which.start - 1 : which.stop - 1]
         else:
@@ -243,7 +243,7 @@ class DecodeBatch(Batch):
 
 
 class _OfEachNonce:
-    """A transformation that reflects each nonce's rows by the nonce's own vectors."""
+    """A transformation that reflects each nonce's rows by vectors of this nonce."""
 
     def __init__(self, batch: DecodeBatch, members: slice) -> None:
         self.hidden_size = batch.scheme.hidden_size

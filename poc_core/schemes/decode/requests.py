@@ -10,8 +10,7 @@ from poc_core.errors import BodyError, ClaimsError
 from poc_core.fields import MAX_BATCH_SIZE, Count, Nonce
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import ReceivedStatTest
-from poc_core.schemes.decode.options import DecodeOptions
-from poc_core.schemes.decode.thresholds import MARGIN
+from poc_core.schemes.decode.options import MARGIN, DecodeOptions
 from poc_core.schemes.requests import (
     PLACE_EXAMPLE,
     Examples,
@@ -21,7 +20,7 @@ from poc_core.schemes.requests import (
     check_claimed,
 )
 
-# Limit of a request's claimed points, which are sent to the engines as part of the spec.
+# Most claimed points of a request. They are sent to the engines as part of the spec.
 MOST_CLAIMED_POINTS = 500_000
 # Replaces a claimed point that is not a small integer.
 _NO_POINT = -1
@@ -93,26 +92,21 @@ class DecodeBody(JobBody):
     }
 
     def spec(self) -> ProofSpec:
-        enforced = self._enforced
-        by_nonce = (
-            None if enforced is None else {str(nonce): points for nonce, points in enforced.items()}
-        )
-        return _spec(
-            self.block_hash, self.public_key, self.params, self.per_nonce_reflection, by_nonce
-        )
+        claims = self._enforced
+        enforced = None if claims is None else {str(nonce): one for nonce, one in claims.items()}
+        return _spec(self, enforced)
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
         test = self.stat_test or ReceivedStatTest(dist_threshold=MARGIN)
         return test.applied(honour_p_value_threshold).model_dump()
 
     def claims(self) -> dict[int, JsonValue] | None:
-        enforced = self._enforced
-        # The claims themselves are in the spec.
-        return None if enforced is None else dict.fromkeys(enforced, True)
+        # The claimed points are in the spec.
+        return None if self._enforced is None else dict.fromkeys(self._enforced, True)
 
     @cached_property
     def _enforced(self) -> dict[int, list[int]] | None:
-        """The claimed points by nonce; None without a validation."""
+        """The claimed points by nonce; None if the request is no validation."""
         if self.validation is None:
             return None
         artifacts = self.validation.artifacts
@@ -171,7 +165,7 @@ class DecodeRoundBody(SequenceRoundBody):
     }
 
     def spec(self) -> ProofSpec:
-        return _spec(self.block_hash, self.public_key, self.params, self.per_nonce_reflection)
+        return _spec(self)
 
     @classmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
@@ -190,27 +184,23 @@ class DecodeRoundBody(SequenceRoundBody):
 
 def _point(claimed: Any) -> int:
     """Returns a claimed point if it is an integer from 0 to 255, or else _NO_POINT."""
-    known = isinstance(claimed, int) and not isinstance(claimed, bool) and 0 <= claimed <= 255
-    return claimed if known else _NO_POINT
+    return claimed if type(claimed) is int and 0 <= claimed <= 255 else _NO_POINT
 
 
 def _spec(
-    block_hash: str,
-    public_key: str,
-    params: DecodeParams,
-    per_nonce_reflection: bool,
-    enforced: dict[str, list[int]] | None = None,
+    body: DecodeBody | DecodeRoundBody, enforced: dict[str, list[int]] | None = None
 ) -> ProofSpec:
+    params = body.params
     options = DecodeOptions(
         max_tokens=params.max_tokens,
-        per_nonce_reflection=per_nonce_reflection,
+        per_nonce_reflection=body.per_nonce_reflection,
         k_dim=params.k_dim,
         enforced=enforced,
     )
     return ProofSpec(
         scheme="decode",
-        block_hash=block_hash,
-        public_key=public_key,
+        block_hash=body.block_hash,
+        public_key=body.public_key,
         seq_len=params.seq_len,
         options=options.model_dump(exclude={"stepwise"}),  # not available to clients
     )

@@ -1,6 +1,6 @@
 """The steps of decode proofs: seeds, nearest codebook points, experts (protocol.md, section 8).
 
-All tensors stay on the device: a step does not wait for the host to read the previous points.
+All tensors are on the device, so a step does not wait until the host has read the previous points.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ _EPSILON = 1e-8
 
 # The margin of a claim that is not a point of the codebook (section 8.3).
 NO_POINT_MARGIN = 2.0
-# Marks a state that is not finite.
+# The point of a state that is not finite.
 NO_POINT = -1
 
-# Added to the chosen experts' logits, so that they exceed any gate's, also after a softmax. The
-# network does not define the value.
+# Added to the chosen experts' logits, so that they exceed the other experts' also after a softmax.
+# The network does not define the value.
 LADDER = 100
 _NOT_CHOSEN = -10000.0
 
@@ -36,15 +36,15 @@ Purpose = Literal["embed", "pick", "token"]
 def base_seeds(
     block_hash: str, public_key: str, nonces: Sequence[int], device: torch.device
 ) -> Tensor:
-    """Returns the base of each nonce's step seeds: int64 (n,), 0 .. 2^32-1."""
+    """Returns the number from which each nonce's step seeds are computed: int64 (n,), 32 bits."""
     seeds = [rng.seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}") for nonce in nonces]
     return torch.tensor(seeds, dtype=torch.int64, device=device)
 
 
 def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpose) -> Tensor:
-    """Returns the seeds of step t = 1, 2, ...: int64 in the broadcast shape of the arguments.
+    """Returns the seeds of step 1, 2, ...: int64 in the broadcast shape of the arguments.
 
-    `points`: the points of step t - 1, int64.
+    `points`: the points before this step, int64.
     """
     return rng.murmur3_plain((points * _A + step * _B + _SALTS[purpose]) & _MASK, base)
 
@@ -52,13 +52,13 @@ def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpos
 def step_inputs(
     base: Tensor, step: int | Tensor, points: Tensor, hidden: int, dtype: torch.dtype
 ) -> Tensor:
-    """Returns step t's input embeddings: (..., hidden) in `dtype`; arguments broadcast to (...)."""
+    """Returns a step's input embeddings: (..., hidden) in `dtype`. Arguments broadcast to (...)."""
     seeds = step_seeds(base, step, points, "embed")
     return rng.normal(seeds.reshape(-1), hidden, base.device, dtype).view(*seeds.shape, hidden)
 
 
 def step_token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocab_size: int) -> Tensor:
-    """Returns step t's token ids, for models that route by token: int32; arguments broadcast."""
+    """Returns a step's token ids, for models that route by token: int32. Arguments broadcast."""
     seeds = step_seeds(base, step, points, "token")
     return (rng.murmur3_plain(torch.zeros_like(seeds), seeds) % vocab_size).to(torch.int32)
 
@@ -66,13 +66,13 @@ def step_token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocab_size:
 def first_picks(
     block_hash: str, public_key: str, nonces: Sequence[int], hidden: int, device: torch.device
 ) -> Tensor:
-    """Returns the dimensions of the prefill's last state to read: int64 (n, DIM), in order."""
+    """Returns the dimensions to read of each prefill's last state: int64 (n, DIM), in order."""
     names = [f"{block_hash}_{public_key}_nonce_{nonce}_pick_{DIM}_decode0" for nonce in nonces]
     return rng.smallest_hashes([rng.seed_from_string(name) for name in names], hidden, DIM, device)
 
 
 def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) -> Tensor:
-    """Returns the dimensions of step t's state to read: int64 (..., DIM)."""
+    """Returns the dimensions to read of a step's states: int64 (..., DIM)."""
     seeds = step_seeds(base, step, points, "pick")
     return rng.smallest_hashes(seeds.reshape(-1), hidden, DIM, base.device).view(*seeds.shape, DIM)
 
@@ -82,13 +82,15 @@ class Snap:
     """The nearest codebook points of states."""
 
     scores: Tensor  # float32 (n, POINTS), NaN if the state is not finite
-    # int64 (n,): the point with the largest score, or the lowest of several; NO_POINT if the state
-    # is not finite
+    # int64 (n,): the first point with the largest score; NO_POINT if the state is not finite
     points: Tensor
 
 
 def snap(states: Tensor, picks: Tensor) -> Snap:
-    """Finds the nearest points of states (n, hidden), any dtype, after the final norm."""
+    """Returns the nearest points of states (n, hidden), of any dtype, after the final norm.
+
+    `picks`: the dimensions to read, int64 (n, DIM).
+    """
     x = states.to(torch.float32)
     x = x / (x.norm(dim=-1, keepdim=True) + _EPSILON)
     q = x.gather(1, picks)
@@ -103,9 +105,9 @@ def snap(states: Tensor, picks: Tensor) -> Snap:
 
 
 def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
-    """Returns the best score minus the claim's score, for claims (n,): float32 (n,).
+    """Returns the margins of claimed points (n,): the best score minus the claim's score.
 
-    `scores`: (n, POINTS). NO_POINT_MARGIN for a claim that is not a point (section 8.3).
+    `scores`: (n, POINTS). The margin of a claim that is no point is NO_POINT_MARGIN (section 8.3).
     """
     known = (claims >= 0) & (claims < POINTS)
     claimed = scores.gather(1, claims.clamp(0, POINTS - 1)[:, None])[:, 0]
@@ -118,7 +120,7 @@ def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
 def route_seeds(
     block_hash: str, nonces: Sequence[int], moe_layer: int, device: torch.device
 ) -> Tensor:
-    """Returns the seeds of the m-th MoE layer of the complete model: int64 (n,)."""
+    """Returns the nonces' seeds of an MoE layer: int64 (n,). `moe_layer`: its index among them."""
     seeds = [
         rng.seed_from_string(f"{block_hash}_n{nonce}_route_layer_{moe_layer}") for nonce in nonces
     ]
@@ -126,22 +128,23 @@ def route_seeds(
 
 
 def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
-    """Returns the hashes that choose the first expert at step t (0: the complete prefill): int64.
+    """Returns the hashes that choose the first expert in a step: int64. Arguments broadcast.
 
-    Arguments broadcast.
+    `step`: 0 for the complete prefill.
     """
     steps = step if isinstance(step, Tensor) else torch.full_like(seeds, step)
     return rng.murmur3_plain(steps, seeds)
 
 
 def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
-    """Returns the first of the consecutive experts at step t: int64; arguments broadcast."""
+    """Returns the first of a step's consecutive experts: int64. Arguments broadcast."""
     return route_hashes(seeds, step) % n_experts
 
 
 def forced_logits(first: Tensor, n_experts: int, top_k: int, dtype: torch.dtype) -> Tensor:
-    """Returns logits that replace a gate's: (n, n_experts). Expert `first` + j (modulo n_experts)
-    has the j-th largest, from j = 0 to top_k - 1.
+    """Returns logits that replace a gate's: (n, n_experts).
+
+    The top_k experts from `first` on (modulo n_experts) get the largest logits, in this order.
     """
     places = (torch.arange(n_experts, device=first.device) - first[:, None]) % n_experts
     ladder = LADDER + top_k - places

@@ -10,10 +10,10 @@ from poc_core.schemes.artifact.terms import StatTest
 def judge(
     nonces: Sequence[int], found: Sequence[tuple[int, float] | None], n_steps: int, test: StatTest
 ) -> dict[str, Any]:
-    """Returns the fields of a verdict.
+    """Returns the fields of a verdict on claimed chains of `n_steps` points.
 
-    `found`: for each nonce the number of claimed points that differ from this node's, and the
-    largest margin; None if this node could not compute the nonce.
+    `found`: for each nonce, the number of claimed points that differ from this node's points, and
+    the largest margin; None if this node could not compute the nonce.
     """
     per_nonce = [
         {

@@ -9,9 +9,8 @@ from pydantic import JsonValue
 from poc_core.records import JobRequest, ProofSpec, RoundRecord
 from poc_core.schemes.contract import Contract, Pair, Reported
 from poc_core.schemes.distance.answers import DistanceStatus
-from poc_core.schemes.distance.options import DistanceOptions
+from poc_core.schemes.distance.options import DistanceOptions, DistanceTerms
 from poc_core.schemes.distance.requests import DistanceRoundBody, ProofBatchBody
-from poc_core.schemes.distance.terms import DistanceTerms
 from poc_core.schemes.distance.verdict import judge_distances
 from poc_core.schemes.noise import noise
 
@@ -38,7 +37,7 @@ class DistanceContract(Contract):
     column = "distance"
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Returns True if a nonce is valid: its distance is below r_target."""
+        """Returns True if the nonce is valid, so its distance is below r_target."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
     def status(

@@ -1,19 +1,33 @@
-"""The options of distance proofs: the inputs besides hash, key and seq_len."""
+"""The options of distance proofs (inputs besides hash, key and seq_len), and their criteria."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from poc_core.fields import Probability
 from poc_core.records import ProofSpec
-from poc_core.schemes.contract import Options
+from poc_core.schemes.contract import Options, Terms
 
 Randomization = Literal["sign_flips", "layer_hooks"]
+
+# Below this probability of honesty a batch is a fraud (protocol.md, section 3).
+FRAUD_THRESHOLD = 0.01
+
+# Distances are in [0, 2]; with a larger target every nonce would be valid.
+RTarget = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
 
 class DistanceOptions(Options):
     randomization: Randomization = Field(
         default="sign_flips", description="sign_flips or layer_hooks"
     )
+
+
+class DistanceTerms(Terms):
+    """A round's criteria (protocol.md, 3). A nonce with a distance below r_target is valid."""
+
+    r_target: RTarget
+    fraud_threshold: Probability = FRAUD_THRESHOLD
 
 
 def distance_spec(block_hash: str, public_key: str, seq_len: int, randomization: str) -> ProofSpec:

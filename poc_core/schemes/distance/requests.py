@@ -8,8 +8,13 @@ from pydantic_core import PydanticCustomError
 from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Probability, Text
 from poc_core.records import JobRequest, NewJob, ProofSpec, RoundConfig
 from poc_core.schemes.distance.answers import ValidatedBatch
-from poc_core.schemes.distance.options import DistanceOptions, distance_spec
-from poc_core.schemes.distance.terms import FRAUD_THRESHOLD, DistanceTerms, RTarget
+from poc_core.schemes.distance.options import (
+    FRAUD_THRESHOLD,
+    DistanceOptions,
+    DistanceTerms,
+    RTarget,
+    distance_spec,
+)
 from poc_core.schemes.requests import BatchBody, Examples, PlacedRoundBody
 
 Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -59,11 +64,8 @@ class DistanceRoundBody(PlacedRoundBody):
 
     @model_validator(mode="after")
     def _one_randomization(self) -> Self:
-        if (
-            self.use_layer_hooks
-            and self.use_sign_flips
-            and "use_sign_flips" in self.model_fields_set
-        ):
+        says_both = self.use_sign_flips and "use_sign_flips" in self.model_fields_set
+        if self.use_layer_hooks and says_both:
             raise PydanticCustomError(
                 "randomization", "Set use_sign_flips or use_layer_hooks, not both"
             )

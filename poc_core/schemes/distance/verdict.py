@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poc_core.arithmetic.statistics import binomial_p_value
-from poc_core.schemes.distance.terms import FRAUD_THRESHOLD
+from poc_core.schemes.distance.options import FRAUD_THRESHOLD
 
 # The probability that an honest pair is found invalid (section 3, Fraud).
 P_INVALID = 5e-4
@@ -12,7 +12,7 @@ P_INVALID = 5e-4
 
 @dataclass(frozen=True)
 class DistanceVerdict:
-    """A verdict on submitted pairs: `n_invalid` of `n_total` pairs are invalid."""
+    """The verdict on claimed (nonce, distance) pairs: `n_invalid` of `n_total` are invalid."""
 
     n_total: int
     n_invalid: int
@@ -26,9 +26,10 @@ def judge_distances(
     r_target: float,
     fraud_threshold: float = FRAUD_THRESHOLD,
 ) -> DistanceVerdict:
-    """Compares received distances with computed distances, which are None for excluded nonces.
+    """Compares another node's distances with this node's. Returns the verdict.
 
-    Excluded nonces do not count in n_total. ValueError if the lengths differ.
+    `computed`: this node's distances; None for excluded nonces, which do not count in n_total.
+    ValueError if the lengths differ.
     """
     pairs = [(dist, own) for dist, own in zip(received, computed, strict=True) if own is not None]
     # `not <` instead of `>=`, so that NaN is invalid too.
