@@ -3,8 +3,6 @@
 A certificate file is read again when it changes, so it can be replaced while callbacks run.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import ssl

@@ -1,14 +1,12 @@
 """Callback urls: their receivers, the allowed receivers, and urls without secrets."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
 from poc_core.errors import ForbiddenReceiverError
@@ -137,7 +135,7 @@ class CallbackPolicy:
     networks: tuple[Network, ...]
 
     @classmethod
-    def of(cls, text: str) -> CallbackPolicy:
+    def of(cls, text: str) -> Self:
         """Parses POC_CALLBACK_ALLOW. ValueError says what is allowed there."""
         kinds, hosts, networks = set(), set(), []
         for entry in filter(None, (part.strip().lower() for part in text.split(","))):

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from bench.harness.report import console
 from cli.machine import cpu_memory
+from lab.judge import chat_distance
 from lab.judge.compute import request_of
 from lab.measure.artifact_distance import artifacts as values_of
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
-from poc_core.serving import chat_distance
 from tests.data.report.make import rounded
 from tests.integration.chat_checks import executors
 from tests.integration.chat_checks.known import Server, content, known, serving

@@ -25,8 +25,8 @@ from cli.demo_model import DEMO_MODEL
 from cli.options import Proof
 from lab.judge.power import Evidence, Sample, powers, recommend
 from lab.judge.report_findings import NETWORKS_SAMPLE, RATE_THRESHOLDS, percent
+from lab.judge.statistics import least_frauds
 from poc_core.arithmetic.encoding import decode_vector
-from poc_core.arithmetic.statistics import least_frauds
 from poc_core.records import JobRequest
 from poc_core.schemes import contract_of
 from poc_core.schemes.artifact.requests import GenerateBody

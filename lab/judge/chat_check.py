@@ -13,6 +13,7 @@ from rich.table import Table
 from cli import options
 from cli.engine_options import takes_engine_options
 from cli.terminal import EXIT_FRAUD, UsageError, note
+from lab.judge import chat_distance
 from lab.judge.chat_answer import (
     BEST,
     Answer,
@@ -21,11 +22,10 @@ from lab.judge.chat_answer import (
     read_file,
     validators_request,
 )
+from lab.judge.chat_distance import Rules, Verdict
 from lab.local_engine import clean_stdout, local_engine
 from lab.tables import result_console, result_table
 from poc_core.errors import ProoflineError
-from poc_core.serving import chat_distance
-from poc_core.serving.chat_distance import Rules, Verdict
 from poc_core.settings import parse_chat_policy
 from proofline.client import UrlError
 from proofline.client.exchange import base_url, headers, no_answer

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from poc_core.arithmetic.statistics import at_least, at_most, least_frauds
+from lab.judge.statistics import at_least, at_most, least_frauds
 
 # Most nonces of a validation that are considered; more nonces add little certainty.
 MOST_NONCES = 10_000

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.judge.comparisons import Comparisons
 from lab.judge.power import Evidence, Power, Risks, Rule, Sample, powers, recommend
-from poc_core.arithmetic.statistics import CONFIDENCE
+from lab.judge.statistics import CONFIDENCE
 from poc_core.schemes.artifact import thresholds
 from poc_core.schemes.decode.requests import MARGIN
 

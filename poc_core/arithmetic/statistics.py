@@ -1,15 +1,4 @@
-"""Statistics of verdicts: binomial p-values, and confidence limits of counted shares."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-# The confidence level of `at_most` and `at_least`.
-CONFIDENCE = 0.95
+"""The p-values of verdicts."""
 
 
 def binomial_p_value(n_wrong: int, n_total: int, p_wrong: float) -> float:
@@ -23,36 +12,3 @@ def binomial_p_value(n_wrong: int, n_total: int, p_wrong: float) -> float:
     from scipy.stats import binomtest
 
     return float(binomtest(n_wrong, n_total, p_wrong, alternative="greater").pvalue)
-
-
-def least_frauds(
-    n_total: npt.ArrayLike, p_wrong: npt.ArrayLike, fraud_threshold: float
-) -> npt.NDArray[np.int64]:
-    """Returns the smallest n_wrong whose binomial_p_value is below fraud_threshold.
-
-    Returns n_total + 1 if there is none. `n_total` and `p_wrong` (between 0 and 1) broadcast.
-    """
-    import numpy as np
-    from scipy.stats import binom
-
-    fewest: npt.NDArray[np.float64] = (
-        np.maximum(binom.isf(fraud_threshold, n_total, p_wrong), 0) + 1
-    )
-    # isf may be off by one near the threshold; sf, which verdicts use, decides.
-    fewest += binom.sf(fewest - 1, n_total, p_wrong) >= fraud_threshold
-    fewest -= (fewest > 1) & (binom.sf(fewest - 2, n_total, p_wrong) < fraud_threshold)
-    return fewest.astype(np.int64)
-
-
-def at_most(n_found: int, n_total: int) -> float:
-    """Returns the upper confidence limit of n_found / n_total (Clopper-Pearson, one-sided)."""
-    from scipy.stats import beta
-
-    return (
-        1.0 if n_found == n_total else float(beta.ppf(CONFIDENCE, n_found + 1, n_total - n_found))
-    )
-
-
-def at_least(n_found: int, n_total: int) -> float:
-    """Returns the lower confidence limit of n_found / n_total (Clopper-Pearson, one-sided)."""
-    return 1.0 - at_most(n_total - n_found, n_total)

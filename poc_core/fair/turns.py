@@ -1,7 +1,5 @@
 """Limits the work in one iteration of an event loop, so that long work cannot block the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -5,8 +5,6 @@ the virtual time if that is later; the item with the lowest start tag is next. A
 work therefore never waits behind a client with much work.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Triton is part of torch's CUDA builds, and compiles a kernel at the kernel's first call.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

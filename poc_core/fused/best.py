@@ -4,10 +4,6 @@ token's rank (the number of logits that are at least as large).
 Each program reads one part of a row; torch combines the parts' few numbers.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -8,10 +8,6 @@ are bit-identical to poc_core/fused/quantise.py on the rounded product, or to vL
 followed by vLLM's quantisation.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from poc_core.fused.experts import Rows
+from poc_core.fused.experts import rows_by_expert as rows_by_expert
 from poc_core.fused.quantise import GROUP, quantised, rounded_silu, silu
 
 # Compute capability of the GPUs on which these kernels were verified, and the alignment in bytes
@@ -189,11 +186,6 @@ def _described(numbers: Tensor, rows: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(numbers, [*numbers.shape], [*numbers.stride()], [rows, GROUP])
-
-
-def rows_by_expert(rows: Rows, tile: Tile) -> int:
-    """Returns the number of rows in expert order, rounded up to complete blocks."""
-    return int(triton.cdiv(rows.ids.numel(), tile.rows)) * tile.rows
 
 
 def can_multiply(x: Quantised, first: Quantised, second: Quantised) -> bool:

@@ -3,10 +3,6 @@
 A program handles one head of several tokens; vLLM starts a block of threads for each token.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -7,10 +7,6 @@ product may be written in expert order; the second product then reads complete b
 tensor memory accelerator, in persistent programs.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -139,8 +135,8 @@ def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
     )
 
 
-def rows_by_expert(rows: Rows, tile: Tile) -> int:
-    """Returns the rows of a product that is written `by_expert`, rounded up to complete blocks."""
+def rows_by_expert(rows: Rows, tile: Any) -> int:
+    """Returns the number of rows in expert order, rounded up to complete blocks of tile.rows."""
     return int(triton.cdiv(rows.ids.numel(), tile.rows)) * tile.rows
 
 

@@ -3,11 +3,6 @@ projection, bit-identical to vLLM's operation. Each program handles several head
 whereas vLLM starts a program for each head of each token.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-# mypy: disable-error-code="assignment, var-annotated"
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -5,10 +5,6 @@ scales of 64 rows in another order (vLLM: gptq_marlin_repack and marlin_permute_
 number times its scale, a power of two, is exact in bfloat16.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
 """Standard normal numbers from hashes, computed in one pass over memory (protocol.md, 1)."""
-
-from __future__ import annotations
 
 import triton
 import triton.language as tl

@@ -5,10 +5,6 @@
 on to four sums.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

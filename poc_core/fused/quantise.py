@@ -6,10 +6,6 @@ largest absolute value divided by 448. A number is divided by the scale, clamped
 nearest, ties to even. vLLM rounds scales up to powers of two if DeepGEMM is installed.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -8,11 +8,6 @@ With other releases of torch a sum may differ in float32's last bits, which chan
 ten thousand.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-# mypy: disable-error-code="assignment, var-annotated"
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -2,10 +2,6 @@
 rounding). A program loads a token's angles once for all heads.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -5,10 +5,6 @@ threads arrive. Products that are split along their depth add in an order that d
 so the results differ from run to run (vllm-project/vllm#52525).
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

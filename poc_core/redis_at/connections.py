@@ -5,8 +5,6 @@ connections to the old primary are closed. The next connection then asks the Sen
 for the new primary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

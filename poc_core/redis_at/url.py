@@ -8,8 +8,6 @@ rediss:// and rediss+sentinel:// use TLS. User, password, database and redis-py'
 `sentinel_password`, `sentinel_password_file`, and `sentinel_tls=no` if only the server has TLS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +36,7 @@ class RedisUrl:
     sentinel: Mapping[str, Any] = field(repr=False)
 
     @classmethod
-    def of(cls, text: str) -> RedisUrl:
+    def of(cls, text: str) -> "RedisUrl":
         """Parses a url. ValueError says what is wrong, and quotes nothing that may be a secret."""
         scheme, _, rest = text.partition("://")
         # Without unix://, for which Celery has another form.

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cli.shipped import shipped_models
-from poc_core.serving import chat_distance
-from poc_core.serving.chat_distance import Rules, Verdict
+from lab.judge import chat_distance
+from lab.judge.chat_distance import Rules, Verdict
 from tests.integration.chat_checks.known import Server, content, known, served
 from tests.stacks.deployments import Deployment
 

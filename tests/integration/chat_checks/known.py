@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from poc_core.serving.chat_distance import entries as entries_of
-from poc_core.serving.chat_distance import position_distance
+from lab.judge.chat_distance import entries as entries_of
+from poc_core.serving.position_distance import position_distance
 from poc_core.settings import parse_chat_policy
 from tests.harness.chat_beside import serve_chat
 from tests.harness.chat_client import CHAT

@@ -12,7 +12,8 @@ from lab.judge.comparisons import Comparisons, compare
 from lab.judge.power import MOST_NONCES, Evidence, Rule, Sample, powers, recommend
 from lab.judge.proof_files import read_machines
 from lab.judge.report_findings import find
-from poc_core.arithmetic.statistics import at_least, at_most, binomial_p_value, least_frauds
+from lab.judge.statistics import at_least, at_most, least_frauds
+from poc_core.arithmetic.statistics import binomial_p_value
 
 ROOT = Path(__file__).resolve().parents[4]
 GOLDEN, MADE = ROOT / "tests/data/golden", ROOT / "tests/data/report"

@@ -1,12 +1,13 @@
 """The network's comparison of an executor's chat answer with a validator's (protocol.md, section
-9): constants, the distance of each position, the verdict."""
-
-from __future__ import annotations
+9): constants and verdict.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+
+from poc_core.serving.position_distance import NEVER, position_distance
 
 # The `content` of an answer's logprobs: token, logprob and top_logprobs of each position.
 Content = Sequence[Mapping[str, Any]]
@@ -27,8 +28,6 @@ CALIBRATED = ("deepseek-v4-flash", "glm-5.3-flash")
 
 # Entries that the network requests for a position, including the chosen token's entry.
 _BEST = 5
-# vLLM's logprob of a probability of 0.
-NEVER = -9999.0
 # The mean distance of N positions is reduced by _ALLOWANCE / sqrt(N) ...
 _ALLOWANCE = 0.10
 # ... but is at least the sum divided by max(N, _LEAST_POSITIONS).
@@ -76,7 +75,7 @@ class Rules:
     @classmethod
     def of(
         cls, model: str, request: Mapping[str, Any], mode: str, threshold: float | None = None
-    ) -> Rules:
+    ) -> Self:
         """Returns the rules for a model's served name and a request. `mode`: the logprobs_mode of
         both answers. `threshold`: replaces the model's threshold."""
         return cls(
@@ -174,27 +173,6 @@ def malformed(content: Content, n_best: int = _BEST) -> str | None:
 def entries(position: Mapping[str, Any]) -> dict[Any, float]:
     """Returns the logprobs of a position's best tokens, including the chosen token."""
     return {one["token"]: one["logprob"] for one in position["top_logprobs"]}
-
-
-def position_distance(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
-    """Returns the distance of two positions' entries, from 0 to 0.5.
-
-    A token that the executor does not name gets a logprob extrapolated from its lowest two.
-    """
-    if not executor or not validator:
-        return 0.5
-    # Entries beyond the validator's width are padding.
-    executor = dict(list(executor.items())[: len(validator)])
-    lowest, *others = sorted(executor.values())
-    missing = lowest - ((others[0] if others else lowest - 100.0) - lowest)
-    terms = [_term(a, executor.get(token, missing)) for token, a in validator.items()]
-    return sum(terms) / len(terms)
-
-
-def _term(a: float, b: float) -> float:
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return 0.5
-    return abs(a - b) / (1e-6 + abs(a) + abs(b)) / 2
 
 
 def _similarity(distance: float) -> float:

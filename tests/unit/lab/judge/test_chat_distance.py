@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from poc_core.serving import chat_distance
-from poc_core.serving.chat_distance import Rules, compare, position_distance
+from lab.judge import chat_distance
+from lab.judge.chat_distance import Rules, compare
+from poc_core.serving.position_distance import position_distance
 
 DATA = Path(__file__).parents[3] / "data" / "validation" / "distance.json"
 EXAMPLES: list[dict[str, Any]] = json.loads(DATA.read_text())["examples"]
