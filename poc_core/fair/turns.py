@@ -1,4 +1,4 @@
-"""Limits the work in one iteration of an event loop, so that long work cannot block the loop."""
+"""Limits the work in each iteration of an event loop, so that much work cannot block the loop."""
 
 import asyncio
 import time
@@ -11,11 +11,11 @@ BUDGET = 128
 
 
 class Turns:
-    """The turns of one event loop. Work waits only if the iteration's budget is used up."""
+    """Admits work in an event loop. Work waits only if the iteration's budget is used up."""
 
     def __init__(self, budget: int = BUDGET, per_s: float = 0.0) -> None:
-        """`budget`: least cost admitted per iteration. `per_s`: cost admitted for each second that
-        the previous iteration took, if that is more; this keeps a fair share of a busy loop.
+        """`budget`: cost admitted in each iteration. `per_s`: cost admitted for each second of the
+        previous iteration, if that is more than `budget`, for a fair share of a busy loop.
         """
         self._per_s, self._counted_at = per_s, 0.0
         self._least = self._budget = self._left = budget
@@ -23,13 +23,15 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Sets the budget per iteration to `cost`, the cost of other work that has just run, or to
-        the minimum if the minimum is higher. This keeps the share of waiting work in a busy loop.
+        """Sets the budget of an iteration to `cost`, or to the minimum if that is more.
+
+        `cost`: of other work that has just run. This gives waiting work a fair share of a busy
+        loop.
         """
         self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
-        """Waits until work of this cost may start. The client that has used least comes first."""
+        """Waits until work of this cost may start. The client with the least work is first."""
         if not self._waiting and self._has_room(cost):
             self._waiting.spend(client, cost)
             self._take(cost)

@@ -1,15 +1,15 @@
-"""Orders waiting clients: the client that has used least is next.
+"""A queue of waiting clients: the client with the least work so far is next.
 
-Uses start-time fair queueing. An item's start tag is the end tag of the client's previous item, or
-the virtual time if that is later; the item with the lowest start tag is next. A client with little
-work therefore never waits behind a client with much work.
+It uses start-time fair queueing. An item's start tag is the end tag of the client's previous item,
+or the virtual time if that is later. The item with the lowest start tag is next. Therefore a client
+with little work never waits behind a client with much work.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
-# Above this number of clients, those whose end tag has passed are forgotten.
+# If there are more clients, those whose end tag has passed are removed.
 _REMEMBERED = 1000
 
 
@@ -21,11 +21,11 @@ class Tags:
         self._ends: dict[str, float] = {}
 
     def of(self, client: str) -> float:
-        """Returns the start tag of the client's next item; the client with the lowest is next."""
+        """Returns the start tag of the client's next item."""
         return max(self._now, self._ends.get(client, 0.0))
 
     def spend(self, client: str, cost: float) -> None:
-        """Records that the client took its turn, at this cost."""
+        """Records that the client's next item has started, and its cost."""
         begin = self.of(client)
         self._now = begin
         self._ends[client] = begin + cost
@@ -34,7 +34,7 @@ class Tags:
 
 
 class Waiting:
-    """The waiting clients of one event loop."""
+    """The queue of the waiting clients of one event loop."""
 
     def __init__(self) -> None:
         self._tags = Tags()
@@ -45,19 +45,20 @@ class Waiting:
         return bool(self._turns)
 
     def spend(self, client: str, cost: int) -> None:
-        """Records that the client took this cost without waiting."""
+        """Records the cost of a client's work that started without waiting."""
         self._tags.spend(client, cost)
 
     def turn(self, client: str, cost: int) -> asyncio.Future[None]:
-        """Returns a future that completes when the client may take this cost. `let_in` skips
-        cancelled futures.
+        """Returns a future that completes when the client's work of this cost may start.
+
+        The future may be cancelled.
         """
         turn = asyncio.get_running_loop().create_future()
         self._turns.setdefault(client, deque()).append((turn, cost))
         return turn
 
     def let_in(self, has_room: Callable[[int], bool], take: Callable[[int], None]) -> None:
-        """Completes waiting futures in order, as long as `has_room` for the next one's cost."""
+        """Completes futures in order while `has_room` for the next cost; calls `take` with it."""
         while self._turns:
             client = min(self._turns, key=self._tags.of)
             turns = self._turns[client]

@@ -1,9 +1,8 @@
-"""Invitations of hosts in Redis. The operator writes invitations; the API hands out each invitation
-once.
+"""Invitations of hosts in Redis. The operator writes an invitation; the API returns it only once.
 
-The hash of a token's id identifies the token. The API can access only `poc:invite:*`, which cannot
-create users of Redis. The hosts with users are in `proofline:hosts`, which only the operator's user
-of Redis reads.
+A token is identified by the hash of its id. The API can access the keys `poc:invite:*`, and cannot
+create users of Redis. The hosts with their users are in `proofline:hosts`, which only the
+operator's user of Redis can read.
 """
 
 import time
@@ -24,7 +23,7 @@ REVOKED_S = 30 * 86400
 
 
 class State(StrEnum):
-    """The state of a host's token."""
+    """The state of a host's invitation."""
 
     INVITED = "invited"
     EXPIRED = "expired"
@@ -33,7 +32,7 @@ class State(StrEnum):
 
 
 class HostUser(BaseModel, frozen=True):
-    """A host's user of Redis. Only the operator can read these records."""
+    """A host's user of Redis. Only the operator can read this record."""
 
     user: str
     password_sha256: str
@@ -42,6 +41,8 @@ class HostUser(BaseModel, frozen=True):
 
 
 class Invitation(BaseModel, frozen=True):
+    """An invitation of a host. Times are seconds since the epoch."""
+
     name: str  # the host's name
     expires_at: float
     redis: str  # host:port that the host will connect to
@@ -66,7 +67,7 @@ class SpentTokenError(ProoflineError):
 
 
 class Invitations:
-    """The operations on invitations. Repeating an operation is safe."""
+    """The store of invitations. Repeating an operation is safe."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
@@ -79,7 +80,7 @@ class Invitations:
         return {name.decode(): HostUser.model_validate_json(raw) for name, raw in found.items()}
 
     def add(self, host: HostUser, invitation: Invitation, offer: SealedOffer) -> None:
-        """Stores a host and its invitation. Redis deletes the offer when the invitation expires."""
+        """Stores a host, its invitation, and the offer, which expires with the invitation."""
         key = _key(host.token_sha256)
         valid_s = invitation.expires_at - self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
@@ -89,7 +90,7 @@ class Invitations:
             pipe.execute()
 
     def revoke(self, name: str, host: HostUser) -> None:
-        """Deletes the host. Its token is reported as revoked for a month (REVOKED_S)."""
+        """Deletes a host. Its invitation counts as revoked for REVOKED_S."""
         key = _key(host.token_sha256)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(HOSTS, name)
@@ -102,7 +103,7 @@ class Invitations:
     # For the API.
 
     def find(self, token_id: str) -> Invitation:
-        """Returns the invitation of a token. UnknownTokenError if there is none."""
+        """Returns a token's invitation. UnknownTokenError if there is none."""
         return self.of_hash(hashed(token_id))
 
     def of_hash(self, token_sha256: str) -> Invitation:
@@ -112,14 +113,14 @@ class Invitations:
                 "The token is wrong: the node knows none like that; its operator makes one with"
                 " `proofline hosts invite`."
             )
-        told = {name.decode(): value.decode() for name, value in found.items()}
-        return Invitation.model_validate(told)
+        fields = {name.decode(): value.decode() for name, value in found.items()}
+        return Invitation.model_validate(fields)
 
     def take(self, token_id: str, peer: str) -> tuple[Invitation, SealedOffer]:
-        """Returns the invitation and offer of a token, only once. `peer`: the client's address.
+        """Returns a token's invitation and offer. A second call for the token fails.
 
-        UnknownTokenError if there is none. SpentTokenError if the token was used, has expired or is
-        revoked.
+        `peer`: the client's address. UnknownTokenError if there is no invitation. SpentTokenError
+        if the token was used, has expired or is revoked.
         """
         invitation = self.find(token_id)
         _check_open(invitation, self._clock())
@@ -158,10 +159,10 @@ def _check_open(invitation: Invitation, now: float) -> None:
 
 
 def _key(token_sha256: str) -> str:
-    """Returns the key of an invitation's hash, which the API can read and write."""
+    """Returns the key of the hash of an invitation, which the API can read and write."""
     return f"poc:invite:{token_sha256}"
 
 
 def _offer(key: str) -> str:
-    """Returns the key of the sealed offer (JSON), which exists until its use or expiry."""
+    """Returns the key of an invitation's sealed offer, deleted when it is used or expires."""
     return f"{key}:offer"

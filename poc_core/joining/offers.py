@@ -1,7 +1,7 @@
-"""The operator's offer to a host: everything that the host's workers need, without secrets.
+"""The operator's offer to a host: all that the host's workers need, without secrets.
 
-The host's password is derived from its token and the offer's salt, so nobody else can derive the
-password from an offer. The seal is derived from the token too, so nobody else can change an offer.
+The host's password is derived from its token and the offer's salt, so the offer alone does not
+reveal the password. The seal is derived from the token too, so nobody else can change the offer.
 """
 
 import hmac
@@ -13,7 +13,7 @@ from poc_core.errors import ProoflineError
 from poc_core.joining.tokens import Token
 
 REDIS_PORT = 6379
-# Settings that all processes of a node share and that workers read. A host's own settings win.
+# Settings of workers that all hosts of a node share. A host's own settings have priority.
 SHARED = (
     "POC_CALLBACK_INTERVAL_SEC",
     "POC_CALLBACK_MAX_ARTIFACTS",
@@ -39,6 +39,8 @@ class OfferError(ProoflineError):
 
 
 class Offer(BaseModel, frozen=True):
+    """An operator's offer to a host."""
+
     name: str  # the host's name
     user: str  # the host's user of Redis
     salt: str
@@ -54,7 +56,7 @@ class Offer(BaseModel, frozen=True):
 
 
 class SealedOffer(BaseModel, frozen=True):
-    """An offer with its seal, as stored in Redis and returned by the API."""
+    """An offer with its seal, as it is stored in Redis and returned by the API."""
 
     offer: str  # JSON
     seal: str
@@ -65,7 +67,7 @@ class SealedOffer(BaseModel, frozen=True):
         return cls(offer=text, seal=token.seal(text))
 
     def opened(self, token: Token) -> Offer:
-        """Returns the offer. OfferError if the seal does not match the token and the text."""
+        """Returns the offer. OfferError if the seal does not match the token and the offer."""
         if not hmac.compare_digest(self.seal.encode(), token.seal(self.offer).encode()):
             raise OfferError(
                 "The answer was not written by who made the token: somebody between this host and"

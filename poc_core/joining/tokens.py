@@ -1,6 +1,6 @@
-"""The token with which a host joins, and the values derived from it.
+"""The token with which a host joins, and the values that are derived from the token.
 
-The operator gives the token only to the host. The API sees only the token's `id`, and Redis a hash
+Only the operator and the host know the token. The API gets only the token's `id`, and Redis a hash
 of the id. Neither reveals the token or the host's password.
 """
 
@@ -44,15 +44,15 @@ class Token:
 
     @property
     def id(self) -> str:
-        """The id that the host sends to the API: 64 hexadecimal digits."""
+        """The token's id, which the host sends to the API: 64 hexadecimal digits."""
         return self._derived("id")
 
     def password(self, salt: str) -> str:
-        """Returns the host's password for Redis: 64 hexadecimal digits from token and salt."""
+        """Returns the host's password for Redis: 64 hexadecimal digits."""
         return self._derived(f"password {salt}")
 
     def seal(self, text: str) -> str:
-        """Returns the seal that proves that the operator wrote the text for this token."""
+        """Returns the seal of a text, which proves that its author knows this token."""
         return self._derived(f"seal {text}")
 
     def _derived(self, purpose: str) -> str:
@@ -61,7 +61,7 @@ class Token:
 
 
 def hashed(secret: str) -> str:
-    """Returns the SHA-256 of an id or password, in the form that Redis stores."""
+    """Returns the SHA-256 of an id or password in hexadecimal, as Redis stores it."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

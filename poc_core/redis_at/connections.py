@@ -1,8 +1,8 @@
-"""Makes connections to Redis from its url, for redis-py and Celery.
+"""Connections to the Redis of a url, for redis-py and Celery.
 
-Only a primary that is not part of a cluster is usable. When another server becomes the primary,
-connections to the old primary are closed. The next connection then asks the Sentinels or the DNS
-for the new primary.
+Only a primary that is not part of a cluster is usable. If another server becomes the primary, the
+connections to the old primary are closed. The next connection asks the Sentinels or the DNS for the
+new primary.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,14 +28,14 @@ from poc_core.redis_at.url import RedisUrl, address
 
 # Seconds to wait for a Sentinel before asking the next one.
 SENTINEL_TIMEOUT_S = 1.0
-# Errors of a replica, or of a primary with too few replicas: another server may be the primary by
-# now. Redis 6 puts other text before the code if a script wrote.
+# Errors of a replica, and of a primary with too few replicas: the primary may have changed.
+# In Redis 6, other text precedes the code of a script's error.
 _UNFIT = (ReadOnlyError, MasterDownError)
 _UNFIT_TEXTS = ("READONLY ", "UNBLOCKED ", "NOREPLICAS ")
 
 
 class WrongRedisError(ConnectionError):
-    """The server is not a usable Redis, and waiting will not help."""
+    """The server is no usable Redis, and will not become one."""
 
 
 class NoWritesError(ConnectionError):
@@ -43,7 +43,7 @@ class NoWritesError(ConnectionError):
 
 
 class _OfPrimary:
-    """A connection that closes as soon as its server turns out not to be the primary."""
+    """A connection that closes when its server is no primary, or has become a replica."""
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
         made: Any = self
@@ -84,12 +84,12 @@ class SentinelSSLConnection(SentinelConnection, SSLConnection):
 
 
 class Sentinels(Sentinel):
-    """Sentinels with errors that explain why no primary is known."""
+    """redis-py's Sentinels, with errors that explain why no primary is known."""
 
     def __init__(
         self, hosts: Iterable[tuple[str, int]], sentinel_kwargs: Mapping[str, Any]
     ) -> None:
-        """`sentinel_kwargs`: redis-py's arguments to a Sentinel besides host and port."""
+        """`sentinel_kwargs`: redis-py's arguments for a Sentinel besides host and port."""
         # Without retries: the next Sentinel is asked instead.
         limits = {
             "socket_timeout": SENTINEL_TIMEOUT_S,
@@ -100,8 +100,10 @@ class Sentinels(Sentinel):
         self._first = 0  # index of the Sentinel to ask first, which answered last time
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Returns the primary's address. MasterNotFoundError if the primary is down, or if no
-        Sentinel answers; WrongRedisError if the Sentinels do not know the name.
+        """Returns the primary's address.
+
+        MasterNotFoundError if the primary is down, or if no Sentinel answers. WrongRedisError if
+        the Sentinels do not know the name.
         """
         silent, known, is_known = [], set[str](), False
         for turn in range(len(self.sentinels)):
@@ -136,13 +138,13 @@ class Sentinels(Sentinel):
 
 
 def states(sentinel: Redis) -> dict[str, dict[str, Any]]:
-    """Returns a Sentinel's state of each master, by the master's name."""
+    """Returns the states of the masters that a Sentinel knows, by name."""
     found: Any = sentinel.sentinel_masters()  # redis-py types it as possibly another shape
     return dict(found)
 
 
 def why(error: Exception) -> str:
-    """Describes in a few words why a Sentinel did not answer."""
+    """Returns in a few words why a Sentinel did not answer."""
     if isinstance(error, AuthenticationError):
         return "it refuses the url's sentinel_username and sentinel_password, or requires them"
     return str(error).rstrip(".").rpartition(". ")[2]  # without the address, which the caller adds
@@ -165,7 +167,10 @@ def sentinel_pool(
     sentinel_kwargs: Mapping[str, Any],
     **options: Any,
 ) -> SentinelConnectionPool:
-    """Returns a pool of connections to the primary that the Sentinels report."""
+    """Returns a pool of connections to the primary that the Sentinels report.
+
+    `sentinel_kwargs`: see Sentinels. `options`: redis-py's connection options.
+    """
     return SentinelConnectionPool(master, Sentinels(hosts, sentinel_kwargs), **options)
 
 
@@ -190,7 +195,7 @@ def _hello(connection: Any) -> Mapping[Any, Any]:
 
 
 def _check(host: str, port: int, hello: Mapping[Any, Any]) -> None:
-    """Raises WrongRedisError or NoWritesError unless `hello` comes from a usable primary."""
+    """Raises WrongRedisError or NoWritesError if the answer to HELLO is not a usable primary's."""
     said = {str_if_bytes(name): str_if_bytes(value) for name, value in hello.items()}
     if said.get("mode") == "cluster":
         raise WrongRedisError(

@@ -25,19 +25,18 @@ _LOOKS = f"must look like redis://host:port/db (or rediss:// for TLS), or {_SENT
 
 @dataclass(frozen=True)
 class RedisUrl:
-    """A parsed url. Its repr leaves out the fields that may contain a secret."""
+    """A parsed url. Its repr leaves out fields that may contain a secret."""
 
     tls: bool
     hosts: tuple[tuple[str, int], ...]  # address of the server, or addresses of the Sentinels
     master: str  # the server's name for the Sentinels; empty without Sentinels
-    # redis-py's arguments besides host and port, including TLS options, for the server and for a
-    # Sentinel.
+    # redis-py's arguments for the server and for a Sentinel, without host and port.
     server: Mapping[str, Any] = field(repr=False)
     sentinel: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def of(cls, text: str) -> "RedisUrl":
-        """Parses a url. ValueError says what is wrong, and quotes nothing that may be a secret."""
+        """Parses a url. ValueError says what is wrong, without quoting a secret."""
         scheme, _, rest = text.partition("://")
         # Without unix://, for which Celery has another form.
         if scheme not in ("redis", "rediss", "redis+sentinel", "rediss+sentinel"):
@@ -55,7 +54,7 @@ class RedisUrl:
 
     @property
     def shown(self) -> str:
-        """The url for display, with *** for user and password, and without options."""
+        """The url for display: with *** for user and password, and without options."""
         scheme = ("rediss" if self.tls else "redis") + (_SENTINEL if self.master else "")
         hosts = ",".join(address(host) for host in self.hosts)
         user = "***@" if self.server.get("password") else ""
@@ -64,7 +63,7 @@ class RedisUrl:
 
     @property
     def ports(self) -> frozenset[int]:
-        """The ports in the url, and also Redis' default port if the url names Sentinels."""
+        """The ports in the url, and Redis' default port if the url names Sentinels."""
         usual = {_PORT} if self.master else set()
         return frozenset({port for _, port in self.hosts} | usual)
 
@@ -104,7 +103,7 @@ def read_password(option: str, file: str | Path) -> str:
 
 
 def _of_sentinels(tls: bool, rest: str) -> RedisUrl:
-    """Parses a url of Sentinels. `rest`: the part after ://."""
+    """Parses a url of Sentinels. `rest`: the part of the url after ://."""
     before, question, query = rest.partition("?")
     netloc, _, path = before.partition("/")
     user, at, hosts = netloc.rpartition("@")
@@ -141,8 +140,9 @@ def _host(text: str) -> tuple[str, int]:
 
 
 def _to_sentinels(tls: bool, server: Mapping[str, Any], own: dict[str, str]) -> dict[str, Any]:
-    """Returns redis-py's arguments for a Sentinel, from the server's arguments and the url's
-    `sentinel_` options.
+    """Returns redis-py's arguments for a Sentinel.
+
+    `server`: redis-py's arguments for the server. `own`: the url's options for Sentinels.
     """
     user, password = own.pop("sentinel_username", None), own.pop("sentinel_password", None)
     file, with_tls = own.pop("sentinel_password_file", None), own.pop("sentinel_tls", "")

@@ -10,25 +10,25 @@ from pydantic import BaseModel
 from poc_core.serving.model_options import ModelOptions
 from poc_core.serving.places import WorkerPlace
 
-# Seconds for which hosts keep engines that were loading when their deployment was withdrawn. The
-# network node stops a load that takes more than 15 minutes, and then requests the same deployment.
+# Seconds for which hosts continue to load engines after their deployment was withdrawn. The network
+# node stops a load that takes more than 15 minutes, and then requests the same deployment again.
 KEPT_S = 120.0
 
 
 class Deployment(ModelOptions):
-    """The model that the node should serve."""
+    """The model that a node should serve, with its options."""
 
     # Requested arguments that no engine gets, each with the reason.
     left_out: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """The requested model; for a directory only its name, because only hosts know its path."""
+        """The requested model; for a directory only its last part."""
         return self.name if self.is_directory else self.model
 
 
 class DeploymentState(StrEnum):
-    """The deployment's state as reported by `inference/up/status` (protocol.md, section 5)."""
+    """The state of a deployment in `inference/up/status` (protocol.md, section 5)."""
 
     IDLE = "idle"  # nothing is deployed
     STARTING = "starting"
@@ -37,18 +37,18 @@ class DeploymentState(StrEnum):
 
 
 class HostState(StrEnum):
-    """A host's state for the deployment that it follows."""
+    """The state of a host that follows a deployment."""
 
     IDLE = "IDLE"  # nothing is deployed and nothing runs
     STOPPING = "STOPPING"  # workers of another deployment are ending
-    KEEPING = "KEEPING"  # engines of a withdrawn deployment go on loading, for KEPT_S
+    KEEPING = "KEEPING"  # engines of a withdrawn deployment continue to load, for KEPT_S
     STARTING = "STARTING"
-    SERVING = "SERVING"  # the host got ready; single workers may be restarting
+    SERVING = "SERVING"  # all workers were ready; single workers may be restarting
     FAILED = "FAILED"
 
 
 class HostReport(BaseModel, frozen=True):
-    """A host's report of its progress."""
+    """A host's report on its progress with the deployment."""
 
     id: str
     host: str  # the host's name
@@ -69,7 +69,7 @@ class HostReport(BaseModel, frozen=True):
 
 
 class ChildLog(BaseModel, frozen=True):
-    """The last lines of a supervised process, including lines from before its restarts."""
+    """The last log lines of a supervised process, also from before its restarts."""
 
     name: str  # as in the log of `up` or `workers`: host1/gpu0
     pid: int | None  # None if the process is not running
@@ -77,7 +77,7 @@ class ChildLog(BaseModel, frozen=True):
 
 
 class HostLogs(BaseModel, frozen=True):
-    """The logs of a host's workers."""
+    """The last log lines of a host's workers."""
 
     host: str  # the host's name
     workers: list[ChildLog]
@@ -85,7 +85,7 @@ class HostLogs(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class DeploymentRecord:
-    """The stored deployment. Times are seconds since the epoch."""
+    """A node's deployment as stored in Redis. Times are seconds since the epoch."""
 
     generation: int  # grows with every change
     wanted: Deployment | None  # None if nothing should run
@@ -100,7 +100,7 @@ class DeploymentRecord:
 
 @dataclass(frozen=True)
 class DeploymentStatus:
-    """The deployment's record and the progress of the live hosts."""
+    """A node's deployment and the reports of its live hosts."""
 
     record: DeploymentRecord | None  # None if nothing was ever deployed
     hosts: Sequence[HostReport] = ()
@@ -122,7 +122,7 @@ class DeploymentStatus:
 
     @property
     def following(self) -> list[HostReport]:
-        """The hosts that follow the record's current generation."""
+        """The hosts that follow the current deployment, not an earlier one."""
         generation = self.record.generation if self.record else 0
         return [host for host in self.hosts if host.generation >= generation]
 
@@ -133,7 +133,7 @@ class DeploymentStatus:
 
     @property
     def is_gone(self) -> bool:
-        """True if every host follows the record and is idle or keeps withdrawn engines."""
+        """True if every host follows the current deployment, and is IDLE or KEEPING."""
         return all(
             host in self.following and host.state in (HostState.IDLE, HostState.KEEPING)
             for host in self.hosts

@@ -12,21 +12,22 @@ from pydantic import JsonValue
 from poc_core.errors import ArgumentsError
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """Returns the words of a text."""
     return frozenset(text.split())
 
 
-# Allowed keys by argument. None: any key that does not match _CODE_OR_PLACE.
+# Allowed keys by argument. None allows all keys that do not match _CODE_OR_PLACE.
 JSON_ARGUMENTS: dict[str, frozenset[str] | None] = {
-    "additional-config": _names("gdn_prefill_backend kda_decode_backend kda_prefill_backend"),
-    "attention-config": _names("""
+    "additional-config": names("gdn_prefill_backend kda_decode_backend kda_prefill_backend"),
+    "attention-config": names("""
         backend backend_per_kind disable_flashinfer_prefill disable_flashinfer_q_quantization
         flash_attn_max_num_splits_for_cuda_graph flash_attn_version indexer_kv_dtype
         mla_prefill_backend sparse_mla_force_mqa sparse_mla_prefill_workspace_factor
         tokenspeed_mla_min_split_kv use_cudnn_prefill use_prefill_query_quantization
         use_trtllm_attention use_trtllm_ragged_deepseek_prefill
         """),
-    "compilation-config": _names("""
+    "compilation-config": names("""
         backend compile_mm_encoder compile_ranges_endpoints compile_sizes
         cudagraph_capture_sizes cudagraph_copy_inputs cudagraph_mm_encoder cudagraph_mode
         cudagraph_num_of_warmups cudagraph_specialize_lora custom_ops fast_moe_cold_start level
@@ -38,12 +39,12 @@ JSON_ARGUMENTS: dict[str, frozenset[str] | None] = {
     "mm-processor-kwargs": None,
     "override-generation-config": None,
     "rope-scaling": None,
-    "speculative-config": _names("""
+    "speculative-config": names("""
         disable_padded_drafter_batch draft_tensor_parallel_size method num_speculative_tokens
         prompt_lookup_max prompt_lookup_min
         """),
 }
-# Keys whose values vLLM may look up as code or a model allow only these values.
+# Allowed values of keys whose values vLLM may use as the name of code or of a model.
 _NAMES = {
     ("compilation-config", "backend"): ("eager", "inductor"),
     ("speculative-config", "method"): ("deepseek_mtp", "mtp", "ngram"),
@@ -81,10 +82,10 @@ def check_json(argument: str, text: str) -> None:
     for key, one in value.items():
         if key not in allowed if allowed else _CODE_OR_PLACE.search(key):
             _refuse_key(argument, key)
-        names = _NAMES.get((argument, key))
-        if names and one not in names:
+        values = _NAMES.get((argument, key))
+        if values and one not in values:
             raise ArgumentsError(
-                f"--{argument}: {key} may be {', '.join(names)} here, not {str(one)[:80]!r}."
+                f"--{argument}: {key} may be {', '.join(values)} here, not {str(one)[:80]!r}."
             )
         _check_value(argument, one, _DEEPEST)
 

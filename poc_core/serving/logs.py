@@ -8,9 +8,7 @@ _READ_BY_SUPERVISORS = ("celery",)
 
 
 class _Format(logging.Formatter):
-    """Formats our records like Celery, and others without time, so that supervisors can distinguish
-    them.
-    """
+    """Formats our records like Celery's, and others without time: supervisors distinguish both."""
 
     _of_others = logging.Formatter(logging.BASIC_FORMAT)
 
@@ -20,10 +18,11 @@ class _Format(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Logs our modules and Celery from INFO, and others' warnings. Call it once, at process start.
+    """Logs records of our modules and Celery from INFO on, and warnings of others.
 
-    Our loggers do not use the root logger, because a package that vLLM's server imports raises the
-    level of the root logger and its handlers (model-hosting-container-standards, vLLM 0.25.1).
+    Must be called once, at the start of the process. Our loggers do not use the root logger,
+    because a package that vLLM's server imports raises the level of the root logger and its
+    handlers (model-hosting-container-standards, vLLM 0.25.1).
     """
     handler, of_others = logging.StreamHandler(), logging.StreamHandler()
     for one in (handler, of_others):

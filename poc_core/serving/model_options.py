@@ -8,7 +8,7 @@ from poc_core.serving.dtypes import Dtype
 
 
 class ModelOptions(BaseModel):
-    """The options of one model. A host's options fill in unset fields (`model_fields_set`)."""
+    """The options of one model. A host's own options replace fields that were not set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,7 +23,7 @@ class ModelOptions(BaseModel):
 
     @property
     def name(self) -> str:
-        """The model's name for clients. The default for a directory is its last part."""
+        """The model's name for clients; by default the model, or the last part of a directory."""
         return self.served_model_name or (
             PurePath(self.model).name if self.is_directory else self.model
         )
@@ -35,5 +35,5 @@ class ModelOptions(BaseModel):
 
     @property
     def n_devices(self) -> int:
-        """The number of GPUs (or processes on a CPU) of one engine."""
+        """The number of GPUs of one engine, or of its processes on a CPU."""
         return self.tensor_parallel * self.pipeline_parallel

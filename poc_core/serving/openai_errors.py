@@ -1,5 +1,7 @@
-"""Error bodies for clients of model paths: in Anthropic's form below /v1/messages, elsewhere in
-OpenAI's. Used by the API and the workers' chat servers."""
+"""Error bodies of the API and of workers' chat servers for clients of OpenAI's and similar paths.
+
+Below /v1/messages they have Anthropic's form, elsewhere OpenAI's.
+"""
 
 import json
 from typing import Any
@@ -23,18 +25,20 @@ _USUAL = ("invalid_request_error", "invalid_request_error")
 def error_body(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> dict[str, object]:
-    """Returns an OpenAI error body, also used as a stream's last event. `param`: the invalid field.
+    """Returns an error body in OpenAI's form, which may also be the last event of a stream.
 
-    `kind`: the error's type; None for the default of the HTTP status.
+    `kind`: the error's type; None for the usual type of the HTTP status. `param`: the invalid
+    field.
     """
     kind = kind or _KINDS.get(status, _USUAL)[0]
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def shaped(path: str, status: int, body: Any) -> Any:
-    """Converts an error's JSON to the form for the path's clients. Other paths keep `body`.
+    """Returns an error's JSON in the form for clients of the path.
 
-    `body`: {"detail": ...}, or an error in OpenAI's or Anthropic's form.
+    `body`: {"detail": ...}, or an error in OpenAI's or Anthropic's form. It is returned unchanged
+    for paths that are no model's.
     """
     if not is_clients_path(path):
         return body
@@ -51,7 +55,7 @@ def shaped(path: str, status: int, body: Any) -> Any:
 
 
 def said_by(raw: bytes) -> Any:
-    """Parses an answer's bytes as JSON, or as text if the bytes are not JSON."""
+    """Returns an answer's JSON, or its text if it is not JSON."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -59,21 +63,20 @@ def said_by(raw: bytes) -> Any:
 
 
 def _sentence(detail: Any) -> tuple[str, str | None]:
-    """Returns a detail as one text, and the first field that the detail names, or None."""
-    problems = detail if isinstance(detail, list) else [detail]
-    told, fields = [], []
-    for one in problems:
+    """Returns the text of an error's detail, and the name of the first invalid field, if any."""
+    texts, fields = [], []
+    for one in detail if isinstance(detail, list) else [detail]:
         if not isinstance(one, dict):
-            told.append(str(one))
+            texts.append(str(one))
             continue
-        field = ".".join(str(part) for part in one.get("loc", ())[1:])
-        said = str(one.get("msg") or one.get("message") or one)
-        told.append(f"{field}: {said}" if field else said)
+        field = ".".join(map(str, one.get("loc", ())[1:]))
+        text = str(one.get("msg") or one.get("message") or one)
+        texts.append(f"{field}: {text}" if field else text)
         fields.append(field)
-    return "; ".join(told), (fields[0] or None) if fields else None
+    return "; ".join(texts), (fields[0] or None) if fields else None
 
 
 def error_event(error: Any) -> bytes:
-    """Returns an error's body as an event of a stream. Anthropic's events have a name."""
+    """Returns an error's body as an event of a stream. Events in Anthropic's form have a name."""
     name = b"event: error\n" if error.get("type") == "error" else b""
     return name + b"data: " + json.dumps(error).encode() + b"\n\n"

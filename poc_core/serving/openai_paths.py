@@ -1,6 +1,6 @@
-"""The paths of a worker's vLLM that the API forwards; poc_core/chat_bounds.py limits requests.
+"""The paths of a worker's vLLM that the API forwards. poc_core/chat_bounds.py limits requests.
 
-All other paths are answered with 404, including paths that a new release of vLLM adds.
+The API answers other paths with 404, including paths that a new release of vLLM adds.
 """
 
 import re
@@ -9,7 +9,7 @@ from functools import cache
 
 # Errors of paths with these prefixes have OpenAI's form (below /v1/messages Anthropic's).
 FOLDERS = ("/v1/", "/v2/", "/cohere/v2/")
-# vLLM's other paths that run the model.
+# Further paths of vLLM that run the model.
 ELSEWHERE = (
     "/tokenize",
     "/detokenize",
@@ -68,19 +68,19 @@ _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 
 def is_clients_path(path: str) -> bool:
-    """Returns True if the path is for clients of a model (OpenAI's, Anthropic's and similar)."""
+    """Returns True if clients of a model use the path, as those of OpenAI and Anthropic."""
     return path.startswith(FOLDERS) or path in ELSEWHERE
 
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns the server's routes (method, path) that the API forwards, as "POST /v1/score"."""
+    """Returns those of a server's routes (method, path) that the API forwards: "POST /v1/score"."""
     return sorted({f"{method} {path}" for method, path in routes} & {*PASSED_ON})
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
     """Returns True if one of `paths` (see passed_on) matches this request.
 
-    A path parameter matches only [\\w-]+, so that no server can read `path` as another path.
+    A path parameter matches only [\\w-]+, so that no server reads `path` as another path.
     """
     return any(_pattern(one).fullmatch(f"{method} {path}") for one in paths)
 

@@ -1,10 +1,10 @@
-"""A worker's place: a slot of a host, whose name stays the same after restarts."""
+"""The names of workers. A worker's name is its host and slot, and stays the same after restarts."""
 
 import re
 
 from pydantic import BaseModel
 
-# Environment variables that a supervisor sets for each worker: the slot if the worker has no GPU,
+# Environment variables that a supervisor sets for each worker: the slot of a worker without a GPU,
 # and the supervisor's HostReport.id.
 SLOT_VARIABLE = "PROOFLINE_SLOT"
 HOST_ID_VARIABLE = "PROOFLINE_HOST_ID"
@@ -14,7 +14,7 @@ _UUID = re.compile(r"^(?:GPU|MIG)-([0-9a-f]{8})[0-9a-f-]*$", re.IGNORECASE)
 
 
 def slot_of(visible_gpus: str, otherwise: str) -> str:
-    """Returns a worker's slot by its CUDA_VISIBLE_DEVICES, such as gpu0-1 for "0,1".
+    """Returns the slot of a worker with this CUDA_VISIBLE_DEVICES: gpu0-1 for "0,1".
 
     Returns `otherwise` if the worker has no GPU.
     """
@@ -24,12 +24,12 @@ def slot_of(visible_gpus: str, otherwise: str) -> str:
 
 
 def name_of(worker_id: str) -> str:
-    """Returns the name in a worker's id: host1/gpu0-1 for host1/gpu0-1-3fa9c1."""
+    """Returns the worker's name in a worker's id: host1/gpu0-1 for host1/gpu0-1-3fa9c1."""
     return _OF_ONE_START.sub("", worker_id)
 
 
 class WorkerPlace(BaseModel, frozen=True):
-    """A supervisor's record of a worker and its restarts. Times are seconds since the epoch."""
+    """A supervisor's record of one worker and its restarts. Times are seconds since the epoch."""
 
     name: str  # host1/gpu0-1
     pid: int | None  # None if the worker is not running

@@ -9,9 +9,10 @@ NEVER = -9999.0
 
 
 def position_distance(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
-    """Returns the distance of two positions' entries, from 0 to 0.5.
+    """Returns the distance of two answers at a position, from 0 to 0.5.
 
-    A token that the executor does not name gets a logprob extrapolated from its lowest two.
+    `executor`, `validator`: the logprobs of the position's best tokens. The logprob of a token that
+    the executor lacks is extrapolated from its lowest two.
     """
     if not executor or not validator:
         return 0.5

@@ -1,4 +1,4 @@
-"""The repositories, each at one commit, whose code engines may run (--trust-remote-code)."""
+"""The repositories whose code engines may run (--trust-remote-code), each at one commit."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -13,12 +13,12 @@ SHIPPED = frozenset(
     }
 )
 _PINNED = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}", re.ASCII)
-# Arguments that name other code.
+# Arguments that name a repository with other code.
 _ELSEWHERE = ("tokenizer", "tokenizer-revision")
 
 
 def parse_trusted(text: str) -> frozenset[str]:
-    """Returns the shipped list and a setting's entries. ValueError says what is allowed."""
+    """Returns the shipped repositories and those of a setting. ValueError says what is allowed."""
     added = {entry.strip() for entry in text.split(",") if entry.strip()}
     if not all(_PINNED.fullmatch(entry) for entry in added):
         raise ValueError(
@@ -31,8 +31,9 @@ def parse_trusted(text: str) -> frozenset[str]:
 def why_not_trusted(
     model: str, arguments: Mapping[str, str], trusted: Collection[str]
 ) -> str | None:
-    """Returns why a model's code is not run, or None if it is run. `arguments`: the last value of
-    each argument, by name without dashes.
+    """Returns why engines must not run a model's code; None if they may.
+
+    `arguments`: the last value of each argument of `vllm serve`, by name without dashes.
     """
     for name in _ELSEWHERE:
         if name in arguments:

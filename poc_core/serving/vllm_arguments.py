@@ -12,16 +12,11 @@ from typing import Any, get_args
 from poc_core.errors import ArgumentsError
 from poc_core.serving.deployments import Deployment
 from poc_core.serving.dtypes import ALSO, Dtype, dtype_of
-from poc_core.serving.json_arguments import JSON_ARGUMENTS, check_json
+from poc_core.serving.json_arguments import JSON_ARGUMENTS, check_json, names
 from poc_core.serving.trusted_models import why_not_trusted
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Arguments with one value.
-_WITH_VALUE = _names("""
+_WITH_VALUE = names("""
     attention-backend block-size chat-template-content-format config-format cpu-offload-gb
     distributed-executor-backend dtype gdn-prefill-backend generation-config
     gpu-memory-utilization kda-decode-backend kda-prefill-backend kv-cache-dtype
@@ -35,7 +30,7 @@ _WITH_VALUE = _names("""
     """) | set(JSON_ARGUMENTS)
 _WITH_VALUES = frozenset({"cudagraph-capture-sizes", "served-model-name"})
 # Switches; most have a --no- form.
-_SWITCHES = _names("""
+_SWITCHES = names("""
     async-scheduling calculate-kv-scales disable-cascade-attn disable-chunked-mm-input
     disable-custom-all-reduce disable-sliding-window enable-auto-tool-choice
     enable-chunked-prefill enable-expert-parallel enable-flashinfer-autotune
@@ -45,7 +40,7 @@ _SWITCHES = _names("""
     """)
 # Arguments that the node sets itself: ports, logs, number of engines, proofs, and keep-alives of
 # streams (api/chat/streams.py), because the network node does not accept comments in streams.
-_SETTLED = _names("""
+_SETTLED = names("""
     data-parallel-size disable-fastapi-docs disable-log-requests disable-log-stats
     disable-uvicorn-access-log enable-log-requests host max-log-len port root-path
     sse-keep-alive-interval uvicorn-log-level worker-extension-cls
@@ -59,20 +54,14 @@ _VALUES = {
     "worker-extension-cls": ("gonka_poc.worker.PoCWorkerExtension",),  # the network's own proofs
 }
 # Arguments that only affect speed or memory. They are left out if the engine's vLLM lacks them.
-_HARMLESS = _names("""
+_HARMLESS = names("""
     disable-chunked-mm-input enable-flashinfer-autotune enable-reasoning gdn-prefill-backend
     kda-decode-backend kda-prefill-backend language-model-only max-long-partial-prefills
     max-num-partial-prefills max-seq-len-to-capture mm-encoder-tp-mode performance-mode
     swap-space tool-strict-level
     """)
-# All known names. vLLM accepts an unambiguous beginning of a name.
-_KNOWN = {
-    *_WITH_VALUE,
-    *_WITH_VALUES,
-    *_SETTLED,
-    *_SWITCHES,
-    *(f"no-{name}" for name in _SWITCHES),
-}
+# All known names.
+_KNOWN = _WITH_VALUE | _WITH_VALUES | _SETTLED | _SWITCHES | {f"no-{name}" for name in _SWITCHES}
 # Forbidden names of vLLM that are beginnings of allowed names.
 _WHOLE = {"chat-template", "config"}
 _SHORT = {
@@ -108,10 +97,10 @@ _PATTERNS = {
 def read_deployment(
     model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
 ) -> Deployment:
-    """Reads `vllm serve MODEL --dtype DTYPE WORDS`. The last of repeated arguments counts.
+    """Returns the deployment of `vllm serve MODEL --dtype DTYPE WORDS`.
 
-    `trusted`: see trusted_models.py. ArgumentsError names the first argument that is not allowed or
-    lacks a value.
+    The last of several equal arguments counts. `trusted`: see trusted_models.py. ArgumentsError
+    names the first argument that is not allowed or lacks a value.
     """
     said: dict[str, Any] = {"model": model} | ({} if dtype == "auto" else {"dtype": dtype})
     rest: list[str] = []
@@ -144,8 +133,8 @@ def read_deployment(
 
 def harmless(words: Sequence[str]) -> set[str]:
     """Returns the names of the arguments that only affect speed or memory."""
-    names = {_name(word.partition("=")[0]) for word in words if not _is_value(word)}
-    return {name for name in names if name.removeprefix("no-") in _HARMLESS}
+    found = {_name(word.partition("=")[0]) for word in words if not _is_value(word)}
+    return {name for name in found if name.removeprefix("no-") in _HARMLESS}
 
 
 def without(words: Sequence[str], names: Collection[str]) -> list[str]:
@@ -160,7 +149,7 @@ def without(words: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the name (without dashes) and values of each argument."""
+    """Yields each argument: its name without dashes, and its values."""
     name: str | None = None
     values: list[str] = []
     for word in words:
@@ -190,20 +179,20 @@ def _name(option: str) -> str:
 
 
 def _known(option: str) -> str:
-    """Returns the name of an argument. Like vLLM, accepts the beginning of a name.
+    """Returns the complete name of an argument. Like vLLM, accepts the beginning of a name.
 
-    ArgumentsError if the argument is not allowed in a deployment or is ambiguous.
+    ArgumentsError if the argument is ambiguous, or not allowed in a deployment.
     """
     name = _name(option)
     if name in _KNOWN:
         return name
     may_begin_one = option.startswith("--") and name and name not in _WHOLE
-    names = sorted(one for one in _KNOWN if may_begin_one and one.startswith(name))
-    if len(names) == 1:
-        return names[0]
-    if names:
+    longer = sorted(one for one in _KNOWN if may_begin_one and one.startswith(name))
+    if len(longer) == 1:
+        return longer[0]
+    if longer:
         raise ArgumentsError(
-            f"{option[:80]} may stand for --{' or --'.join(names[:5])}; write it in full."
+            f"{option[:80]} may stand for --{' or --'.join(longer[:5])}; write it in full."
         )
     raise ArgumentsError(
         f"{option[:80]} is not among the arguments that a deployment may bring here: leave it"
@@ -236,13 +225,12 @@ def _check_value(name: str, value: str) -> None:
 
 
 def _option(name: str, value: str) -> str | int:
+    """Returns the value of an argument that is a field of ModelOptions."""
     if name == "dtype":
         return dtype_of(value)
-    return _count(name, value) if name in _COUNTS else value
-
-
-def _count(name: str, value: str) -> int:
-    # Few digits: Python refuses to read thousands of them.
+    if name not in _COUNTS:
+        return value
+    # Few digits, because Python refuses to read thousands of digits.
     fits = value.isascii() and value.isdigit() and len(value) <= len(str(_MOST_DEVICES))
     if not fits or not 1 <= int(value) <= _MOST_DEVICES:
         raise ArgumentsError(f"--{name} is a number from 1 to {_MOST_DEVICES}, not {value[:80]!r}.")
