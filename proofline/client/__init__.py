@@ -1,6 +1,6 @@
 """A client for a running node (docs/client.md): `Client`, `AsyncClient`, bodies and answers.
 
-Bodies and answers are the API's models. Importing the client imports neither torch nor FastAPI.
+Bodies and answers are the API's pydantic models. The client imports neither torch nor FastAPI.
 """
 
 from poc_core.answers import (
@@ -14,10 +14,7 @@ from poc_core.answers import (
     Worker,
 )
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
-from poc_core.schemes.artifact.requests import (
-    Artifact,
-    ArtifactParams,
-)
+from poc_core.schemes.artifact.requests import Artifact, ArtifactParams
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.answers import DecodeResult, DecodeValidationResult
 from poc_core.schemes.decode.requests import DecodeParams

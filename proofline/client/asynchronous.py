@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -23,9 +22,9 @@ OnProgress = Callable[[int, int], None]  # (nonces done, all nonces)
 class AsyncClient:
     """A client of a node's API, which several tasks may share.
 
-    A call is retried for `patience_s` seconds if the API requests it (429 and 503 with Retry-After)
-    or if repeating the call is safe. `on_wait` gets the error and the seconds to wait. A node that
-    has never answered is not waited for: see `wait_ready`.
+    A call is retried for `patience_s` seconds if the API requests a retry (429 and 503 with
+    Retry-After) or if repeating the call is safe. `on_wait` is called before each retry, with the
+    error and the seconds to wait. Only `wait_ready` waits for a node that has never answered.
 
     `url`: http://host:port or host:port; by default PROOFLINE_URL from the environment, or port
     8000 of this machine. UrlError if the url is invalid. `api_key`: by default POC_API_KEY from the
@@ -52,16 +51,11 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes the connections, as the end of a `with` block does."""
+        """Closes the connections. The end of a `with` block does the same."""
         await self._http.aclose()
 
     async def submit(self, body: Body) -> str:
@@ -69,8 +63,8 @@ class AsyncClient:
 
         `body`: GenerateBody, DecodeBody or a dict with the same fields. A single node may leave out
         block_height, node_id and node_count. ApiError if the body is invalid (422), the model
-        cannot compute the job (409), or the queue is full (429). Never sent twice, unless the API
-        requests a retry.
+        cannot compute the job (409), or the queue is full (429). The job is sent only once, unless
+        the API requests a retry.
         """
         answer = await self.call(calls.submit(body))
         return answer.request_id
@@ -108,11 +102,11 @@ class AsyncClient:
         return await self.wait(await self.submit(body), answer, on_progress)
 
     async def generate(self, body: Body, on_progress: OnProgress | None = None) -> ArtifactResult:
-        """Computes the artifacts of `body.nonces` on the node, and waits for them.
+        """Computes artifacts on the node, and waits for the result.
 
         `on_progress` and errors: see `wait` and `submit`. The result's `artifacts` are dicts with
-        `nonce` and `vector_b64` (k_dim float16 numbers). Nonces whose state was not finite are in
-        `excluded_nonces` instead.
+        `nonce` and `vector_b64` (k_dim float16 numbers). Its `excluded_nonces` are nonces whose
+        state was not finite.
         """
         return await self.run(body, ArtifactResult, on_progress)
 
@@ -127,15 +121,15 @@ class AsyncClient:
 
         `body`: the body that would compute the artifacts. `artifacts`: one for each nonce, in the
         form that `generate` returns. `stat_test`: the criteria for fraud; None for the API's
-        defaults. `on_progress` and errors: see `wait` and `submit`. A fraud is no error: see
-        `fraud_detected`.
+        defaults. `on_progress` and errors: see `wait` and `submit`. The result of a fraud is no
+        error, but has `fraud_detected`.
         """
         return await self.run(
             calls.validation(body, artifacts, stat_test), ValidationResult, on_progress
         )
 
     async def cancel(self, request_id: str) -> bool:
-        """Cancels a job. Returns False if the job had ended before. ApiError 404: unknown job."""
+        """Cancels a job. Returns False if the job had ended before. ApiError (404) if unknown."""
         answer = await self.call(calls.cancel(request_id))
         return answer.cancelled
 
@@ -152,16 +146,16 @@ class AsyncClient:
         await self.call(calls.start_round(body))
 
     async def stop(self) -> int:
-        """Stops the round within a micro-batch, and cancels queued jobs.
+        """Stops the round, and cancels queued jobs. Returns the number of cancelled jobs.
 
-        Returns the number of cancelled jobs. Computed values are still delivered. A missing round
-        is no error.
+        Workers finish their current micro-batch. Computed values are still delivered. Without a
+        round, this is no error.
         """
         answer = await self.call(calls.stop())
         return answer.cancelled_jobs
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
-        """Waits for a node, which need not be running yet. Returns the served models.
+        """Waits until a node is ready, even if it is not running yet. Returns the served models.
 
         ApiError after `timeout_s` seconds, or at once if waiting cannot help (missing key).
         """
@@ -190,7 +184,7 @@ class AsyncClient:
     async def deploy(
         self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()
     ) -> None:
-        """Deploys a model on all hosts, and returns at once. `deployment` returns their progress.
+        """Deploys a model on all hosts, and returns at once. For the progress see `deployment`.
 
         `model`: a name on the Hugging Face hub, a shipped model's name, or a directory on each
         host. `dtype`: auto, bfloat16, float16 or float32. `additional_args`: arguments of `vllm
@@ -199,11 +193,11 @@ class AsyncClient:
         await self.call(calls.deploy(model, dtype, additional_args))
 
     async def undeploy(self) -> None:
-        """Ends the round and the engines. Returns when the engines have ended, within a minute."""
+        """Ends the round and the engines. Waits until the engines have ended, at most a minute."""
         await self.call(calls.undeploy())
 
     async def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        """Sends any call and reads its answer. All other methods use this one.
+        """Sends a call, and returns its answer. All other methods use this method.
 
         `patience_s`: seconds for retries; None for the client's default. ApiError if the API
         refuses (`status`), does not answer (`status` is None), or answers in another form.

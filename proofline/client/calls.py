@@ -1,4 +1,4 @@
-"""The calls of protocol.md, section 5, as data: each has a request and the type of its answer.
+"""The calls of the API (protocol.md, section 5): each has a request and the type of its answer.
 
 Both clients send these calls. `Client.call` sends calls for which the client has no method.
 """
@@ -32,10 +32,9 @@ Document = dict[str, Any]  # an answer's plain JSON
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request. `answer`: the type of the answer, a model or Document.
+    """A request to the API. `answer`: the type of the answer, a model or Document.
 
-    `is_repeatable`: True if the request is idempotent, so it may be repeated after an unknown
-    result.
+    `is_repeatable`: True if the request may be repeated when its result is unknown.
     """
 
     method: str
@@ -56,11 +55,9 @@ def validation(
     body: Body, artifacts: Sequence[Mapping[str, Any]], stat_test: Body | None
 ) -> Document:
     """Returns the body that validates `artifacts`. `body`: the body that would compute them."""
-    judged = {
-        **as_json(body),
-        "validation": {"artifacts": [dict(artifact) for artifact in artifacts]},
-    }
-    return judged if stat_test is None else {**judged, "stat_test": as_json(stat_test)}
+    validation = {"artifacts": list(map(dict, artifacts))}
+    terms = {} if stat_test is None else {"stat_test": as_json(stat_test)}
+    return {**as_json(body), "validation": validation, **terms}
 
 
 def job_path(request_id: str) -> str:

@@ -37,24 +37,22 @@ class JobFailedError(ProoflineError):
 
 
 def describe_detail(detail: Any) -> str:
-    """Returns an answer's `detail` as one line: a text, a list of field errors, or an object."""
+    """Returns an error's `detail` as one line. `detail`: a text, a list of problems, an object."""
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):
-        problems = []
-        for item in detail:
-            if isinstance(item, dict) and "msg" in item:
-                place = ".".join(str(part) for part in item.get("loc", []) if part != "body")
-                problems.append(f"{place}: {item['msg']}" if place else str(item["msg"]))
-            else:
-                problems.append(json.dumps(item))
-        return "; ".join(problems)
-    if isinstance(detail, dict):
-        message = detail.get("message") or detail.get("error")
-        rest = {name: value for name, value in detail.items() if name not in ("message", "error")}
-        return (
-            f"{message} {json.dumps(rest)}"
-            if message and rest
-            else str(message or json.dumps(rest))
-        )
-    return "The API gives no reason"
+        return "; ".join(map(_problem, detail))
+    if not isinstance(detail, dict):
+        return "The API gives no reason"
+    message = detail.get("message") or detail.get("error")
+    rest = {name: value for name, value in detail.items() if name not in ("message", "error")}
+    if not message:
+        return json.dumps(rest)
+    return f"{message} {json.dumps(rest)}" if rest else str(message)
+
+
+def _problem(item: Any) -> str:
+    if not isinstance(item, dict) or "msg" not in item:
+        return json.dumps(item)
+    place = ".".join(str(part) for part in item.get("loc", []) if part != "body")
+    return f"{place}: {item['msg']}" if place else str(item["msg"])

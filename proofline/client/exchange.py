@@ -23,7 +23,10 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 def base_url(url: str | None) -> str:
-    """Returns http://host:port of a node. UrlError if the url is invalid."""
+    """Returns a node's url as http://host:port. UrlError if `url` is invalid.
+
+    `url`: None for PROOFLINE_URL, or else DEFAULT_URL.
+    """
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
     whole = url if "://" in url else f"http://{url}"
     base = whole.rstrip("/").removesuffix(PREFIX)
@@ -50,7 +53,7 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """Parses the answer to a call. ApiError for a refusal, or for the answer of another server."""
+    """Returns the answer to a call. ApiError if it is a refusal, or not an answer of Proofline."""
     try:
         document = answer.json()
     except ValueError:
@@ -89,16 +92,13 @@ def result_in(document: dict[str, Any], request_id: str) -> bool:
 
 
 def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
-    """Returns (nonces done, all nonces), or None if unknown."""
-    return (
-        (int(document.get("n_done", 0)), int(document["n_total"]))
-        if document.get("n_total")
-        else None
-    )
+    """Returns (nonces done, all nonces) of an unfinished job; None if unknown."""
+    n_total = document.get("n_total")
+    return (int(document.get("n_done", 0)), int(n_total)) if n_total else None
 
 
 def n_nonces_of(result: dict[str, Any]) -> int | None:
-    """Returns the number of a finished job's nonces from its result; None if unknown."""
+    """Returns the number of nonces of a finished job; None if unknown."""
     if "n_total" in result:
         return int(result["n_total"])
     artifacts, excluded = result.get("artifacts"), result.get("excluded_nonces") or []

@@ -23,10 +23,10 @@ class Patience:
         self._tries = 0
 
     def pause_s(self, error: ApiError, is_repeatable: bool, waits_for_start: bool) -> float:
-        """Returns the seconds until the next try, or raises `error` if there is none.
+        """Returns the seconds until the next try. Raises `error` if there is no next try.
 
-        `waits_for_start`: True to retry if nobody listens at the address, as when a node restarts;
-        False if the address may be wrong.
+        `waits_for_start`: True to retry if nothing listens at the address, because the node may
+        restart; False if the address may be wrong.
         """
         pause_s = _pause_s(error, is_repeatable, waits_for_start, self._tries)
         if pause_s is None or time.monotonic() + pause_s > self._ends_at:
@@ -40,22 +40,17 @@ def _pause_s(
 ) -> float | None:
     if error.retry_after_s is not None and error.status in ASKED_TO_WAIT:
         return error.retry_after_s
-    if not error.was_sent:
-        again = waits_for_start
-    else:
-        again = is_repeatable and (error.status is None or error.status in PERHAPS_AWAY)
-    # Random, so that the clients of a node do not all retry at the same time.
-    return (
-        random.uniform(0.5, 1) * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, _MOST_DOUBLINGS))
-        if again
-        else None
-    )
+    is_safe = is_repeatable and error.status in (None, *PERHAPS_AWAY)
+    if not (is_safe if error.was_sent else waits_for_start):
+        return None
+    longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, _MOST_DOUBLINGS))
+    return random.uniform(0.5, 1) * longest  # so that clients do not all retry at the same time
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Parses Retry-After into seconds (a number or an HTTP date, RFC 9110, 10.2.3).
+    """Returns the seconds of a Retry-After header, which is a number or an HTTP date.
 
-    Returns None for other texts.
+    Returns None for other texts. Source: RFC 9110, 10.2.3.
     """
     if header is None:
         return None
