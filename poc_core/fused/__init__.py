@@ -1,6 +1,6 @@
-"""Fused GPU kernels, each with the same results as the plain PyTorch expression that it replaces.
+"""Fused GPU kernels. Their results are those of the plain PyTorch expressions that they replace.
 
-Triton is part of torch's CUDA builds, and compiles a kernel at the kernel's first call.
+Triton is part of torch's CUDA builds, and compiles a kernel at its first call.
 """
 
 import functools

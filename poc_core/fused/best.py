@@ -1,7 +1,7 @@
 """Logprobs of known tokens in one pass over the logits: the best entries, the log-sum-exp, and the
 token's rank (the number of logits that are at least as large).
 
-Each program reads one part of a row; torch combines the parts' few numbers.
+Each program reads one part of a row. torch combines the few numbers of the parts.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Best entries of each part: as many as the network requests. Smaller requests use this kernel too.
+# Best entries of each part: as many as the network requests. Smaller requests use the kernel too.
 MOST_BEST = 5
 # Columns of one part.
 _BLOCK = 8192
@@ -47,11 +47,11 @@ def _parts_kernel(
 def scored(
     logits: Tensor, tokens: Tensor, temperature: float, n_best: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes logprobs from logits (n x vocabulary) that are not yet divided by the temperature.
+    """Computes logprobs from logits (n, vocabulary) that are not yet divided by the temperature.
 
-    Returns the ids (n x 1 + n_best) of the known `tokens` (n) and the best entries, the logprobs of
-    these ids, and the known tokens' ranks (n). n_best is at most MOST_BEST. The plain expression is
-    in workers/vllm/chat/rows.py.
+    Returns ids (n, 1 + n_best), first those of the known `tokens` (n,), then those of the best
+    entries; the logprobs of these ids; and the known tokens' ranks (n,). `n_best`: at most
+    MOST_BEST. The plain expression is in workers/vllm/chat/rows.py.
     """
     n, vocabulary = logits.shape
     tokens = tokens.clone()  # aligned: an unaligned tensor would need another compilation
@@ -64,11 +64,11 @@ def scored(
         logits, logits.stride(0), vocabulary, tokens, 1 / temperature, keys, ids, peaks, sums,
         counts, BEST=MOST_BEST, BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
-    told = tokens[:, None]
+    chosen = tokens[:, None]
     if n_best:
         best = ids.gather(-1, keys.topk(n_best, dim=-1).indices)
-        told = torch.cat([told, best.to(told.dtype)], -1)
+        chosen = torch.cat([chosen, best.to(chosen.dtype)], -1)
     peak = peaks.amax(-1, keepdim=True)
     total = (sums * ((peaks - peak) / temperature).exp()).sum(-1, keepdim=True).log()
-    found = logits.gather(-1, told).to(torch.float32)
-    return told, (found - peak) / temperature - total, counts.sum(-1)
+    found = logits.gather(-1, chosen).to(torch.float32)
+    return chosen, (found - peak) / temperature - total, counts.sum(-1)

@@ -1,11 +1,11 @@
 """Mixture-of-experts products in 8-bit floats with a scale for each block of 128.
 
-The sums are those of vLLM's kernel: the tensor cores' sums of 128 columns, times the row's scale,
-times the weights' scale, added in float32. Two things differ. Rows are sorted by expert, so that
-the tensor memory accelerator reads complete blocks. The activation and its quantisation run before
-the first product is written, which saves writing and reading four times as many bytes. The results
-are bit-identical to poc_core/fused/quantise.py on the rounded product, or to vLLM's activation
-followed by vLLM's quantisation.
+The sums are those of vLLM's kernel: each sum of 128 columns by the tensor cores is multiplied by
+the row's scale and the weights' scale, and added in float32. Two things differ. Rows are sorted by
+expert, so that the tensor memory accelerator reads complete blocks. The activation and its
+quantisation run before the first product is written, which saves writing and reading four times as
+many bytes. The results are bit-identical to poc_core/fused/quantise.py on the rounded product, or
+to vLLM's activation and then vLLM's quantisation.
 """
 
 from typing import Any, NamedTuple
@@ -25,9 +25,9 @@ _HOPPER, _ALIGNED = 9, 16
 
 
 class Gates(NamedTuple):
-    """vLLM's gated activation."""
+    """The variant of vLLM's gated activation."""
 
-    powers: bool  # True: scales are rounded up to powers of two, and the activation is rounded
+    powers: bool  # True if scales are rounded up to powers of two, and the activation is rounded
     limit: float = 0.0  # clamps gates from above, and gated values on both sides; 0: no clamping
 
 
@@ -35,8 +35,8 @@ class Tile(NamedTuple):
     """The tiling of a product."""
 
     rows: int  # rows of a block
-    wide: bool  # True: two groups of columns are summed at a time
-    near: int  # blocks of rows that run together and share weights
+    wide: bool  # True if two groups of columns are summed at a time
+    near: int  # number of blocks of rows that run together and share weights
     warps: int
     stages: int
 
@@ -139,10 +139,11 @@ def open_gates_(
     out: Quantised, x: Quantised, weights: Quantised, rows: Rows, a_token: int, tile: Tile,
     gates: Gates,
 ) -> None:  # fmt: skip
-    """Writes silu(gate) * up of x (n, k) and weights (experts, 2 m, k), rounded to bfloat16 and
-    quantised, to out (rows_by_expert, m), in the order of `rows.ids`.
+    """Computes the first product and its activation, silu(gate) * up, which is rounded to bfloat16,
+    quantised, and written to out (rows_by_expert, m) in the order of `rows.ids`.
 
-    The weights' first m rows are gates. `a_token`: the number of `rows.ids` for a row of x.
+    `x`: (n, k). `weights`: (experts, 2 m, k), whose first m rows are gates. `a_token`: the number
+    of experts of each row of x.
     """
     _run(out, x, weights, None, rows, a_token, tile, gates)
 
@@ -151,8 +152,10 @@ def multiply_(
     out: Tensor, x: Quantised, weights: Quantised, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
     """Computes the second product: out (n, m), 16-bit, from x (rows_by_expert, k), in the order of
-    `rows.ids`, and weights (experts, m, k). Each row's sums are multiplied by its `share` (n,) in
-    float32."""
+    `rows.ids`, and weights (experts, m, k).
+
+    The sums of each row are multiplied by the row's `share` (n,) in float32.
+    """
     _run(out, x, weights, share, rows, 1, tile, Gates(False))
 
 
@@ -160,7 +163,7 @@ def _run(
     out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
     a_token: int, tile: Tile, gates: Gates,
 ) -> None:  # fmt: skip
-    """Runs the kernel; with a quantised `out`, for the first product and the activation."""
+    """Runs the kernel. A quantised `out` means the first product and the activation."""
     if isinstance(out, Quantised):
         opens, numbers, scales, scale_strides = True, *out, out.scales.stride()
         n_rows, read = len(x.numbers) * a_token, x.numbers
@@ -181,16 +184,18 @@ def _run(
 
 
 def _described(numbers: Tensor, rows: int) -> Any:
-    """Returns the descriptor with which the tensor memory accelerator reads numbers (n, k), in
-    blocks of `rows` rows."""
+    """Returns a descriptor for reading numbers (n, k) in blocks of `rows` rows by the tensor memory
+    accelerator.
+    """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(numbers, [*numbers.shape], [*numbers.stride()], [rows, GROUP])
 
 
 def can_multiply(x: Quantised, first: Quantised, second: Quantised) -> bool:
-    """Returns True if the kernels support x (n, k), weights (experts, 2 m, k) and (experts, k, m),
-    and their scales, on this GPU. This rank must hold all experts."""
+    """Returns True if the kernels support x (n, k), the weights `first` (experts, 2 m, k) and
+    `second` (experts, k, m), and their scales on this GPU. This rank must have all experts.
+    """
     parts = [*zip((x, first, second), (1, GROUP, GROUP), strict=True)]
     n_experts, depth, middle = second.numbers.shape
     return (

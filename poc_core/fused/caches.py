@@ -1,6 +1,6 @@
-"""Writes keys and values into a paged cache, bit-identical to vLLM's operation.
+"""Writes keys and values into a paged cache, with the same results as vLLM's operation.
 
-A program handles one head of several tokens; vLLM starts a block of threads for each token.
+A program handles one head of several tokens. vLLM starts a block of threads for each token.
 """
 
 import torch
@@ -41,8 +41,9 @@ def _write_kernel(
 
 
 def can_write(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    """Returns True if `write_` supports keys and values (tokens, heads, head), 16-bit, and caches
-    (pages, page, heads, head), 8-bit or of the same dtype."""
+    """Returns True if `write_` supports these keys and values (tokens, heads, head), 16-bit, and
+    these caches (pages, page, heads, head), 8-bit or of the same dtype.
+    """
     head = keys.shape[-1]
     return (
         keys.dim() == values.dim() == 3
@@ -64,7 +65,7 @@ def write_(
     keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
     key_scale: Tensor, value_scale: Tensor,
 ) -> None:  # fmt: skip
-    """Stores each token's keys and values in the token's slot. Negative slots are skipped.
+    """Writes each token's keys and values to the token's slot. Skips tokens with negative slots.
 
     `slots`: int64 (tokens,). For 8-bit caches, numbers are divided by their scale (1,) and rounded
     to float8_e4m3fn. See `can_write`.

@@ -1,10 +1,10 @@
 """Mixture-of-experts products: each token's row times its experts' weights.
 
-The sums are those of vLLM's kernel: float32, along the columns in steps of BLOCK_K. Two things
+The sums are those of vLLM's kernel: in float32, along the columns in steps of BLOCK_K. Two things
 differ. Blocks are complete, so they need no masks. The activation runs before the first product is
 written, which saves writing and reading twice as many numbers. On Hopper and newer GPUs the first
-product may be written in expert order; the second product then reads complete blocks with the
-tensor memory accelerator, in persistent programs.
+product may be written in expert order. The second product then reads complete blocks with the
+tensor memory accelerator, in programs that compute several blocks.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ _HOPPER, _ALIGNED = 9, 16
 
 
 class Tile(NamedTuple):
-    """The tiling of a product. A block has `rows` x `columns`, and sums `depth` columns a step."""
+    """The tiling of a product. A block has `rows` x `columns`, and adds `depth` columns per step."""
 
     rows: int
     columns: int
@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 class Rows(NamedTuple):
     """The rows of each block, as returned by vLLM's moe_align_block_size."""
 
-    ids: Tensor  # (blocks * Tile.rows,), int32: token * experts a token + place; padding is larger
+    ids: Tensor  # (blocks * Tile.rows,), int32: token * experts per token + n; padding is larger
     experts: Tensor  # (blocks,), int32: the block's expert; -1 if another rank holds the expert
     n: Tensor  # (1,), int32: the number of `ids` in use
 
@@ -106,10 +106,10 @@ def product_(
 ) -> None:  # fmt: skip
     """Writes the product of x (n, k) and weights (experts, m, k) to out (n * a_token, m).
 
-    Numbers are 16-bit, and the last dimensions contiguous. With weights (experts, 2 m, k), whose
-    first m rows are gates, `out` is silu(gate) * up. `share` (n * a_token,): factors of the rows'
-    sums, in float32. `a_token`: rows of `out` for a row of `x`. `by_expert`: `out` is
-    (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See `can_multiply`.
+    Numbers are 16-bit, and the last dimensions contiguous. If weights are (experts, 2 m, k), their
+    first m rows are gates, and `out` is silu(gate) * up. `share` (n * a_token,): factors of the
+    rows' sums, in float32. `a_token`: the number of experts of each row of `x`. `by_expert`: True
+    if `out` is (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See `can_multiply`.
     """
     n_columns, depth = weights.shape[1:]
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
@@ -124,7 +124,7 @@ def product_(
 
 
 def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
-    """Returns True if `product_` supports these: 16-bit numbers in complete blocks."""
+    """Returns True if `product_` supports these tensors: 16-bit numbers in complete blocks."""
     return (
         x.dtype == weights.dtype
         and x.element_size() == 2
@@ -193,7 +193,7 @@ def _by_expert_kernel(
 class Opening(NamedTuple):
     """The activation after the first product."""
 
-    a_token: int  # experts of a row of `x`
+    a_token: int  # experts of each row of `x`
     limit: float  # clamps gates from above, and gated values on both sides; 0: no clamping
 
 
@@ -201,8 +201,11 @@ def product_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
     """Writes the product of x (rows_by_expert(rows, tile), k), in the order of `rows.ids`, and
-    weights (experts, m, k) to out (n, m). Each row's sums are multiplied by its `share` (n,); for a
-    16-bit `share` they are first rounded to 16 bits, as in Marlin. See `can_multiply_by_expert`."""
+    weights (experts, m, k) to out (n, m).
+
+    The sums of each row are multiplied by the row's `share` (n,). If `share` is 16-bit, the sums
+    are first rounded to 16 bits, as in Marlin. See `can_multiply_by_expert`.
+    """
     _by_expert(out, x, weights, share, rows, tile)
 
 
@@ -210,8 +213,10 @@ def open_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, rows: Rows, tile: Tile, opening: Opening
 ) -> None:
     """Writes silu(gate) * up of x (n, k) and weights (experts, 2 m, k) to
-    out (rows_by_expert(rows, tile), m), in the order of `rows.ids`. Even rows of the weights are
-    gates, and odd rows the gated values. See `can_multiply_by_expert`."""
+    out (rows_by_expert(rows, tile), m), in the order of `rows.ids`.
+
+    Even rows of the weights are for gates, and odd rows for values. See `can_multiply_by_expert`.
+    """
     _by_expert(out, x, weights, x, rows, tile, opening)
 
 
@@ -238,8 +243,10 @@ def _by_expert(
 
 
 def can_multiply_by_expert(x: Tensor, weights: Tensor) -> bool:
-    """Returns True if the GPU's tensor memory accelerator can read these tensors. This rank must
-    hold all experts."""
+    """Returns True if the GPU's tensor memory accelerator can read these tensors.
+
+    This rank must have all experts.
+    """
     return (
         torch.cuda.get_device_capability(x.device)[0] >= _HOPPER
         and x.is_contiguous()

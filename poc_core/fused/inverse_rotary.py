@@ -1,6 +1,8 @@
-"""Inverse rotary embedding and quantisation of attention outputs for DeepSeek-V4's output
-projection, bit-identical to vLLM's operation. Each program handles several heads of several tokens,
-whereas vLLM starts a program for each head of each token.
+"""Inverse rotary embedding and quantisation of attention outputs, for DeepSeek-V4's output
+projection.
+
+The results are bit-identical to vLLM's operation. Each program handles several heads of several
+tokens. vLLM starts a program for each head of each token.
 """
 
 import triton
@@ -62,8 +64,9 @@ def _unrotate_kernel(
 
 
 def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bool:
-    """Returns True if `unrotate_and_quantise_` supports x (tokens, groups * `heads`, head), 16-bit,
-    positions (tokens,) and angles (positions, n), float32."""
+    """Returns True if `unrotate_and_quantise_` supports these tensors: x (tokens, groups * `heads`,
+    head), 16-bit; positions (tokens,); angles (positions, n), float32.
+    """
     n_heads, head = x.shape[-2:]
     half = angles.shape[-1] // 2
     return (
@@ -85,12 +88,12 @@ def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bo
 def unrotate_and_quantise_(
     out: Tensor, scales: Tensor, x: Tensor, positions: Tensor, angles: Tensor
 ) -> None:
-    """Rotates pairs of the last n numbers of each head of x (tokens, heads, head) backwards by the
+    """Rotates pairs of the last n numbers of each head of x (tokens, heads, head) backwards, by the
     angles of the token's position, and quantises the result. See `can_unrotate`.
 
     `angles`: (positions, n), first cosines, then sines. `out`: (groups, tokens, heads of a group *
-    head), float8_e4m3fn. `scales`: (groups, tokens, columns / 128), powers of two in float32; the
-    tokens of a column are adjacent and padded with zeros to a multiple of four.
+    head), float8_e4m3fn. `scales`: (groups, tokens, columns / 128), powers of two in float32. The
+    tokens of a column of scales are adjacent, and padded with zeros to a multiple of four.
     """
     n_tokens, n_heads, head = x.shape
     padded = triton.cdiv(n_tokens, 4) * 4

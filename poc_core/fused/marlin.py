@@ -60,11 +60,11 @@ def _unpack_kernel(
 
 
 def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> None:
-    """Writes experts' weights to out (experts, rows, depth), 16 bits a number.
+    """Writes experts' weights to out (experts, rows, depth), with 16 bits per number.
 
     `words`: (experts, depth / 16, 2 * rows) int32, MXFP4 in Marlin's layout. `scales`: (experts,
-    depth / 32, rows) float8_e8m0fnu. `pairs`: row i of the first half is followed by row i of the
-    second half. See `can_unpack`.
+    depth / 32, rows) float8_e8m0fnu. `pairs`: True if row i of the first half is written before row
+    i of the second half. See `can_unpack`.
     """
     n_experts, n_rows, depth = out.shape
     _unpack_kernel[(n_rows // _WIDE, depth // (_TILES * _DEEP), n_experts)](
@@ -74,7 +74,7 @@ def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> 
 
 
 def can_unpack(words: Tensor, scales: Tensor) -> bool:
-    """Returns True if these are complete tiles of MXFP4 numbers in Marlin's layout."""
+    """Returns True if `unpack_` supports these tensors: complete tiles in Marlin's layout."""
     n_experts, deep, n_words = words.shape
     return (
         words.element_size() == 4

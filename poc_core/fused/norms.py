@@ -1,8 +1,8 @@
 """RMS norms without float32 copies of the rows, bit-identical to the plain expression.
 
-`rms_norm` adds in the order of torch 2.11's reduction of float32 rows. As with 16-bit rows
-(poc_core/fused/reflect.py), lane l of a warp adds the four columns from 4 l, from 4 l + 128 and so
-on to four sums.
+`rms_norm` adds in the order of torch 2.11's reduction of float32 rows. Lane l of a warp adds the
+four columns from 4 l, from 4 l + 128 and so on to four sums. The sums are then added as for 16-bit
+rows (poc_core/fused/reflect.py).
 """
 
 import torch
@@ -70,7 +70,8 @@ def can_norm(x: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight for rows x (n, columns), 16-bit, with contiguous
-    columns. Computes in float32; the result is contiguous and has x's dtype. See `can_norm`."""
+    columns. Computes in float32. The result is contiguous, and has x's dtype. See `can_norm`.
+    """
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     _norm_kernel[(triton.cdiv(rows, _ROWS),)](
@@ -82,7 +83,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def _squares_added(total, _value, _square, value):
-    """Adds the square of the next number. The first sum is the square of the first number."""
+    """Adds the square of the next number to `total`, which begins with the first square."""
     return tl.fma(value, value, total), value
 
 
@@ -114,14 +115,16 @@ def _head_kernel(
 
 
 def can_norm_heads(x: Tensor) -> bool:
-    """Returns True if `norm_heads_` supports these heads and adds in vLLM's order."""
+    """Returns True if `norm_heads_` supports x (tokens, heads, n) and adds in vLLM's order."""
     return x.dim() == 3 and x.shape[2] in (64, 128, 256) and x.stride(2) == 1
 
 
 def norm_heads_(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """Writes x / sqrt(mean(x^2) + eps) * weight of each head of x (tokens, heads, n), 16-bit, to
-    out, bit-identical to vLLM 0.25.1. In vLLM a thread adds the squares of eight columns without
-    rounding the squares; then neighbouring sums are added, then pairs, and so on.
+    out.
+
+    The result is bit-identical to vLLM 0.25.1. In vLLM, a thread adds the unrounded squares of
+    eight columns. Then neighbouring sums are added, then pairs of these sums, and so on.
     """
     tokens, heads, columns = x.shape
     n_rows = tokens * heads

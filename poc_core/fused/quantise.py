@@ -1,9 +1,9 @@
 """Quantises activations to 8-bit floats with a scale for each 128 columns, in one pass.
 
-The results are bit-identical to vLLM 0.25.1's CUDA operations, according to their machine code:
-everything is in float32, without rounding to the model's dtype in between. A scale is the group's
-largest absolute value divided by 448. A number is divided by the scale, clamped, and rounded to
-nearest, ties to even. vLLM rounds scales up to powers of two if DeepGEMM is installed.
+The results are bit-identical to the CUDA operations of vLLM 0.25.1, according to their machine
+code. All arithmetic is in float32, without rounding to the model's dtype in between. A scale is the
+group's largest absolute value divided by 448. Each number is divided by the scale, clamped, and
+rounded to nearest, ties to even. vLLM rounds scales up to powers of two if DeepGEMM is installed.
 """
 
 import triton
@@ -27,13 +27,13 @@ _LEAST_PEAK = tl.constexpr(1e-10)
 
 @triton.jit
 def _quotient(x, scale):
-    """Returns x / scale, rounded to nearest, with one division for all x that share a scale.
+    """Returns x / scale, rounded to nearest, with only one division for all x of a scale.
 
-    `left` is the exact remainder. A quotient of 0 keeps its sign.
+    A quotient of 0 keeps its sign.
     """
     inverse = tl.div_rn(1.0, scale)
     first = x * inverse
-    left = tl.fma(-first, scale + tl.zeros_like(x), x)
+    left = tl.fma(-first, scale + tl.zeros_like(x), x)  # the exact remainder
     return tl.where(first == 0.0, first, tl.fma(left, inverse + tl.zeros_like(x), first))
 
 
@@ -41,8 +41,8 @@ def _quotient(x, scale):
 def _power_above(scale):
     """Returns the smallest power of two that is at least `scale`.
 
-    vLLM uses logarithms. The results agree, because peaks have 16 bits: a scale that is no power of
-    two differs from the nearest one by more than a logarithm's rounding error.
+    vLLM uses logarithms. The results are equal, because peaks have 16 bits. A scale that is no
+    power of two therefore differs from the nearest power by more than a logarithm's rounding error.
     """
     bits = tl.maximum(scale, _LEAST_POWER).to(tl.int32, bitcast=True)
     return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -63,7 +63,7 @@ def rounded_silu(gate, up, dtype: tl.constexpr):
 
 @triton.jit
 def quantised(opened, POWERS: tl.constexpr):
-    """Quantises rows of GROUP numbers after an activation. Returns unrounded numbers and scales."""
+    """Returns rows of GROUP activations, divided by their scales but not rounded, and the scales."""
     peak = tl.max(tl.abs(opened), 1)
     if POWERS:
         scale = _power_above(tl.div_rn(tl.maximum(peak, _LEAST_PEAK), _MOST))
@@ -87,9 +87,10 @@ def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GRO
 
 
 def silu_and_quantise_(out: Tensor, scales: Tensor, x: Tensor) -> None:
-    """Quantises silu(gate) * up of x (rows, 2 n), 16-bit, whose first n columns are gates.
+    """Writes the quantised silu(gate) * up of x (rows, 2 n), 16-bit, whose first n columns are
+    gates.
 
-    `out`: (rows, n), float8_e4m3fn; `scales`: (rows, n / 128), float32. All are contiguous.
+    `out`: (rows, n), float8_e4m3fn. `scales`: (rows, n / 128), float32. All are contiguous.
     """
     n_groups = scales.numel()
     _silu_kernel[(triton.cdiv(n_groups, _GROUPS),)](
@@ -119,10 +120,11 @@ def _quantise_kernel(
 
 
 def quantise_(out: Tensor, scales: Tensor, x: Tensor, least: float, powers: bool = False) -> None:
-    """Quantises x (rows, n), 16-bit and contiguous.
+    """Writes the quantised x (rows, n), 16-bit and contiguous.
 
-    `out`: (rows, n), float8_e4m3fn, contiguous; `scales`: (rows, n / 128), float32, any strides.
-    `least`: lower limit of the peaks. `powers`: scales are rounded up to powers of two.
+    `out`: (rows, n), float8_e4m3fn, contiguous. `scales`: (rows, n / 128), float32, any strides.
+    `least`: lower limit of the groups' largest values. `powers`: True to round scales up to powers
+    of two.
     """
     n_groups = scales.numel()
     _quantise_kernel[(triton.cdiv(n_groups, _GROUPS),)](

@@ -1,11 +1,11 @@
 """Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2).
 
 The results are bit-identical to the plain expression, because the kernel adds in the order of torch
-2.11's reduction of 16-bit rows. (The order was found by summing numbers that absorb others.) A warp
-takes a row. Lane l of 32 adds the eight columns from 8 l, from 8 l + 256 and so on to eight sums,
-and then adds these sums in order. Then lanes 16 apart are added, then 8 apart, down to neighbours.
-With other releases of torch a sum may differ in float32's last bits, which changes about one row in
-ten thousand.
+2.11's reduction of 16-bit rows, which was found by experiments. A warp takes a row. Lane l of 32
+adds the eight columns from 8 l, from 8 l + 256 and so on to eight sums, and then adds these sums in
+order. Then the sums of lanes 16 apart are added, then of lanes 8 apart, and so on. With other
+releases of torch a sum may differ in the last bits of float32, which changes about one row in ten
+thousand.
 """
 
 import triton
@@ -66,7 +66,7 @@ def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr
 
 
 def reflect_(terms: list[Tensor], v: Tensor) -> None:
-    """Reflects one or two tensors (..., hidden) by v (hidden,) in place; see `can_reflect`."""
+    """Reflects one or two tensors (..., hidden) by v (hidden,), in place. See `can_reflect`."""
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
     # Without fusion, because the product and the difference are rounded separately.

@@ -1,5 +1,7 @@
-"""Rotary embedding of queries and keys in place, bit-identical to vLLM's operation (float32, one
-rounding). A program loads a token's angles once for all heads.
+"""Rotary embedding of queries and keys, in place.
+
+The results are bit-identical to vLLM's operation, which computes in float32 and rounds once. Each
+program loads a token's angles once for all heads.
 """
 
 import triton
@@ -37,7 +39,7 @@ def _rotary_kernel(
 
 
 def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
-    """Returns True if `rotate_` supports these tensors: 16-bit, with columns in complete heads."""
+    """Returns True if `rotate_` supports these tensors: 16-bit, with rows of complete heads."""
     half = angles.shape[1] // 2
     return (
         query.dtype == key.dtype == angles.dtype
@@ -53,11 +55,11 @@ def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
 
 
 def rotate_(query: Tensor, key: Tensor, positions: Tensor, head: int, angles: Tensor) -> None:
-    """Rotates the pairs (i, i + n/2) of the first n numbers of each head of query (tokens, heads *
-    head) and key, in place, by the angles of the token's position. See `can_rotate`.
+    """Rotates the pairs (i, i + n/2) of the first n numbers of each head, in place, by the angles
+    of the token's position. See `can_rotate`.
 
-    `angles`: (positions, n), first cosines, then sines. Products of 16-bit numbers are exact in
-    float32, so their order and fusion change no bit.
+    `query`, `key`: (tokens, heads * head). `angles`: (positions, n), first cosines, then sines.
+    Products of 16-bit numbers are exact in float32, so their order and fusion change no bit.
     """
     _rotary_kernel[(len(query),)](
         query, key, positions, angles, query.stride(0), key.stride(0),

@@ -1,8 +1,8 @@
 """Sorts the rows of each expert, so that Marlin's products are reproducible.
 
-vLLM's operation that groups rows by expert leaves each expert's rows in the order in which its
-threads arrive. Products that are split along their depth add in an order that depends on the block,
-so the results differ from run to run (vllm-project/vllm#52525).
+vLLM's operation groups rows by expert, but the order of each expert's rows depends on the order in
+which threads run. Products that are split along their depth add in an order that depends on the
+block, so the results differ from run to run (vllm-project/vllm#52525).
 """
 
 import torch
@@ -50,10 +50,10 @@ def _order_kernel(
 
 
 def in_order(rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-    """Returns the rows with each expert's rows in ascending order. Unused places are unchanged.
+    """Returns `rows` with each expert's rows in ascending order. Unused rows are unchanged.
 
-    `rows`: (places,) int32, in complete blocks. `experts`: (blocks,) int32, each block's expert; an
-    expert's blocks are adjacent. `n_used`: (1,) int32, the number of used places, a multiple of
+    `rows`: (n,) int32, in complete blocks. `experts`: (blocks,) int32, the expert of each block; an
+    expert's blocks are adjacent. `n_used`: (1,) int32, the number of used rows, a multiple of
     `block`.
     """
     ordered = torch.empty_like(rows)
