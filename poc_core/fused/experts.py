@@ -22,7 +22,7 @@ _HOPPER, _ALIGNED = 9, 16
 
 
 class Tile(NamedTuple):
-    """The tiling of a product. A block has `rows` x `columns`, and adds `depth` columns per step."""
+    """The tiling of a product. Blocks have `rows` x `columns`, and add `depth` columns per step."""
 
     rows: int
     columns: int

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from poc_core.fused.reflect import lanes_added
+
 # Columns that torch's warp reads at a time: 32 lanes, four each.
 _STRIDE = 128
 # torch reads shorter rows one number at a time, and uses other thread blocks for longer rows and
@@ -39,18 +41,7 @@ def _norm_kernel(
     sum0, sum2 = tl.split(even)
     sum1, sum3 = tl.split(odd)
     lanes = sum0 + sum1 + sum2 + sum3
-    low_half, high_half = tl.split(tl.permute(tl.reshape(lanes, [ROWS, 2, 16]), [0, 2, 1]))
-    low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 8]), [0, 2, 1])
-    )
-    low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 4]), [0, 2, 1])
-    )
-    low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 2]), [0, 2, 1])
-    )
-    low_half, high_half = tl.split(low_half + high_half)
-    scale = libdevice.rsqrt((low_half + high_half) * share + eps)[:, None]
+    scale = libdevice.rsqrt(lanes_added(lanes, ROWS) * share + eps)[:, None]
 
     for low in range(0, n_columns, STRIDE):
         inside_columns = low + columns < n_columns

@@ -63,7 +63,7 @@ def rounded_silu(gate, up, dtype: tl.constexpr):
 
 @triton.jit
 def quantised(opened, POWERS: tl.constexpr):
-    """Returns rows of GROUP activations, divided by their scales but not rounded, and the scales."""
+    """Returns rows of GROUP activations, divided by scales but not rounded, and the scales."""
     peak = tl.max(tl.abs(opened), 1)
     if POWERS:
         scale = _power_above(tl.div_rn(tl.maximum(peak, _LEAST_PEAK), _MOST))

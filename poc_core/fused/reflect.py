@@ -20,6 +20,17 @@ _LEAST_ROWS = 16
 
 
 @triton.jit
+def lanes_added(lanes, ROWS: tl.constexpr):
+    """Returns the sums (ROWS,) of a warp's lanes (ROWS, 32), added in torch's order."""
+    low, high = tl.split(tl.permute(tl.reshape(lanes, [ROWS, 2, 16]), [0, 2, 1]))
+    low, high = tl.split(tl.permute(tl.reshape(low + high, [ROWS, 2, 8]), [0, 2, 1]))
+    low, high = tl.split(tl.permute(tl.reshape(low + high, [ROWS, 2, 4]), [0, 2, 1]))
+    low, high = tl.split(tl.permute(tl.reshape(low + high, [ROWS, 2, 2]), [0, 2, 1]))
+    low, high = tl.split(low + high)
+    return low + high
+
+
+@triton.jit
 def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr):
     x = first if tl.program_id(1) == 0 else second
     dtype = v.dtype.element_ty
@@ -43,20 +54,8 @@ def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr
     sum2, sum6 = tl.split(sum26)
     sum3, sum7 = tl.split(sum37)
     lanes = sum0 + sum1 + sum2 + sum3 + sum4 + sum5 + sum6 + sum7
-    low_half, high_half = tl.split(tl.permute(tl.reshape(lanes, [1, 2, 16]), [0, 2, 1]))
-    low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [1, 2, 8]), [0, 2, 1])
-    )
-    low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [1, 2, 4]), [0, 2, 1])
-    )
-    low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [1, 2, 2]), [0, 2, 1])
-    )
-    low_half, high_half = tl.split(low_half + high_half)
-    twice = (
-        (2.0 * (low_half + high_half).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)[:, None]
-    )
+    total = lanes_added(lanes, 1).to(dtype).to(tl.float32)
+    twice = (2.0 * total).to(dtype).to(tl.float32)[:, None]
 
     for low in tl.static_range(0, HIDDEN, STRIDE):
         unit = tl.load(v + low + columns, low + columns < HIDDEN, other=0.0).to(tl.float32)
