@@ -38,7 +38,7 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """Too many nonces or jobs (POC_MAX_QUEUED_NONCES) or callbacks (POC_OUTBOX_MAX_BYTES) wait."""
+    """Too many nonces, jobs (POC_MAX_QUEUED_NONCES) or callbacks (POC_OUTBOX_MAX_BYTES) wait."""
 
 
 class AnswerTooLargeError(ProoflineError):

@@ -59,7 +59,7 @@ class Invitation(BaseModel, frozen=True):
 
 
 class UnknownTokenError(ProoflineError):
-    """No token has this id."""
+    """The node knows no token with this id."""
 
 
 class SpentTokenError(ProoflineError):

@@ -110,7 +110,7 @@ class RoundBody(Body):
 
     @abstractmethod
     def config(self, model: str, batch_size: int) -> RoundConfig:
-        """Returns the round's configuration. The API has found its model and batch size."""
+        """Returns the round's configuration, with the model and batch size that the API chose."""
 
     @classmethod
     @abstractmethod

@@ -11,8 +11,8 @@ NEVER = -9999.0
 def position_distance(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
     """Returns the distance of two answers at a position, from 0 to 0.5.
 
-    `executor`, `validator`: the logprobs of the position's best tokens. The logprob of a token that
-    the executor lacks is extrapolated from its lowest two.
+    `executor`, `validator`: the logprobs of the position's best tokens. If the executor lacks a
+    token, its logprob is extrapolated from the executor's two lowest logprobs.
     """
     if not executor or not validator:
         return 0.5

@@ -71,7 +71,7 @@ class Overview:
 
     @property
     def nonces_per_second(self) -> float:
-        """The rate of all workers together."""
+        """The nonces per second of all workers together."""
         return sum(self.per_second.values())
 
 

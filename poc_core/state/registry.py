@@ -245,6 +245,6 @@ def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[WorkerRecord]:
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:
-    """Parses a model's record: the model, and the time of its last heartbeat."""
+    """Returns a model, and the time when a worker last served it, from the model's record."""
     entry = json.loads(raw)
     return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

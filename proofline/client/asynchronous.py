@@ -121,8 +121,8 @@ class AsyncClient:
 
         `body`: the body that would compute the artifacts. `artifacts`: one for each nonce, in the
         form that `generate` returns. `stat_test`: the criteria for fraud; None for the API's
-        defaults. `on_progress` and errors: see `wait` and `submit`. The result of a fraud is no
-        error, but has `fraud_detected`.
+        defaults. `on_progress` and errors: see `wait` and `submit`. Fraud is no error: see
+        `fraud_detected` of the result.
         """
         return await self.run(
             calls.validation(body, artifacts, stat_test), ValidationResult, on_progress

@@ -19,7 +19,7 @@ _CODEBOOKS_DIFFER = (
 
 
 class ChainLimits(BaseModel, frozen=True):
-    """The typed form of ModelInfo.schemes["decode"]."""
+    """A model's limits for decode proofs: the typed form of ModelInfo.schemes["decode"]."""
 
     no_chains: str = ""  # why the model cannot compute decode proofs; empty if it can
     codebook: str = ""  # sha256 of the codebook; empty if the engine computes no decode proofs

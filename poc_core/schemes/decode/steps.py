@@ -36,7 +36,7 @@ Purpose = Literal["embed", "pick", "token"]
 def base_seeds(
     block_hash: str, public_key: str, nonces: Sequence[int], device: torch.device
 ) -> Tensor:
-    """Returns the number from which each nonce's step seeds are computed: int64 (n,), 32 bits."""
+    """Returns a 32-bit number of each nonce, for its `step_seeds`: int64 (n,)."""
     seeds = [rng.seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}") for nonce in nonces]
     return torch.tensor(seeds, dtype=torch.int64, device=device)
 

@@ -39,7 +39,7 @@ class History(scripts.BaseStore):
     """The store of the node's history. Each time step is a hash that expires by itself."""
 
     def add(self, second: float, counts: Counts) -> None:
-        """Adds counts to the time steps of `second`, one of each length."""
+        """Adds counts to the time steps that contain `second`: one step of each length."""
         with self._redis.pipeline(transaction=False) as pipe:
             for step_s, kept_s in STEPS.items():
                 key = keys.past(step_s, int(second // step_s) * step_s)
