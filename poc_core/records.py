@@ -147,7 +147,7 @@ class JobRecord:
     finished_at: float | None = None
     error: str | None = None
     unavailable: bool = False  # this node lacked values for a verdict; another node may have them
-    waiting_for: str | None = None  # what keeps the job's batches from running: "chat"
+    waiting_for: str | None = None  # "chat" if chat requests delay the job's batches
 
 
 class RoundState(StrEnum):

@@ -1,4 +1,4 @@
--- Lets one worker at a time build the answer of a job whose batches are all done, a limited number of times.
+-- Locks a job whose batches are all done for one worker that builds its answer. Limits the number of attempts.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 token          of this try

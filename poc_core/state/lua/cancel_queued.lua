@@ -33,7 +33,7 @@ for _, id in ipairs(ids) do
   if is_read and stays then
     n_stay = n_stay + 1
   else
-    redis.call('ZREM', active, id) -- also one that expired, or whose record cannot be read
+    redis.call('ZREM', active, id) -- also a job that expired, or has an unreadable record
   end
 end
 return {#ids, n_cancelled, n_stay}

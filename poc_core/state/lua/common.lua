@@ -31,7 +31,7 @@ local function touch(job, ttl)
   redis.call('EXPIRE', 'poc:queued_nonces', ttl)
 end
 
--- Returns whether a call in pcall failed because Redis is full, which says nothing about the job.
+-- Returns whether a call in pcall failed because Redis is full, and not because of the job.
 local function is_full(why)
   return string.find(type(why) == 'table' and why.err or tostring(why), 'OOM ', 1, true) ~= nil
 end
@@ -67,8 +67,8 @@ local function lease_parts(lease)
   return worker or string.match(lease, '^(.*)|') or lease, token or ''
 end
 
--- Returns a lease's state: 'held', 'dead' if its worker is, or 'forgotten' if a living worker's heartbeat covers its
--- number but does not list it. The worker may have ended the lease before Redis was killed and lost that write.
+-- Returns a lease's state: 'held', 'dead' if its worker is dead, or 'forgotten' if the heartbeat of its living worker
+-- covers its number but does not list it: the worker ended the lease, but Redis was killed and lost the write.
 local beats = {} -- by worker, as this script has read them
 local function lease_state(lease)
   local worker, token = lease_parts(lease)
@@ -111,7 +111,7 @@ end
 -- Returns the record in a worker's heartbeat, as JSON; '' if the worker is dead.
 local function worker_record(id)
   local found = redis.pcall('HGET', 'poc:worker:' .. id, 'record')
-  return type(found) == 'table' and '?' or found or '' -- an error: what is no hash is no worker's record either
+  return type(found) == 'table' and '?' or found or '' -- an error: a key that is no hash is no worker's record
 end
 
 -- Adds `n` to a field; returns whether the field is new. The hash expires `ttl` seconds after a field was first
@@ -176,7 +176,7 @@ local EVENTS_TTL = 30 * 86400
 
 -- Stores an event at `at`: a sentence for the operator, and the worker, job, round or receiver that it is about.
 local function note_event(kind, text, about, at)
-  -- Events kept per kind, 1,000 in total: no kind displaces another.
+  -- Most events of each kind, 1,000 in total: no kind displaces another.
   local MOST_EVENTS =
     {worker = 250, deployment = 100, round = 150, job = 150, receiver = 100, refused = 150, key = 50, node = 50}
   local key = 'poc:events:' .. kind
@@ -266,7 +266,7 @@ local function is_failing(id, place, tries)
   return math.max(tonumber(failures) or 0, tonumber(silent) or 0) >= tries
 end
 
--- Gives up a job's callback; the answer itself is kept as usual.
+-- Gives up a job's callback. The answer stays available as usual.
 local function drop_callback(id, why, now, ttl)
   local outbox = 'poc:outbox:' .. id
   count_job_bytes(-(tonumber(redis.call('HGET', outbox, 'bytes')) or 0), ttl)
@@ -297,7 +297,7 @@ local function push_entry(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
   local counted = counted_entry(n, entry)
   local is_first = redis.call('RPUSH', outbox .. ':entries', counted) == 1
-  if is_first then -- of a round that goes on all keys are kept (lease.lua), else each delivery keeps them
+  if is_first then -- lease.lua extends the TTLs of a generating round, and each delivery those of its outbox
     redis.call('EXPIRE', outbox, ttl)
     redis.call('EXPIRE', outbox .. ':entries', ttl)
   end
@@ -326,7 +326,7 @@ local function close_round(round, state, now, ttl)
   end
 end
 
--- Ends a round whose sequence is exhausted, once no nonce is left to compute.
+-- Ends a round if its nonce sequence is exhausted and no nonce is left to compute.
 local function end_if_exhausted(round, generating, now, ttl)
   local state, next_place, places = unpack(redis.call('HMGET', round, 'state', 'next', 'places'))
   if state ~= 'GENERATING' or tonumber(next_place) < tonumber(places)

@@ -1,8 +1,8 @@
--- Stores the values of a lease's nonces, once: what another worker completed meanwhile is ignored.
+-- Stores the values of a lease's nonces, only once: values of a lease that another worker completed are ignored.
 --
 -- KEYS: 1 work               the hash of a job or a round; its working keys are this plus a suffix
 --       2 outbox             of a round
---       3 generating         of a round: the key that says for which round the model's workers compute
+--       3 generating         of a round: the key of the id of the round that the model's workers compute
 -- ARGV: 1 lease              of a job its batch; of a round its first place in the nonce sequence, and places (member)
 --       2 n_values
 --       3 worker
@@ -16,7 +16,7 @@
 --       8 interval           seconds from now to the next callback
 --       9 most_kept          reported nonces kept for /status
 --      10 n_listed           nonces of this lease that /status lists
---      11... these, each as an entry of its own; then for each outbox entry the number of values in it, and the entry
+--      11... an entry for each of these; then, for each outbox entry, its number of values and the entry
 -- Returns of a job 1 when all its batches are done and it waits to be finished; of a round 1 when taken; else 0.
 local work, outbox, generating = unpack(KEYS)
 local lease, n_values, worker, now, ttl, values = unpack(ARGV, 1, 6)
@@ -97,7 +97,7 @@ local function complete_places(round)
     redis.call('EXPIRE', round .. ':valid', ttl)
   end
   if state ~= 'GENERATING' then
-    spread_counts(round, ttl) -- nobody leases any more
+    spread_counts(round, ttl) -- no lease of the round spreads them any more
   elseif tonumber(next_place) >= tonumber(all_places) then
     end_if_exhausted(round, generating, now, ttl)
   end

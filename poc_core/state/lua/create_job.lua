@@ -14,7 +14,7 @@
 --      11 now            seconds since the epoch
 --      12 ttl            seconds the job is kept without progress
 --      13... field, value, ... of the hash
--- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', the number now}, or {'callbacks', whose}.
+-- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', the number now}, or {'callbacks', full_of()}.
 local job = KEYS[1]
 local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
 local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl = unpack(ARGV, 6, 12)
@@ -24,8 +24,7 @@ n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 -- Share of the waiting callbacks, in number and bytes, for one client and for one receiver.
 local SHARE = 0.25
 
--- Returns whose limit of waiting callbacks is reached: 'all', this 'client' or its 'receiver'; nil if one more may
--- wait.
+-- Returns the limit of waiting callbacks that is reached: of 'all', the 'client' or the 'receiver'; nil if none is.
 local function full_of()
   local n, bytes = {client = 0, receiver = 0}, {client = 0, receiver = 0}
   local places = redis.call('HGETALL', 'poc:outbox:of_jobs')
@@ -92,7 +91,7 @@ redis.call('SADD', 'poc:jobs:models', model)
 redis.call('LPUSH', 'poc:jobs:newest', job_id)
 redis.call('LTRIM', 'poc:jobs:newest', 0, 99)
 redis.call('EXPIRE', 'poc:jobs:newest', ttl)
-if most_callbacks ~= '' then -- its place, before it is computed: later it could not be refused any more
+if most_callbacks ~= '' then -- counted before the job is computed, because a computed job cannot be refused
   redis.call('HSET', 'poc:outbox:of_jobs', job_id, now .. ' ' .. receiver .. ' ' .. client)
   redis.call('EXPIRE', 'poc:outbox:of_jobs', ttl)
 end

@@ -1,4 +1,4 @@
--- Stores what the node shall run from now on.
+-- Stores the deployment that the node shall run.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
 --       2 hosts         poc:hosts
@@ -8,7 +8,7 @@
 --       3 now           seconds since the epoch
 --       4 token         of this call, which may be repeated
 --       5 host          that starts, or ''
---       6 name          what clients call the model
+--       6 name          served name of the model
 --       7 kept_s        seconds for which hosts keep loading engines after a withdrawal
 -- Returns the outcome and the generation. A request's outcome is 'ok', 'deployed' if a model runs or starts, or
 -- 'no_host'; a start's is 'ok', or 'kept' if the present deployment has priority.

@@ -7,7 +7,7 @@
 --       3 next_at       when the next delivery is due, seconds since the epoch
 --       4 why           reason of failed or dropped, or ''
 --       5 now           seconds since the epoch
---       6 ttl           seconds that what waits is kept
+--       6 ttl           seconds that undelivered data is kept
 --       7 most          artifacts per payload
 --       8 most_bytes    bytes per payload
 -- Returns 1, or 0 if another process has the lock (nothing changes then).

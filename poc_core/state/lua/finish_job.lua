@@ -22,7 +22,7 @@ if n_pieces == '0' then
   redis.call('HSET', job, 'result', result)
 else
   if redis.call('LLEN', pieces) ~= tonumber(n_pieces) then
-    return 0 -- they expired: whoever built it was away for long
+    return 0 -- they expired, because the worker that built them paused for long
   end
   redis.call('RENAME', pieces, job .. ':result')
   redis.call('EXPIRE', job .. ':result', pieces_ttl)

@@ -1,5 +1,4 @@
--- Deletes superseded rounds whose outbox is empty and whose leases are all gone: a node that computes round after
--- round, for hours, must not fill its Redis.
+-- Deletes earlier rounds with an empty outbox and without leases, so that many rounds do not fill Redis.
 --
 -- KEYS: 1 followed    poc:round:followed
 -- ARGV: 1 now         seconds since the epoch
@@ -22,7 +21,7 @@ for _, id in ipairs(redis.call('SMEMBERS', followed)) do
     for _, suffix in ipairs({':leases', ':free', ':workers', ':counted', ':excluded', ':valid'}) do
       gone[#gone + 1] = round .. suffix
     end
-    for age = 0, 61 do -- older ones end by themselves
+    for age = 0, 61 do -- older keys expire by themselves
       gone[#gone + 1] = string.format('%s:pace:%d', round, math.floor(now / 60) - age)
       gone[#gone + 1] = string.format('%s:rate:%d', round, math.floor(now) - age)
     end

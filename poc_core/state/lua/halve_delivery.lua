@@ -5,7 +5,7 @@
 -- ARGV: 1 token     of the delivery that ends
 --       2 why       error of the delivery
 --       3 now       seconds since the epoch
---       4 ttl       seconds that what waits is kept
+--       4 ttl       seconds that undelivered data is kept
 --       5 first     first half of its only entry, with count, or '' if it held several
 --       6 second    second half
 -- Returns 1, or 0 if another process has the lock (nothing changes then).

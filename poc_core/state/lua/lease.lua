@@ -4,7 +4,7 @@
 -- worker, no other batch may suffer.
 --
 -- KEYS: 1 line          zset of the jobs with batches to lease (join_line)
---       2 generating    the key that says for which round the model's workers compute
+--       2 generating    the key of the id of the round that the model's workers compute
 -- ARGV: 1 lease         as lease_parts reads it
 --       2 now           seconds since the epoch
 --       3 from          lowest score in the line; validations' scores are below 0
@@ -32,7 +32,7 @@ local function lease_places(id)
   if state ~= 'GENERATING' then
     return {}
   end
-  -- Hosts' clocks differ. Once all places are leased, only those of dead workers are left.
+  -- Hosts' clocks differ. After all places are leased, only places of dead workers can be leased again.
   local is_due = math.abs(now - (tonumber(looked_at) or 0)) >= LOOK_S or tonumber(next_place) >= tonumber(all_places)
   if is_due then
     redis.call('HSET', round, 'looked_at', now)
@@ -51,11 +51,11 @@ local function lease_places(id)
   end
   local first, n
   local lowest = redis.call('ZRANGE', round .. ':free', 0, 0)[1]
-  if lowest then -- what a worker gave back or a dead one left behind
+  if lowest then -- a returned lease, or the lease of a dead worker
     redis.call('ZREM', round .. ':free', lowest)
     first, n = string.match(lowest, '^(%d+):(%d+)$')
     first, n = tonumber(first), tonumber(n)
-    if n > places then -- its first holder ran larger batches
+    if n > places then -- its first worker had larger batches
       free_lease(round, member(first + places, n - places))
       n = places
     end
@@ -87,7 +87,7 @@ local function lease_batches(id)
   if not is_any and own_spec ~= spec then
     return true
   end
-  n_batches = math.min(tonumber(n_batches), redis.call('HLEN', job .. ':nonces')) -- however many it is said to have
+  n_batches = math.min(tonumber(n_batches), redis.call('HLEN', job .. ':nonces')) -- n_batches may be foreign content
   cursor = tonumber(cursor or 0)
   local n_before, has_more = #found, true
   while room > 0 do
@@ -144,7 +144,7 @@ while room > 0 and n_passed < most_jobs do
   if is_read and has_more then
     n_passed = n_passed + 1
   elseif is_read or not is_full(has_more) then
-    redis.call('ZREM', line, id) -- also one whose record cannot be read, which whoever looks over all jobs fails
+    redis.call('ZREM', line, id) -- also a job with an unreadable record, which survey_jobs.lua reports
   else
     return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'")
   end

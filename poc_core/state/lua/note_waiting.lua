@@ -1,4 +1,4 @@
--- Stores what jobs wait for, whose batches a worker has or would lease.
+-- Stores what some jobs wait for. A worker has leased their batches, or would do so.
 --
 -- KEYS: jobs      their hashes; working keys are these plus a suffix
 -- ARGV: 1 what    they wait for, or '' if they continue

@@ -6,15 +6,15 @@
 --       4 outboxes_due     the index of outboxes
 --       5 queued           the counter of nonces that wait
 --       6 total            the counter of nonces computed
---       7 deployment       what shall run
+--       7 deployment       the hash of the deployment
 --       8 hosts            the index of hosts
 --       9 courier          expires a day after the last sign of life of a courier
 -- ARGV: 1 second           since the epoch, the one under way
 --       2 window           seconds before it over which rates are averaged
 --       3 most_receivers   receivers to look at, the latest silent first
 --       4... fields      of a round's hash
--- Returns {queued, callbacks waiting, nonces computed, by worker those within the window, workers, receivers, round,
--- deployment, hosts, courier, its trouble}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
+-- Returns {queued, callbacks waiting, nonces computed, nonces by worker within the window, workers, receivers, round,
+-- deployment, hosts, courier, its problem}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
 -- {id, when it last reported, its report or '', left}; round is {} where there is none, else {id, the values of its fields,
 -- nonces by worker, the same within the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are
 -- {field, value, ...}; a worker's record is a JSON object, '' of a dead one, and so are nonces by worker: of many workers

@@ -9,7 +9,7 @@ for _, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
   found[#found + 1] = id
   found[#found + 1] = worker_record(id)
   local left_ms = redis.call('PTTL', 'poc:worker:' .. id)
-  if left_ms == -1 or left_ms > ttl_ms then -- whoever wrote it means to live on without a sign
+  if left_ms == -1 or left_ms > ttl_ms then -- a worker may not live longer without a sign of life
     redis.pcall('PEXPIRE', 'poc:worker:' .. id, ttl_ms)
   end
 end

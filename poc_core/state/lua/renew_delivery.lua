@@ -3,7 +3,7 @@
 -- KEYS: 1 outbox          its hash
 -- ARGV: 1 token           of the delivery that holds it
 --       2 locked_until    seconds since the epoch
---       3 ttl             seconds that what waits is kept
+--       3 ttl             seconds that undelivered data is kept
 -- Returns 1, or 0 if the lock was lost.
 local outbox = KEYS[1]
 local token, locked_until, ttl = unpack(ARGV)

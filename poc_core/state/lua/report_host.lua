@@ -11,7 +11,7 @@
 --       6 now           seconds since the epoch
 --       7 ttl           seconds without a report after which a host is gone
 --       8 index_ttl     seconds that the index of hosts is kept
---       9 model         what clients call its model, or ''
+--       9 model         served name of its model, or ''
 --      10 engine        HOST:PORT of its engine's head if the engine spans hosts, or ''
 -- Returns nothing.
 local HOST_KNOWN_S = 3600 -- a host that is gone is missed as long

@@ -5,7 +5,7 @@
 -- ARGV: 1 generation    of the record that the host knows
 --       2 now           seconds since the epoch
 --       3 host          its name
---       4 name          what clients call the model, or '' for none
+--       4 name          served name of the model, or '' for none
 --       5... field, value, ... of that record's hash
 -- Returns 1 if the host's record was restored, else 0.
 local deployment = KEYS[1]

@@ -8,7 +8,7 @@
 --       3 locked_until    seconds since the epoch
 --       4 most            artifacts per payload
 --       5 most_bytes      bytes per payload
---       6 ttl             seconds that what waits is kept
+--       6 ttl             seconds that undelivered data is kept
 --       7 breaks_at       unanswered tries in a row after which one job payload at a time probes
 --       8 probe_until     seconds since the epoch: the next probe if this one dies
 -- Returns {} if nothing is due, {'expired'} if the waiting data expired, else {url, head, payload number, entries,
@@ -20,12 +20,12 @@ local id = string.sub(outbox, #'poc:outbox:' + 1)
 local url, head, number, in_flight, in_flight_artifacts, failures, held_until, next_at, fits, bytes = unpack(redis.call(
   'HMGET', outbox, 'url', 'head', 'number', 'in_flight', 'in_flight_artifacts', 'failures', 'locked_until', 'next_at',
   'fits', 'bytes'))
-if not url then -- its retention ended; what is delivered to the end is due no more
+if not url then -- it has expired, or everything was delivered
   redis.call('HDEL', 'poc:outbox:of_jobs', id)
   return redis.call('ZREM', 'poc:outbox:due', id) == 1 and {'expired'} or {}
 end
 local silent, silent_until = unpack(redis.call('HMGET', receiver, 'failures', 'next_at'))
-local probes = not head and tonumber(silent or '0') >= tonumber(breaks_at) -- a round is never held up by jobs
+local probes = not head and tonumber(silent or '0') >= tonumber(breaks_at) -- jobs never delay a round
 local free_at = math.max(tonumber(held_until or '0'), tonumber(next_at or '0'), probes and tonumber(silent_until) or 0)
 if free_at > tonumber(now) then
   redis.call('ZADD', 'poc:outbox:due', 'XX', string.format('%.3f', free_at), id)
@@ -36,7 +36,7 @@ if taken == 0 then
   most = math.min(tonumber(most), tonumber(fits or most))
   most_bytes = tonumber(most_bytes)
   local size, length = 0, redis.call('LLEN', entries)
-  -- Limits what is read to about one payload, because entries may be megabytes.
+  -- Reads about one payload at a time, because entries may be megabytes.
   local chunk = math.max(1, math.min(CHUNK, math.floor(most_bytes * length / (tonumber(bytes or '0') + 1))))
   local last = head and length or 1 -- a job's entries are whole bodies
   while taken < last do
