@@ -44,21 +44,16 @@ def stronger_seeds_from_string(text: str) -> list[int]:
     return [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
 
 
-def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
-    """Returns the bits of uint32 seeds in an int32 tensor (n,). Does not wait for the copy."""
-    bits = torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32))
-    return (
-        bits.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else bits.to(device)
-    )
-
-
 def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """Returns the seeds as int32 (n,). Of a tensor's numbers only the low 32 bits are used."""
-    return (
-        seeds.to(device, torch.int32) if isinstance(seeds, Tensor) else seed_tensor(seeds, device)
-    )
+    """Returns the bits of uint32 seeds in an int32 tensor (n,), without waiting for the copy.
+
+    Of a tensor's numbers only the low 32 bits are used.
+    """
+    if isinstance(seeds, Tensor):
+        return seeds.to(device, torch.int32)
+    bits = torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32))
+    is_cuda = device.type == "cuda"
+    return (bits.pin_memory() if is_cuda else bits).to(device, non_blocking=is_cuda)
 
 
 def hash_bits(seeds: Sequence[int] | Tensor, n: int, device: torch.device) -> Tensor:
