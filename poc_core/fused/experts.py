@@ -137,7 +137,8 @@ def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
 
 def rows_by_expert(rows: Rows, tile: Any) -> int:
     """Returns the number of rows in expert order, rounded up to complete blocks of tile.rows."""
-    return int(triton.cdiv(rows.ids.numel(), tile.rows)) * tile.rows
+    block: int = tile.rows
+    return int(triton.cdiv(rows.ids.numel(), block)) * block
 
 
 @triton.jit

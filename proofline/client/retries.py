@@ -43,7 +43,7 @@ def _pause_s(
     is_safe = is_repeatable and error.status in (None, *PERHAPS_AWAY)
     if not (is_safe if error.was_sent else waits_for_start):
         return None
-    longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, _MOST_DOUBLINGS))
+    longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, _MOST_DOUBLINGS))
     return random.uniform(0.5, 1) * longest  # so that clients do not all retry at the same time
 
 

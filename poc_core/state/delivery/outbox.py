@@ -81,10 +81,15 @@ class OutboxStatus:
     def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
         """Parses an outbox's hash, which is empty after everything was delivered."""
         counts = (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
+        waiting, size, delivered, dropped, failures = (int(found.get(name, 0)) for name in counts)
         next_at, error = found.get(b"next_at"), found.get(b"last_error")
         since = found.get(b"failing_since")
         return cls(
-            *(int(found.get(name, 0)) for name in counts),
+            waiting,
+            size,
+            delivered,
+            dropped,
+            failures,
             next_at=float(next_at) if next_at else None,
             last_error=error.decode() if error is not None else None,
             failing_since=float(since) if since is not None else None,
