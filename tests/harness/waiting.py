@@ -7,7 +7,7 @@ from collections.abc import Callable
 def wait_until(
     condition: Callable[[], object],
     what: str = "it happened",
-    timeout_s: float = 60,
+    timeout_s: float = 180,
     pause_s: float = 0.05,
 ) -> float:
     """Seconds until `condition` held; AssertionError naming `what` after `timeout_s`.

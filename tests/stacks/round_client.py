@@ -80,7 +80,7 @@ class RoundClient:
         before = self.processed()
         self.wait(lambda: self.processed() >= before + n, timeout_s, f"{n} more nonces")
 
-    def wait_delivered(self, timeout_s: float = 60.0) -> None:
+    def wait_delivered(self, timeout_s: float = 180.0) -> None:
         """Waits until nothing of the round waits for its receiver. The round must be over."""
         self.wait_settled()
         self.wait(lambda: self.stats()["artifacts_waiting"] == 0, timeout_s, "everything delivered")
@@ -139,7 +139,7 @@ class StackClient(RoundClient):
         children = self.children()
         return next(child for child in children if child.spec.name.rpartition("/")[2] == name)
 
-    def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 60.0) -> None:
+    def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 180.0) -> None:
         child = self._child(name)
         self.wait(lambda: child.pid not in (None, old_pid), timeout_s, f"another {name}")
 

@@ -18,7 +18,7 @@ from tests.harness.commands import shown
 from tests.integration.processes import descendants
 from tests.stacks.round_client import LOG_LINES
 
-START_TIMEOUT_S = 270.0  # below that of a test
+START_TIMEOUT_S = 600.0  # below that of a test
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 250.0
 # Each process of `make test` has logs of its own: two stacks' workers have the same names.

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
     pytest.mark.xdist_group("up"),
     needs_vllm,
 ]

@@ -13,7 +13,7 @@ from tests.stacks.round_client import FAST
 from tests.stacks.up import Up
 from workers.vllm.start import cpu_threads
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900), needs_vllm]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, needs_vllm]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tests/peers/newest_clients.py"

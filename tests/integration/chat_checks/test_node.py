@@ -23,7 +23,6 @@ from tests.stacks.round_client import RoundClient
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
     pytest.mark.xdist_group("up"),
     needs_vllm,
 ]

@@ -15,7 +15,6 @@ from tests.integration.chat_checks.known import Server, chat, text_of
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.parametrize("server", [256], indirect=True),

@@ -27,7 +27,6 @@ from tests.stacks.tls_redis import binary_with_tls
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not pods.possible(), reason="needs root and namespaces"),
     pytest.mark.xdist_group("pods"),  # one network
 ]

@@ -17,7 +17,7 @@ from tests.stacks.deployments import Deployment
 from workers.pipeline import compute_all
 from workers.vllm.self_tests import check_memory
 
-pytestmark = [pytest.mark.integration, pytest.mark.gpu, pytest.mark.timeout(300), needs_vllm]
+pytestmark = [pytest.mark.integration, pytest.mark.gpu, needs_vllm]
 
 # Large, so that activations are what the memory is for: some 100 MB.
 ASKED = 65_536

@@ -23,7 +23,6 @@ from workers.engines.options import EngineOptions
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.integration,
-    pytest.mark.timeout(600),
     pytest.mark.xdist_group("slices"),
     needs_vllm,
 ]

@@ -27,7 +27,6 @@ READY_S = 120.0
 NODE = "user node on >of-the-node ~* &* +@all"
 
 
-@pytest.mark.timeout(900)
 def test_three_primaries_killed_under_rounds_jobs_and_chat() -> None:
     """`make failover` is longer, and asks for the seconds too."""
     report = run(kills=3, minutes=1.5, seed=1, forget_s=0.0, log=print, most_s=120.0)
@@ -37,14 +36,12 @@ def test_three_primaries_killed_under_rounds_jobs_and_chat() -> None:
     assert report.counts["nonces of rounds computed again"] > 0
 
 
-@pytest.mark.timeout(900)
 def test_what_replicas_had_not_yet_is_computed_again_and_counted_once() -> None:
     report = run(kills=2, minutes=1.0, seed=1, forget_s=1.0, log=print, most_s=120.0)
     assert report.problems == []
     assert report.counts["nonces of rounds computed again"] > 0
 
 
-@pytest.mark.timeout(600)
 def test_over_tls_with_users_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binary = binary_with_tls()
     monkeypatch.setattr(redis_server, "find_redis_server", lambda: Path(binary))

@@ -24,7 +24,6 @@ from tests.stacks.local_compose import LocalCompose
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     needs_vllm,
 ]
 

@@ -247,7 +247,6 @@ def test_redis_refused_the_services_nothing(node: Node) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # several starts of real engines, with others beside
 @needs_vllm
 def test_another_model_while_a_round_and_chat_run_on_real_engines() -> None:
     """The round ends and is delivered, chat under way comes to its end, the next model serves."""

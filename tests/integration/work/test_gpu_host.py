@@ -22,7 +22,6 @@ from tests.stacks.local_compose import PROGRAMS, LocalCompose
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.gpu,
-    pytest.mark.timeout(600),
     needs_vllm,
 ]
 

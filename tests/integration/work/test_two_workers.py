@@ -38,7 +38,6 @@ from workers.proofs import ENGINE_LOST_STATUS
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
     pytest.mark.xdist_group("two-workers"),
     needs_vllm,
 ]

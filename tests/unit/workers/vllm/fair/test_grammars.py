@@ -219,7 +219,6 @@ def test_schemas_of_a_clients_structural_tags_are_found(form: Any) -> None:
 
 @pytest.mark.xdist_group("engines")
 @needs_vllm
-@pytest.mark.timeout(300)
 async def test_xgrammar_compiles_them_in_a_process_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
