@@ -11,8 +11,8 @@ _REFUSED = (409, 422)  # such as a seq_len that the model does not take
 
 
 def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> list[str]:
-    """Returns the mistakes in the inputs without which the first of the mismatching artifacts
-    agree. `body`: the validation's body.
+    """Validates the first mismatching artifacts again, once for each common mistake in the inputs,
+    and returns the mistakes with which they agree. `body`: the validation's body.
     """
     probes = set(mismatches[:PROBES])
     claims = [one for one in body["validation"]["artifacts"] if one["nonce"] in probes]

@@ -122,7 +122,7 @@ def _is_active(library: Any, handle: Any, link: int) -> bool:
 
 
 def group_of(machine: MachineGpus, size: int) -> Sequence[Gpu]:
-    """Returns the GPUs of the first worker."""
+    """Returns the GPUs of the first worker, which uses `size` GPUs."""
     shown = visible_gpus()
     found = [gpu for gpu in machine.devices if str(gpu.index) in shown or gpu.uuid in shown]
     return found[:size]

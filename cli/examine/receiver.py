@@ -34,7 +34,9 @@ _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
-    """Checks the receiver with a GET request without payload. 404 and 405 are answers too."""
+    """Checks the receiver's address and TLS, and sends a GET request. Any HTTP status counts as an
+    answer.
+    """
     yield _look(url, settings)
 
 

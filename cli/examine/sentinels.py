@@ -43,7 +43,9 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Checks the reports of the answering Sentinels about the master."""
+    """Checks what the Sentinels report about a master: its primary, the quorum and the time to a
+    failover.
+    """
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:
         yield _SENTINEL.problem(

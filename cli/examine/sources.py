@@ -58,7 +58,9 @@ def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
 
 
 def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns unknown names with POC_, each with the similar setting that may be meant, or None."""
+    """Returns the variables with POC_ that are no settings, each with the most similar setting or
+    None.
+    """
     known = [f"POC_{field.upper()}" for field in Settings.model_fields]
     unknown = sorted(
         name for name in env if name.upper().startswith("POC_") and name.upper() not in known

@@ -175,8 +175,8 @@ class Inviting:
 def address_for_hosts(url: str) -> str:
     """Returns the url of Redis for other hosts, without user and password.
 
-    UsageError if other hosts cannot use the url, or it has more than scheme, host, port and
-    database.
+    UsageError if other hosts cannot reach Redis by the url, or the url has further parts, such as a
+    user or a query.
     """
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):

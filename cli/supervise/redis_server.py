@@ -108,7 +108,10 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def make_private(data_dir: Path) -> None:
-    """Makes the directory and Redis' files private to their owner. OSError: see `chmod`."""
+    """Makes the directory and Redis' files accessible only to their owner.
+
+    OSError if that fails.
+    """
     data_dir.chmod(0o700)
     for path in (
         *data_dir.glob("appendonly*"),

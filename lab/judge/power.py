@@ -39,7 +39,7 @@ class Sample:
         return len(self.offsets) - int(np.searchsorted(self.offsets, threshold, side="right"))
 
     def threshold_for(self, share: float) -> float:
-        """Returns the smallest offset that at most this share of the nonces exceeds."""
+        """Returns the smallest offset so that at most `share` of the nonces have a larger one."""
         return float(self.offsets[len(self.offsets) - 1 - math.floor(share * len(self.offsets))])
 
 
@@ -78,7 +78,8 @@ class Risks:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Samples of honest machines and of cheats, which tamper with `tampered_share` of their nonces.
+    """Measured offsets of honest machines and of cheats. A cheat tampers with `tampered_share` of
+    its nonces.
 
     A threshold must hold for each pair of machines, so the worst sample counts, not the mean.
     """

@@ -36,7 +36,7 @@ class FiledChains:
 
 @dataclass(frozen=True)
 class FiledProof:
-    """Artifacts for one block hash and public key."""
+    """The artifacts in a file, for one block hash and public key."""
 
     terms: Mapping[str, Any]  # those of TERMS that the file has
     nonces: npt.NDArray[np.int64]  # (n,), ascending, unique

@@ -162,7 +162,7 @@ def _run(
 
 
 def n_steps(n_sizes: int, n_limits: int) -> int:
-    """Returns the number of steps that `measure` reports for one seq_len."""
+    """Returns how often `measure` calls `on_step` for one seq_len."""
     return 2 * n_sizes + _TURNS * (1 + n_limits) + 1
 
 
