@@ -31,23 +31,11 @@ from tests.harness.samples import K_DIM, MODEL, complete_batch, lease_batch, sta
 
 URL = "http://node"
 VECTOR = "AAAA" * (2 * K_DIM // 3)
-REQUEST = GenerateBody(
-    block_hash="block",
-    block_height=7,
-    public_key="key",
-    node_id=0,
-    node_count=1,
-    nonces=[0, 1, 2],
-    params=ArtifactParams(model=MODEL, seq_len=64),
-)
-ROUND = ArtifactRoundBody(
-    block_hash="block",
-    block_height=7,
-    public_key="key",
-    node_id=0,
-    node_count=1,
-    params=ArtifactParams(model=MODEL, seq_len=64),
-)
+PARAMS = ArtifactParams(model=MODEL, seq_len=64)
+ABOUT: dict[str, Any] = {"block_hash": "block", "public_key": "key", "params": PARAMS}
+PLACE = {"block_height": 7, "node_id": 0, "node_count": 1}
+REQUEST = GenerateBody(nonces=[0, 1, 2], **ABOUT | PLACE)
+ROUND = ArtifactRoundBody(**ABOUT | PLACE)
 QUEUED = {"status": "queued", "request_id": "job-1", "queued_count": 3}
 
 
@@ -185,11 +173,8 @@ class TestAgainstTheApi:
         assert result.artifacts == artifacts
         assert result.encoding.k_dim == K_DIM
         assert (honest.n_total, honest.n_mismatch, honest.fraud_detected) == (3, 0, False)
-        assert (fraud.mismatch_nonces, fraud.fraud_threshold, fraud.fraud_detected) == (
-            [2],
-            0.1,
-            True,
-        )
+        assert (fraud.mismatch_nonces, fraud.fraud_threshold) == ([2], 0.1)
+        assert fraud.fraud_detected is True
 
     def test_a_job_is_cancelled(self, node: Both) -> None:
         (request_id,) = node.do(lambda client: client.submit(REQUEST))
@@ -222,11 +207,9 @@ class TestAgainstTheApi:
         assert (deployment.models, deployment.hosts) == ([MODEL], [])
 
     def test_a_trial_says_neither_a_height_nor_a_place(self, node: Both, jobs: JobStore) -> None:
-        params = ArtifactParams(model=MODEL, seq_len=64)
-        about: dict[str, Any] = {"block_hash": "block", "public_key": "key", "params": params}
         bodies = [
-            GenerateBody(nonces=[0], **about),
-            {**about, "nonces": [0], "params": params.model_dump(exclude_unset=True)},
+            GenerateBody(nonces=[0], **ABOUT),
+            {**ABOUT, "nonces": [0], "params": PARAMS.model_dump(exclude_unset=True)},
         ]
         for body in bodies:
             (request_id,) = node.do(partial(submitted, body))
@@ -234,15 +217,14 @@ class TestAgainstTheApi:
             assert record is not None
             request = record.request
             assert (request.block_height, request.node_id, request.node_count) == (0, 0, 1)
-        node.do(lambda client: client.start_round(ArtifactRoundBody(**about)))
+        node.do(lambda client: client.start_round(ArtifactRoundBody(**ABOUT)))
         (status,) = node.do(lambda client: client.status())
         assert (status.config["node_id"], status.config["node_count"]) == (0, 1)
 
     def test_what_the_api_says_of_a_wrong_body_is_the_error(self, node: Both) -> None:
         wrong = REQUEST.model_dump(exclude_unset=True) | {"nonces": [1, 1]}
-        with pytest.raises(
-            ApiError, match=r"nonces: Nonce 1 is listed twice.*\(HTTP 422\)"
-        ) as caught:
+        said = r"nonces: Nonce 1 is listed twice.*\(HTTP 422\)"
+        with pytest.raises(ApiError, match=said) as caught:
             node.do(lambda client: client.submit(wrong))
         assert caught.value.status == 422
         assert not caught.value.is_temporary
@@ -272,10 +254,7 @@ class TestRetries:
     @pytest.mark.parametrize(
         "answer",
         [
-            refused(429, None),
-            refused(503, None),
-            refused(500),
-            refused(502, None),
+            *(refused(429, None), refused(503, None), refused(500), refused(502, None)),
             httpx.ReadError("gone"),
         ],
     )
@@ -298,15 +277,10 @@ class TestRetries:
     def test_once_a_node_has_answered_a_job_waits_for_its_restart(
         self, both: Callable[..., Both]
     ) -> None:
-        handler, _ = answering(
-            ok(status_answer([MODEL])), httpx.ConnectError("refused"), ok(QUEUED)
-        )
-        assert (
-            both(handler).do(lambda client: client.status(), lambda client: client.submit(REQUEST))[
-                1
-            ]
-            == "job-1"
-        )
+        status, away = ok(status_answer([MODEL])), httpx.ConnectError("refused")
+        handler, _ = answering(status, away, ok(QUEUED))
+        steps = (lambda client: client.status(), lambda client: client.submit(REQUEST))
+        assert both(handler).do(*steps)[1] == "job-1"
 
     def test_an_address_that_never_answered_is_not_waited_for(
         self, both: Callable[..., Both]
@@ -319,11 +293,8 @@ class TestRetries:
     def test_a_node_that_starts_is_waited_for_until_it_is_ready(
         self, both: Callable[..., Both]
     ) -> None:
-        handler, seen = answering(
-            httpx.ConnectError("refused"),
-            refused(503, "5"),
-            ok({"status": "ready", "models": [MODEL]}),
-        )
+        ready = ok({"status": "ready", "models": [MODEL]})
+        handler, seen = answering(httpx.ConnectError("refused"), refused(503, "5"), ready)
         assert both(handler).do(lambda client: client.wait_ready(timeout_s=60)) == [[MODEL]]
         assert len(seen) == 3
 

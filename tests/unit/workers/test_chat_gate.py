@@ -183,15 +183,12 @@ class TestStarvation:
         assert gate.wait(0.2)
 
     @pytest.mark.parametrize("policy", ["yield", "exclusive"])
-    @pytest.mark.parametrize("share", [0.05, 0.2])
-    def test_then_proofs_get_their_share(self, policy: Any, share: Any) -> None:
+    @pytest.mark.parametrize(("share", "late_s"), [(0.05, 0.0), (0.2, 0.0), (0.2, 0.05)])
+    def test_then_proofs_get_their_share_however_late_a_slice_begins(
+        self, policy: Any, share: float, late_s: float
+    ) -> None:
         gate = self.starved(policy, share)
-        assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.1)
-
-    def test_the_share_holds_though_every_slice_begins_late(self) -> None:
-        assert self.starved(share=0.2).busy_share(100, 0.08, late_s=0.05) == pytest.approx(
-            0.2, rel=0.1
-        )
+        assert gate.busy_share(200, 0.08, late_s) == pytest.approx(share, rel=0.1)
 
     def test_it_ends_when_chat_is_idle_and_takes_as_long_the_next_time(self) -> None:
         gate = self.starved()
@@ -225,11 +222,6 @@ class TestStarvation:
             gate.clock.now += pause_s
         assert gate.wait(0) == is_waiting
 
-    def test_under_share_there_is_none(self) -> None:
-        gate = Gate("share:0.3", Starvation(1.0, 0.05))
-        gate.chat_comes()
-        assert gate.busy_share(200, 0.08) == pytest.approx(0.3, rel=0.05)
-
     def test_in_a_round_under_exclusive_there_is_none(self) -> None:
         gate = Gate("exclusive")
         gate.chat_comes()
@@ -239,17 +231,18 @@ class TestStarvation:
 
 class TestShare:
     @pytest.mark.parametrize(
-        ("policy", "share"), [("share:0.3", 0.3), ("share:0.5", 0.5), ("share:0.05", 0.05)]
+        ("policy", "share", "late_s"),
+        [
+            *(("share:0.3", 0.3, 0.0), ("share:0.5", 0.5, 0.0), ("share:0.05", 0.05, 0.0)),
+            ("share:0.3", 0.3, 0.05),  # every slice begins late
+        ],
     )
-    def test_beside_constant_chat_proofs_get_their_share(self, policy: Any, share: Any) -> None:
-        gate = Gate(policy)
+    def test_during_constant_chat_proofs_get_their_share_and_never_starve(
+        self, policy: Any, share: float, late_s: float
+    ) -> None:
+        gate = Gate(policy, Starvation(1.0, 0.05))
         gate.chat_comes()
-        assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.05)
-
-    def test_share_holds_though_every_slice_begins_late(self) -> None:
-        gate = Gate("share:0.3")
-        gate.chat_comes()
-        assert gate.busy_share(60, 0.08, late_s=0.05) == pytest.approx(0.3, rel=0.05)
+        assert gate.busy_share(200, 0.08, late_s) == pytest.approx(share, rel=0.05)
 
     def test_is_over_when_chat_ends(self) -> None:
         gate = Gate("share:0.3")
@@ -319,10 +312,6 @@ class TestExclusive:
         assert gate.stats().chat_refused == 1
         assert gate.stats().chat_active == 1
         assert gate.stats().skips == 0
-
-    def test_chat_is_served_again_right_after_the_round(self) -> None:
-        gate = Gate("exclusive")
-        gate.set_computes_round(True)
         gate.set_computes_round(False)
         assert gate.enter_chat()
 

@@ -122,22 +122,11 @@ def test_what_clients_ask_for_passes(path: str, asked: dict[str, Any]) -> None:
         (ANSWER, CHAT | {"n": 128, "max_completion_tokens": 513}, "max_completion_tokens"),
         (ANSWER, CHAT | {"n": 17, "max_tokens": CONTEXT}, "max_tokens"),
         ("/v1/audio/translations", {"n": "10000"}, "n"),
-    ],
-    ids=lambda one: reprlib.repr(one)[:40],
-)
-def test_what_would_fill_an_engine_is_refused_by_its_field(
-    path: str, asked: dict[str, Any], field: str
-) -> None:
-    found = refused(path, **asked)
-    assert found is not None
-    assert found.field == field
-
-
-@pytest.mark.promise("a chat user who asks for too much", "gets an error that names the field")
-@pytest.mark.parametrize(
-    ("path", "asked", "field"),
-    [
-        (ANSWER, CHAT | {"n": 64, "max_tokens": 512, "logprobs": True, "top_logprobs": 20}, 0),
+        (
+            ANSWER,
+            CHAT | {"n": 64, "max_tokens": 512, "logprobs": True, "top_logprobs": 20},
+            "top_logprobs",
+        ),
         (ANSWER, CHAT | WIDE | {"n": 5, "max_tokens": CONTEXT}, "top_logprobs"),
         (
             ANSWER,
@@ -145,27 +134,16 @@ def test_what_would_fill_an_engine_is_refused_by_its_field(
             | {"n": 16, "logprobs": True, "logprob_token_ids": list(range(20)), "max_tokens": 2000},
             "top_logprobs",
         ),
-        (RESPOND, {"input": "x", "n": 16, "top_logprobs": 20, "max_output_tokens": CONTEXT}, 0),
+        (
+            RESPOND,
+            {"input": "x", "n": 16, "top_logprobs": 20, "max_output_tokens": CONTEXT},
+            "top_logprobs",
+        ),
         (COMPLETE, {"prompt": ["x"] * 64, "max_tokens": 1024, "logprobs": 20}, "logprobs"),
         (ANSWER, user("x" * (CHARS - 100)) | {"prompt_logprobs": 20, "n": 16}, "prompt_logprobs"),
         (COMPLETE, {"prompt": ["x" * 4000] * 8, "prompt_logprobs": -1}, "prompt_logprobs"),
         (COMPLETE, {"prompt": ["x" * 4000] * 16, "prompt_logprobs": 20}, "prompt_logprobs"),
         (COMPLETE, {"prompt": ["x" * 4000] * 16, "echo": True, "logprobs": 20}, "echo"),
-    ],
-    ids=lambda one: reprlib.repr(one)[:40],
-)
-def test_logprobs_of_prompts_and_answers_are_counted_together(
-    path: str, asked: dict[str, Any], field: str | int
-) -> None:
-    found = refused(path, **asked)
-    assert found is not None
-    assert found.field == (field or "top_logprobs")
-
-
-@pytest.mark.promise("a chat user who asks for too much", "gets an error that names the field")
-@pytest.mark.parametrize(
-    ("path", "asked", "field"),
-    [
         (TOKENIZE, {"prompt": "x" * 8_000_000}, "prompt"),
         (TOKENIZE, {"prompt": "x" * (CHARS + 1)}, "prompt"),
         (TOKENIZE, user("\u6d77" * (CHARS + 1)), "messages"),
@@ -212,7 +190,7 @@ def test_logprobs_of_prompts_and_answers_are_counted_together(
     ],
     ids=lambda one: reprlib.repr(one)[:40],
 )
-def test_work_before_the_engine_is_bounded_by_the_context(
+def test_what_would_fill_an_engine_or_hold_what_is_before_it_is_refused_by_its_field(
     path: str, asked: dict[str, Any], field: str | int
 ) -> None:
     found = refused(path, **asked)

@@ -85,11 +85,17 @@ def tell(store: DeploymentStore, *machines: MachineFigures) -> None:
 
 def families(client: TestClient) -> dict[str, Metric]:
     answer = client.get(PATH)
-    assert (answer.status_code, answer.headers["content-type"]) == (
-        200,
-        "text/plain; version=0.0.4",
-    )
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4"
     return {one.name: one for one in text_string_to_metric_families(answer.text)}
+
+
+def told_by(client: TestClient, family: str) -> list[tuple[dict[str, str], float]]:
+    return [(sample.labels, sample.value) for sample in families(client)[family].samples]
+
+
+def replicas(client: TestClient) -> set[str]:
+    return {labels["replica"] for labels, _ in told_by(client, "vllm:num_requests_running")}
 
 
 def labels_of(client: TestClient) -> Iterator[tuple[str, str, str]]:
@@ -99,6 +105,11 @@ def labels_of(client: TestClient) -> Iterator[tuple[str, str, str]]:
                 yield sample.name, name, value
 
 
+def bare(name: str) -> str:
+    """As the parser names the family of a counter."""
+    return name.removesuffix("_total")
+
+
 def test_a_node_without_engines_tells_its_schema(client: TestClient) -> None:
     found = families(client)
     assert found.keys() == {"gonka_metrics_schema_info", "mlnode_version_info"}
@@ -106,7 +117,7 @@ def test_a_node_without_engines_tells_its_schema(client: TestClient) -> None:
     assert (sample.labels, sample.value) == ({"version": "1"}, 1)
 
 
-def test_of_an_engine_just_the_families_of_the_schema_are_told(
+def test_of_an_engine_just_the_families_of_the_schema_are_told_with_their_model_and_replica(
     client: TestClient, start: Start
 ) -> None:
     start()
@@ -117,24 +128,17 @@ def test_of_an_engine_just_the_families_of_the_schema_are_told(
     assert "_created" not in text
     found = families(client)
     for family in ENGINE:
-        assert found[
-            family.name.removesuffix("_total") if family.kind == "counter" else family.name
-        ].type == (family.kind)
-
-
-def test_a_sample_has_its_model_and_replica_and_no_engine(client: TestClient, start: Start) -> None:
-    start()
-    found = families(client)
-    ended = {
-        sample.labels["finished_reason"]: sample for sample in found["vllm:request_success"].samples
-    }
-    assert ended.keys() == {"stop", "length", "abort", "error", "repetition"}
-    assert ended["length"].value == 1
-    for family in ENGINE:
-        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-        for sample in found[name].samples:
+        shown = found[bare(family.name) if family.kind == "counter" else family.name]
+        assert shown.type == family.kind
+        for sample in shown.samples:
             assert {"model_name": "tiny-qwen3", "replica": "0"}.items() <= sample.labels.items()
             assert "engine" not in sample.labels
+    ended = {
+        labels["finished_reason"]: value
+        for labels, value in told_by(client, "vllm:request_success")
+    }
+    assert ended.keys() == {"stop", "length", "abort", "error", "repetition"}
+    assert ended["length"] == 1
 
 
 def test_engines_that_are_ready_keep_their_number_while_another_is_not(
@@ -142,21 +146,17 @@ def test_engines_that_are_ready_keep_their_number_while_another_is_not(
 ) -> None:
     for name in ("a", "b", "c"):
         start(name, **({"state": "starting"} if name == "b" else {}))
-    found = families(client)
-    assert {sample.labels["replica"] for sample in found["vllm:num_requests_running"].samples} == {
-        "0",
-        "2",
-    }
-    (config,) = found["mlnode_config_info"].samples
-    assert config.labels["replicas"] == "2"
+    assert replicas(client) == {"0", "2"}
+    ((config, _),) = told_by(client, "mlnode_config_info")
+    assert config["replicas"] == "2"
 
 
 def test_every_engine_says_from_when_its_data_is(client: TestClient, start: Start) -> None:
     start("a")
     start("b", stats={"engine_still_since": 1234.5})
     start("c", port=None)
-    found = families(client)["mlnode_source_scrape_timestamp_seconds"].samples
-    at = {(sample.labels["source"], sample.labels["replica"]): sample.value for sample in found}
+    found = told_by(client, "mlnode_source_scrape_timestamp_seconds")
+    at = {(labels["source"], labels["replica"]): value for labels, value in found}
     assert at.keys() == {("vllm", "0"), ("vllm", "1")}
     assert at["vllm", "0"] > 1.7e9
     assert at["vllm", "1"] == 1234.5  # its server answers, and the engine behind it hangs
@@ -167,9 +167,9 @@ def test_an_engine_that_hangs_is_shown_as_it_was_last(
 ) -> None:
     record = start(stats={"engine_still_since": 1234.5})
     workers.heartbeat(replace(record, state="hung"))
-    found = families(client)
-    assert found["vllm:num_requests_running"].samples[0].labels["replica"] == "0"
-    assert found["mlnode_source_scrape_timestamp_seconds"].samples[0].value == 1234.5
+    assert replicas(client) == {"0"}
+    ((_, at),) = told_by(client, "mlnode_source_scrape_timestamp_seconds")
+    assert at == 1234.5
 
 
 def test_a_worker_that_does_not_know_the_path_is_left_out(
@@ -181,50 +181,31 @@ def test_a_worker_that_does_not_know_the_path_is_left_out(
     start("a")
     with FakeWorker("b", refuses) as old:
         workers.heartbeat(replace(old.record, engine="vllm"))
-        found = families(client)
-    assert {sample.labels["replica"] for sample in found["vllm:num_requests_running"].samples} == {
-        "0"
-    }
+        assert replicas(client) == {"0"}
 
 
 class TestLabels:
     """No path, name of a host, address or port in any."""
 
     SECRETS = (
-        "/data/models/secret",
-        HOSTS_NAME,
-        "10.1.2.3:8000",
-        "10.1.2.3",
-        "http://hub/x",
-        "~/cache",
-        r"C:\x",
+        *("/data/models/secret", HOSTS_NAME, "10.1.2.3:8000", "10.1.2.3"),
+        *("http://hub/x", "~/cache", r"C:\x"),
     )
 
     def test_of_vllm_say_words_and_numbers(self, client: TestClient, start: Start) -> None:
         evil = "".join(f',x{index}="{value}"' for index, value in enumerate(self.SECRETS))
-        start(
-            text=metrics_text().replace(
-                'cache_dtype="auto"', f'cache_dtype="auto"{evil}'.replace("\\", "\\\\")
-            )
-        )
-        (sample,) = families(client)["vllm:cache_config_info"].samples
-        assert {
-            name: value for name, value in sample.labels.items() if re.fullmatch(r"x\d", name)
-        } == {f"x{index}": "" for index in range(len(self.SECRETS))}
-        assert (sample.labels["cache_dtype"], sample.labels["gpu_memory_utilization"]) == (
-            "auto",
-            "0.92",
-        )
+        said = f'cache_dtype="auto"{evil}'.replace("\\", "\\\\")
+        start(text=metrics_text().replace('cache_dtype="auto"', said))
+        ((labels, _),) = told_by(client, "vllm:cache_config_info")
+        told = {name: value for name, value in labels.items() if re.fullmatch(r"x\d", name)}
+        assert told == {f"x{index}": "" for index in range(len(self.SECRETS))}
+        assert (labels["cache_dtype"], labels["gpu_memory_utilization"]) == ("auto", "0.92")
 
     def test_say_nothing_of_the_places_where_the_node_runs(
         self, client: TestClient, start: Start, store: DeploymentStore
     ) -> None:
-        gpu = GpuFigures(
-            uuid="GPU-1",
-            model="NVIDIA H200",
-            sensors={"power_draw_watts": 312.5},
-            xid_events={79: 1},
-        )
+        power = {"power_draw_watts": 312.5}
+        gpu = GpuFigures(uuid="GPU-1", model="NVIDIA H200", sensors=power, xid_events={79: 1})
         tell(store, machine(HOSTS_NAME, gpu, memory_used_bytes=5.0))
         record = start(model="/data/models/secret")
         start("b", model="org/name")
@@ -236,58 +217,41 @@ class TestLabels:
             assert not re.search(r"\d+\.\d+\.\d+\.\d+|^[/.~]|\\|:", value), (name, label, value)
             assert "/" not in value or (label, value) == ("model_name", "org/name")
         assert "mlnode_gpu_power_draw_watts" in names
-        assert {value for _, label, value in labels_of(client) if label == "model_name"} == {
-            "secret",
-            "org/name",
-        }
+        models = {value for _, label, value in labels_of(client) if label == "model_name"}
+        assert models == {"secret", "org/name"}
 
 
 class TestMachines:
     def test_a_sensor_that_is_not_there_has_no_series(
         self, client: TestClient, store: DeploymentStore
     ) -> None:
-        first = GpuFigures(
-            uuid="GPU-1",
-            model="NVIDIA H200",
-            sensors={"temp_core_celsius": 61, "power_draw_watts": 312.5},
-        )
+        both = {"temp_core_celsius": 61.0, "power_draw_watts": 312.5}
+        first = GpuFigures(uuid="GPU-1", model="NVIDIA H200", sensors=both)
         second = GpuFigures(uuid="GPU-2", model="NVIDIA H200", sensors={"temp_core_celsius": 58})
-        tell(
-            store,
-            machine(HOSTS_NAME, first, second, memory_limit_bytes=2.0**40),
-        )
+        tell(store, machine(HOSTS_NAME, first, second, memory_limit_bytes=2.0**40))
         found = families(client)
-        temperatures = [
-            (sample.labels, sample.value)
-            for sample in found["mlnode_gpu_temp_core_celsius"].samples
-        ]
+        temperatures = told_by(client, "mlnode_gpu_temp_core_celsius")
         assert temperatures == [
             ({"gpu_index": "0", "gpu_model": "NVIDIA H200"}, 61),
             ({"gpu_index": "1", "gpu_model": "NVIDIA H200"}, 58),
         ]
         (power,) = found["mlnode_gpu_power_draw_watts"].samples
         assert (power.labels["gpu_index"], power.value) == ("0", 312.5)
-        assert found["mlnode_host_memory_limit_bytes"].samples[0].labels == {}
-        assert found["mlnode_host_memory_limit_bytes"].samples[0].value == 2**40
+        assert told_by(client, "mlnode_host_memory_limit_bytes") == [({}, 2**40)]
         assert "mlnode_host_memory_used_bytes" not in found
         assert "mlnode_gpu_xid_events" not in found
-        read_at = {
-            one.labels["source"]: one.value
-            for one in found["mlnode_source_scrape_timestamp_seconds"].samples
+        read_at = told_by(client, "mlnode_source_scrape_timestamp_seconds")
+        assert {labels["source"]: value for labels, value in read_at} == {
+            "host": 1700000000.5,
+            "nvml": 1700000000.5,
         }
-        assert read_at == {"host": 1700000000.5, "nvml": 1700000000.5}
 
     def test_faults_of_a_gpu_are_told_by_their_kind(
         self, client: TestClient, store: DeploymentStore
     ) -> None:
-        tell(
-            store,
-            machine(
-                "a", GpuFigures(uuid="GPU-1", model="X", sensors={}, xid_events={79: 1, 31: 4})
-            ),
-        )
-        samples = families(client)["mlnode_gpu_xid_events"].samples
-        assert [(sample.labels, sample.value) for sample in samples] == [
+        faulty = GpuFigures(uuid="GPU-1", model="X", sensors={}, xid_events={79: 1, 31: 4})
+        tell(store, machine("a", faulty))
+        assert told_by(client, "mlnode_gpu_xid_events") == [
             ({"gpu_index": "0", "xid": "31"}, 4),
             ({"gpu_index": "0", "xid": "79"}, 1),
         ]
@@ -303,15 +267,9 @@ class TestMachines:
             machine("b", gpu("2"), gpu("3"), memory_used_bytes=2),
             machine("a", gpu("1"), memory_used_bytes=1),
         )
-        found = families(client)
-        assert [
-            one.labels["gpu_index"] for one in found["mlnode_gpu_power_draw_watts"].samples
-        ] == [
-            "0",
-            "1",
-            "2",
-        ]
-        memory = [(one.labels, one.value) for one in found["mlnode_host_memory_used_bytes"].samples]
+        power = told_by(client, "mlnode_gpu_power_draw_watts")
+        assert [labels["gpu_index"] for labels, _ in power] == ["0", "1", "2"]
+        memory = told_by(client, "mlnode_host_memory_used_bytes")
         assert memory == [({"host_index": "0"}, 1), ({"host_index": "1"}, 2)]
 
 
@@ -383,9 +341,8 @@ def test_the_configuration_is_told_as_far_as_it_is_known(
     tell(store, machine())
     store.deploy(Deployment(model="tiny-qwen3", tensor_parallel=2))
     start(info=ModelInfo("tiny-qwen3", 128, 4, 2048, 8192, "bfloat16", max_sequences=608))
-    found = families(client)
-    (config,) = found["mlnode_config_info"].samples
-    assert config.labels == {
+    ((config, _),) = told_by(client, "mlnode_config_info")
+    assert config == {
         "model_name": "tiny-qwen3",
         "dtype": "bfloat16",
         "replicas": "1",
@@ -394,8 +351,7 @@ def test_the_configuration_is_told_as_far_as_it_is_known(
         "tensor_parallel_size": "2",
         "pipeline_parallel_size": "",
     }
-    (version,) = found["mlnode_version_info"].samples
-    assert version.labels == {"version": VERSION}
+    assert told_by(client, "mlnode_version_info") == [({"version": VERSION}, 1)]
 
 
 def test_64_engines_are_within_what_the_network_reads(
@@ -428,9 +384,7 @@ def test_64_engines_are_within_what_the_network_reads(
     ]
     assert len(set(series)) == len(series) <= MOST_SERIES
     assert len(answer.content) <= MOST_BYTES
-    assert {one.labels["replica"] for one in found["vllm:num_requests_running"].samples} == {
-        str(i) for i in range(64)
-    }
+    assert replicas(client) == {str(i) for i in range(64)}
     assert len(found["mlnode_gpu_pcie_replay"].samples) == 64
     for family in (one for one in ENGINE if one.kind == "histogram"):
         of_engines: dict[str, dict[str, float]] = {}
@@ -444,17 +398,14 @@ def test_64_engines_are_within_what_the_network_reads(
             assert len(bounds) > 4  # more than the last of them, the sum and the count
 
 
-@pytest.mark.parametrize("chosen", ["full", "", " FULL "])
+@pytest.mark.parametrize(
+    ("chosen", "code"), [("full", 200), ("", 200), (" FULL ", 200), ("off", 404)]
+)
 def test_it_is_there_unless_it_is_switched_off(
-    chosen: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, chosen: str, code: int
 ) -> None:
     monkeypatch.setenv("GONKA_METRICS", chosen)
-    assert status() == 200
-
-
-def test_switched_off_it_is_as_of_an_old_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GONKA_METRICS", "off")
-    assert status() == 404
+    assert status() == code
 
 
 def test_another_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ def validate(client: TestClient, nonces: list[int], distances: list[float]) -> A
     ("calls", "says"),
     [
         ([], "No distance round was initialised; send POST /init/validate first."),
+        (["artifacts"], "No distance round was initialised; send POST /init/validate first."),
         (["init"], "The round was only initialised; send POST /phase/validate first."),
         (["init/generate"], "The round generates; send POST /phase/validate first."),
         (["init/validate", "stop"], "The round was stopped; send POST /init/validate first."),
@@ -34,20 +35,13 @@ def validate(client: TestClient, nonces: list[int], distances: list[float]) -> A
 def test_without_a_round_that_validates_the_step_that_is_missing_is_named(
     client: TestClient, calls: list[str], says: str
 ) -> None:
+    sent = {"stop": {}, "artifacts": round_body()}
     for call in calls:
-        answer = client.post(f"{POW}/{call}", json={} if call == "stop" else distance_body())
+        path = "init/generate" if call == "artifacts" else call
+        answer = client.post(f"{POW}/{path}", json=sent.get(call, distance_body()))
         assert answer.status_code == 200, answer.text
     answer = validate(client, [1], [1.0])
     assert (answer.status_code, answer.json()["detail"]) == (400, says)
-
-
-def test_a_round_of_artifacts_is_none_of_distances(client: TestClient) -> None:
-    assert client.post(f"{POW}/init/generate", json=round_body()).status_code == 200
-    answer = validate(client, [1], [1.0])
-    assert (answer.status_code, answer.json()["detail"]) == (
-        400,
-        "No distance round was initialised; send POST /init/validate first.",
-    )
 
 
 def test_of_nothing_the_verdict_comes_at_once(client: TestClient, jobs: JobStore) -> None:

@@ -1,6 +1,5 @@
 """`calibrate` with the synthetic engine, whose distances are spread like true ones."""
 
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 from workers.pipeline import compute_all
 
+Capture = pytest.CaptureFixture[str]
 COMMAND = ["calibrate", "--model", "tiny-qwen3"]
 
 
@@ -53,7 +53,7 @@ def run(*arguments: str) -> int:
     return run_here(*COMMAND, *arguments)
 
 
-def result(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def result(capfd: Capture, *arguments: str) -> dict[str, Any]:
     assert run(*arguments, "--json") == 0
     stdout, _ = capfd.readouterr()
     assert stdout.count("\n") == 1
@@ -62,25 +62,12 @@ def result(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 
 
 def test_the_r_target_lets_the_wanted_share_of_the_distances_pass(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+    engine: WatchedEngine, capfd: Capture
 ) -> None:
-    found = result(
-        capfd,
-        "--nonces",
-        "0-199",
-        "--block-hashes",
-        "3",
-        "--valid-rate",
-        "0.1",
-        "--valid-rate",
-        "0.5",
-    )
-    assert (found["model"], found["dtype"], found["seq_len"], found["nonces"]) == (
-        "tiny-qwen3",
-        "synthetic",
-        256,
-        200,
-    )
+    asked = "--nonces 0-199 --block-hashes 3 --valid-rate 0.1 --valid-rate 0.5"
+    found = result(capfd, *asked.split())
+    assert (found["model"], found["dtype"]) == ("tiny-qwen3", "synthetic")
+    assert (found["seq_len"], found["nonces"]) == (256, 200)
     flips = found["randomizations"]["sign_flips"]
     distances = np.array([compute_all(engine, spec, range(200)) for spec in engine.specs])
     assert flips["n"] == distances.size == 600
@@ -93,16 +80,14 @@ def test_the_r_target_lets_the_wanted_share_of_the_distances_pass(
         )
 
 
-def test_the_share_at_a_given_r_target_is_found(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_share_at_a_given_r_target_is_found(engine: WatchedEngine, capfd: Capture) -> None:
     (target,) = result(capfd, "--r-target", "1.414")["randomizations"]["sign_flips"]["targets"]
     assert (target["wanted_rate"], target["r_target"]) == (None, 1.414)
     assert target["valid_rate"] == pytest.approx(0.5, abs=0.03)
 
 
 def test_made_up_block_hashes_differ_and_are_the_same_every_time(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+    engine: WatchedEngine, capfd: Capture
 ) -> None:
     first = result(capfd, "--nonces", "0-9")["block_hashes"]
     assert len(set(first)) == 8
@@ -110,45 +95,30 @@ def test_made_up_block_hashes_differ_and_are_the_same_every_time(
 
 
 def test_proofs_are_for_the_block_hashes_key_and_seq_len_given(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+    engine: WatchedEngine, capfd: Capture
 ) -> None:
-    hashes = ["--block-hash", "b1", "--block-hash", "b2"]
-    assert (
-        run(
-            "--nonces",
-            "0-9",
-            *hashes,
-            "--public-key",
-            "me",
-            "--seq-len",
-            "32",
-            "--randomization",
-            "both",
-        )
-        == 0
-    )
-    assert [
-        (spec.scheme, spec.block_hash, spec.public_key, spec.seq_len) for spec in engine.specs
-    ] == [("distance", block, "me", 32) for block in ("b1", "b2", "b1", "b2")]
-    assert [spec.options["randomization"] for spec in engine.specs] == ["sign_flips"] * 2 + [
-        "layer_hooks"
-    ] * 2
+    asked = "--block-hash b1 --block-hash b2 --public-key me --seq-len 32 --randomization both"
+    assert run("--nonces", "0-9", *asked.split()) == 0
+    assert {(spec.scheme, spec.public_key, spec.seq_len) for spec in engine.specs} == {
+        ("distance", "me", 32)
+    }
+    assert [(spec.block_hash, spec.options["randomization"]) for spec in engine.specs] == [
+        *(("b1", "sign_flips"), ("b2", "sign_flips")),
+        *(("b1", "layer_hooks"), ("b2", "layer_hooks")),
+    ]
 
 
 @pytest.mark.parametrize("randomization", ["sign_flips", "layer_hooks"])
 def test_one_randomization_is_computed_alone(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str], randomization: str
+    engine: WatchedEngine, capfd: Capture, randomization: str
 ) -> None:
     found = result(capfd, "--nonces", "0-9", "--randomization", randomization)
     assert list(found["randomizations"]) == [randomization]
 
 
-def test_options_reach_the_engine(engine: WatchedEngine, capfd: pytest.CaptureFixture[str]) -> None:
-    engine_options = ["--dtype", "bfloat16", "--tensor-parallel", "2", "--pipeline-parallel", "3"]
-    assert (
-        run("--nonces", "0-9", *engine_options, "--max-batch-tokens", "99", "--", "--enforce-eager")
-        == 0
-    )
+def test_options_reach_the_engine(engine: WatchedEngine, capfd: Capture) -> None:
+    options = "--dtype bfloat16 --tensor-parallel 2 --pipeline-parallel 3 --max-batch-tokens 99"
+    assert run("--nonces", "0-9", *options.split(), "--", "--enforce-eager") == 0
     chosen = engine.options
     assert chosen is not None
     assert chosen.engine == "vllm"
@@ -159,21 +129,10 @@ def test_options_reach_the_engine(engine: WatchedEngine, capfd: pytest.CaptureFi
 
 
 def test_people_get_tables_with_both_randomizations_side_by_side(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+    engine: WatchedEngine, capfd: Capture
 ) -> None:
-    assert (
-        run(
-            "--nonces",
-            "0-99",
-            "--block-hashes",
-            "2",
-            "--randomization",
-            "both",
-            "--r-target",
-            "1.414",
-        )
-        == 0
-    )
+    asked = "--nonces 0-99 --block-hashes 2 --randomization both --r-target 1.414"
+    assert run(*asked.split()) == 0
     stdout, stderr = capfd.readouterr()
     assert "noise" not in stdout
     assert "noise" in stderr
@@ -187,21 +146,17 @@ def test_people_get_tables_with_both_randomizations_side_by_side(
     assert stdout.count(" points") == 8
 
 
-def test_one_block_hash_has_no_spread_to_show(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_block_hash_has_no_spread_to_show(engine: WatchedEngine, capfd: Capture) -> None:
     assert run("--nonces", "0-99", "--block-hashes", "1") == 0
     stdout, _ = capfd.readouterr()
     assert "each of 1 block hash\n" in stdout
     assert "Block hashes" not in stdout
-    assert [line.split()[-1] for line in stdout.splitlines() if "highest - lowest" in line] == [
-        "-",
-        "-",
-    ]
+    spreads = [line for line in stdout.splitlines() if "highest - lowest" in line]
+    assert [line.split()[-1] for line in spreads] == ["-", "-"]
 
 
 def test_nonces_without_a_distance_are_left_out_and_counted(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+    engine: WatchedEngine, capfd: Capture
 ) -> None:
     engine.excluded = {3, 4}
     assert run("--nonces", "0-99", "--block-hashes", "2", "--json") == 0
@@ -210,9 +165,7 @@ def test_nonces_without_a_distance_are_left_out_and_counted(
     assert "4 of the distances could not be computed" in stderr
 
 
-def test_a_model_without_finite_states_is_an_error(
-    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_finite_states_is_an_error(engine: WatchedEngine, capfd: Capture) -> None:
     engine.excluded = set(range(10))
     assert run("--nonces", "0-9") == 1
     assert "output finite" in capfd.readouterr().err
@@ -222,7 +175,7 @@ def test_a_model_without_finite_states_is_an_error(
 @pytest.mark.parametrize(("name", "begins"), [("h.png", b"\x89PNG"), ("H.SVG", b"<?xml")])
 def test_the_histogram_is_a_picture_of_the_kind_its_name_says(
     engine: WatchedEngine,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Capture,
     tmp_path: Path,
     name: str,
     begins: bytes,
@@ -234,16 +187,10 @@ def test_the_histogram_is_a_picture_of_the_kind_its_name_says(
     assert "r_target" in capfd.readouterr().out
 
 
+@pytest.mark.usefixtures("without_matplotlib")
 def test_without_matplotlib_the_error_says_how_to_install_it_before_anything_is_computed(
-    engine: WatchedEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    engine: WatchedEngine, capfd: Capture, tmp_path: Path
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
-    )
     assert run("--histogram", str(tmp_path / "h.png")) == 1
     assert "pip install 'proofline[calibrate]'" in capfd.readouterr().err
     assert engine.options is None

@@ -16,31 +16,16 @@ from workers.engines.base import WholeBatchEngine
 from workers.engines.options import EngineOptions
 from workers.engines.ticks import EngineLostError
 
-COMMAND = [
-    "compute",
-    "--model",
-    "tiny-qwen3",
-    "--block-hash",
-    "0xabc",
-    "--public-key",
-    "node-1",
-    "--nonces",
-    "0-2",
-]
+Capture = pytest.CaptureFixture[str]
+PROOF = "--block-hash 0xabc --public-key node-1 --nonces 0-2"
+COMMAND = ["compute", "--model", "tiny-qwen3", *PROOF.split()]
 
 
 class NoisyEngine(WholeBatchEngine):
     """Writes to file descriptor 1 as vLLM and its child processes do."""
 
     def __init__(self) -> None:
-        self.info = ModelInfo(
-            "tiny-qwen3",
-            hidden_size=256,
-            n_layers=4,
-            max_seq_len=512,
-            max_batch_tokens=256,
-            dtype="float32",
-        )
+        self.info = ModelInfo("tiny-qwen3", 256, 4, 512, max_batch_tokens=256, dtype="float32")
         self.options: EngineOptions | None = None
         self.calls: list[tuple[ProofSpec, list[int]]] = []
         self.closed = False
@@ -50,10 +35,9 @@ class NoisyEngine(WholeBatchEngine):
         os.write(1, b"noise\n")
         print("more noise")
         self.calls.append((spec, list(nonces)))
-        value = (
-            (lambda nonce: f"v{nonce}") if spec.scheme == "artifact" else (lambda nonce: nonce / 2)
-        )
-        return [None if nonce in self.excluded else value(nonce) for nonce in nonces]
+        values = [f"v{nonce}" if spec.scheme == "artifact" else nonce / 2 for nonce in nonces]
+        found = zip(nonces, values, strict=True)
+        return [None if nonce in self.excluded else value for nonce, value in found]
 
     def close(self) -> None:
         self.closed = True
@@ -70,9 +54,7 @@ def run(*arguments: str) -> int:
     return run_here(*COMMAND, *arguments)
 
 
-def test_with_json_stdout_holds_only_the_result(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_with_json_stdout_holds_only_the_result(engine: NoisyEngine, capfd: Capture) -> None:
     assert run("--json") == 0
     stdout, stderr = capfd.readouterr()
     assert json.loads(stdout) == {
@@ -90,84 +72,52 @@ def test_with_json_stdout_holds_only_the_result(
     assert engine.closed
 
 
-def test_stdout_is_back_afterwards(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stdout_is_back_afterwards(engine: NoisyEngine, capfd: Capture) -> None:
     run("--json")
     capfd.readouterr()
     os.write(1, b"here\n")
     assert capfd.readouterr().out == "here\n"
 
 
-def test_options_reach_the_engine(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "--engine",
-        "vllm",
-        "--dtype",
-        "bfloat16",
-        "--tensor-parallel",
-        "2",
-        "--pipeline-parallel",
-        "3",
-    ]
-    proof = ["--seq-len", "16", "--k-dim", "4", "--stronger-rng", "--max-batch-tokens", "99"]
-    assert run(*options, *proof, "--", "--enforce-eager", "--max-model-len", "64") == 0
+def test_options_reach_the_engine(engine: NoisyEngine, capfd: Capture) -> None:
+    options = "--engine vllm --dtype bfloat16 --tensor-parallel 2 --pipeline-parallel 3"
+    proof = "--seq-len 16 --k-dim 4 --stronger-rng --max-batch-tokens 99"
+    own = ("--enforce-eager", "--max-model-len", "64")
+    assert run(*options.split(), *proof.split(), "--", *own) == 0
     chosen = engine.options
     assert chosen is not None
     assert chosen.engine == "vllm"
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
-    assert (chosen.max_batch_tokens, chosen.vllm_args) == (
-        99,
-        ("--enforce-eager", "--max-model-len", "64"),
-    )
+    assert (chosen.max_batch_tokens, chosen.vllm_args) == (99, own)
     assert Path(chosen.model, "config.json").is_file()
     spec, _ = engine.calls[0]
     assert (spec.seq_len, spec.options) == (16, {"k_dim": 4, "stronger_rng": True})
 
 
-def test_distances_are_printed_as_two_lists(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_distances_are_printed_as_two_lists(engine: NoisyEngine, capfd: Capture) -> None:
     assert run("--scheme", "distance", "--randomization", "layer_hooks", "--json") == 0
     printed = json.loads(capfd.readouterr().out)
-    assert printed.pop("request")["params"] == {
-        "scheme": "distance",
-        "seq_len": 256,
-        "randomization": "layer_hooks",
-    }
+    params = {"scheme": "distance", "seq_len": 256, "randomization": "layer_hooks"}
+    assert printed.pop("request")["params"] == params
     assert printed == {"nonces": [0, 1, 2], "dist": [0.0, 0.5, 1.0]}
     assert engine.calls[0][0].options == {"randomization": "layer_hooks"}
 
 
-def test_chains_need_the_number_of_their_steps(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_chains_need_the_number_of_their_steps(engine: NoisyEngine, capfd: Capture) -> None:
     assert run("--scheme", "decode") == 2
     assert "needs --max-tokens" in capfd.readouterr().err
     assert run("--scheme", "decode", "--max-tokens", "8", "--json") == 0
     assert engine.calls[0][0].options == {"k_dim": 12, "max_tokens": 8}
 
 
-def test_a_schemes_options_may_be_named(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
-    named = [
-        "--option",
-        "randomization=layer_hooks",
-        "--option",
-        "other=[1]",
-        "--option",
-        "text=a=b",
-    ]
-    assert run("--scheme", "distance", *named, "--json") == 0
-    assert engine.calls[0][0].options == {
-        "randomization": "layer_hooks",
-        "other": [1],
-        "text": "a=b",
-    }
+def test_a_schemes_options_may_be_named(engine: NoisyEngine, capfd: Capture) -> None:
+    named = "--option randomization=layer_hooks --option other=[1] --option text=a=b"
+    assert run("--scheme", "distance", *named.split(), "--json") == 0
+    options = {"randomization": "layer_hooks", "other": [1], "text": "a=b"}
+    assert engine.calls[0][0].options == options
 
 
-def test_excluded_nonces_are_left_out_and_counted(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_excluded_nonces_are_left_out_and_counted(engine: NoisyEngine, capfd: Capture) -> None:
     engine.excluded = {1}
     assert run("--json") == 0
     stdout, stderr = capfd.readouterr()
@@ -176,35 +126,27 @@ def test_excluded_nonces_are_left_out_and_counted(
 
 
 def test_many_nonces_are_computed_in_steps_that_fill_the_engines_micro_batches(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
+    engine: NoisyEngine, capfd: Capture
 ) -> None:
     assert run("--seq-len", "16", "--nonces", "0-39", "--json") == 0
     assert [len(nonces) for _, nonces in engine.calls] == [16, 16, 8]
     assert len(json.loads(capfd.readouterr().out)["artifacts"]) == 40
 
 
-def test_without_json_people_get_a_table(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_json_people_get_a_table(engine: NoisyEngine, capfd: Capture) -> None:
     assert run() == 0
-    assert [line.split() for line in capfd.readouterr().out.splitlines()] == [
-        ["nonce", "vector_b64"],
-        ["0", "v0"],
-        ["1", "v1"],
-        ["2", "v2"],
-    ]
+    rows = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+    assert rows == ["nonce vector_b64", "0 v0", "1 v1", "2 v2"]
 
 
-def test_the_result_can_go_to_a_file(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_result_can_go_to_a_file(engine: NoisyEngine, capfd: Capture, tmp_path: Path) -> None:
     assert run("--output", str(tmp_path / "proof.json")) == 0
     assert capfd.readouterr().out == ""
     assert len(json.loads((tmp_path / "proof.json").read_text())["artifacts"]) == 3
 
 
 def test_the_engine_is_closed_after_a_failure_too(
-    engine: NoisyEngine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    engine: NoisyEngine, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> list[Any]:
         raise EngineLostError("The engine is gone; start again.")

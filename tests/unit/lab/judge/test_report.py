@@ -1,10 +1,9 @@
 """`report` on files as the commands and the API write them, and on the golden ones."""
 
-import importlib.util
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,6 @@ HONEST = [
 CHEATS = ["--tampered", str(MADE / "int8.json"), "--tampered", str(MADE / "int4.json")]
 PICTURES = ["distances.png", "machines.png", "power.png"]
 Capture = pytest.CaptureFixture[str]
-Write = Callable[..., str]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a document and returns its path."""
-
-    def to(name: str, document: Any) -> str:
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(document if isinstance(document, str) else json.dumps(document))
-        return str(path)
-
-    return to
 
 
 def generated(
@@ -92,33 +77,49 @@ def examples(document: str, section: str) -> list[str]:
     ]
 
 
-def run(tmp_path: Path, *arguments: str) -> int:
-    return run_here("report", *arguments, "--output", str(tmp_path / "out"))
+class Reports:
+    """A folder with files of proofs, and `report` on some of them."""
+
+    def __init__(self, folder: Path, capfd: Capture) -> None:
+        self.folder, self.out, self._capfd = folder, folder / "out", capfd
+
+    def write(self, name: str, document: Any) -> str:
+        """Writes a document and returns its path."""
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+        return str(path)
+
+    def run(self, *arguments: str) -> int:
+        return run_here("report", *arguments, "--output", str(self.out))
+
+    def printed(self, *arguments: str) -> str:
+        # Rendering takes longer than all else, and another test looks at pictures.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "lab.judge.report_pictures.save", lambda _figure, picture, _option: picture.touch()
+            )
+            assert self.run(*arguments) == 0
+        stdout, _ = self._capfd.readouterr()
+        return stdout
+
+    def numbers(self, *arguments: str) -> dict[str, Any]:
+        stdout = self.printed(*arguments, "--json")
+        assert stdout.count("\n") == 1
+        found: dict[str, Any] = json.loads(stdout)
+        return found
+
+    def error(self, *arguments: str) -> str:
+        existed = self.out.exists()
+        assert self.run(*arguments) == 2
+        _, stderr = self._capfd.readouterr()
+        assert self.out.exists() == existed
+        return " ".join(stderr.split())
 
 
-def printed(tmp_path: Path, capfd: Capture, *arguments: str) -> str:
-    # Rendering takes longer than all else, and another test looks at pictures.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "lab.judge.report_pictures.save", lambda _figure, picture, _option: picture.touch()
-        )
-        assert run(tmp_path, *arguments) == 0
-    stdout, _ = capfd.readouterr()
-    return stdout
-
-
-def numbers(tmp_path: Path, capfd: Capture, *arguments: str) -> dict[str, Any]:
-    stdout = printed(tmp_path, capfd, *arguments, "--json")
-    assert stdout.count("\n") == 1
-    found: dict[str, Any] = json.loads(stdout)
-    return found
-
-
-def error(tmp_path: Path, capfd: Capture, *arguments: str) -> str:
-    assert run(tmp_path, *arguments) == 2
-    _, stderr = capfd.readouterr()
-    assert not (tmp_path / "out").exists()
-    return " ".join(stderr.split())
+@pytest.fixture
+def reports(tmp_path: Path, capfd: Capture) -> Reports:
+    return Reports(tmp_path, capfd)
 
 
 class Page(HTMLParser):
@@ -145,7 +146,7 @@ def test_a_report_is_the_documents_three_pictures_and_a_page_that_needs_nothing_
     monkeypatch.chdir(ROOT)
     words = shlex.split(block.replace("\\\n", " "))
     assert words[:2] == ["proofline", "report"]
-    assert run(tmp_path, *words[2:]) == 0
+    assert run_here("report", *words[2:], "--output", str(tmp_path / "out")) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*PICTURES, "report.html"]
     for name in PICTURES:
         pixels = imread(tmp_path / "out" / name)
@@ -176,9 +177,9 @@ def test_a_report_is_the_documents_three_pictures_and_a_page_that_needs_nothing_
 
 
 def test_what_is_recommended_tells_honest_machines_from_an_eight_bit_model(
-    tmp_path: Path, capfd: Capture
+    reports: Reports,
 ) -> None:
-    found = numbers(tmp_path, capfd, *HONEST, *CHEATS)
+    found = reports.numbers(*HONEST, *CHEATS)
     rule = found["recommended"]
     assert rule["kept"] is True
     assert rule["false_alarm"] <= rule["false_alarm_at_worst"] < rule["fraud_threshold"] == 0.01
@@ -195,7 +196,7 @@ def test_what_is_recommended_tells_honest_machines_from_an_eight_bit_model(
     assert {one["n"] for one in found["comparisons"]} == {200}
 
 
-def test_the_golden_files_are_read_as_they_are(tmp_path: Path, capfd: Capture) -> None:
+def test_the_golden_files_are_read_as_they_are(reports: Reports) -> None:
     files = [
         str(GOLDEN / f"{name}.json")
         for name in (
@@ -204,9 +205,7 @@ def test_the_golden_files_are_read_as_they_are(tmp_path: Path, capfd: Capture) -
             "cpu-tiny-qwen3-float32",
         )
     ]
-    found = numbers(
-        tmp_path, capfd, *files, "--tampered", str(GOLDEN / "cpu-tiny-llama-float32.json")
-    )
+    found = reports.numbers(*files, "--tampered", str(GOLDEN / "cpu-tiny-llama-float32.json"))
     assert {one["n"] for one in found["comparisons"]} == {32}
     far = next(
         one
@@ -219,9 +218,7 @@ def test_the_golden_files_are_read_as_they_are(tmp_path: Path, capfd: Capture) -
     assert found["recommended"]["kept"]
 
 
-def test_files_of_generate_compute_and_callbacks_go_together(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
+def test_files_of_generate_compute_and_callbacks_go_together(reports: Reports) -> None:
     answer = generated()
     of_compute = generated(offset=0.01) | {"status": None}
     payload = generated(offset=0.02)
@@ -229,70 +226,63 @@ def test_files_of_generate_compute_and_callbacks_go_together(
     del payload["request"]
     bare = generated(offset=0.03)["artifacts"]
     files = [
-        write(f"{i}.json", document)
+        reports.write(f"{i}.json", document)
         for i, document in enumerate([answer, of_compute, payload, bare])
     ]
-    found = numbers(tmp_path, capfd, *files)
+    found = reports.numbers(*files)
     means = {one["name"]: one["mean"] for one in found["comparisons"] if one["honest"]}
     assert len(means) == 6
     assert means["0, 1"] == pytest.approx(0.01, rel=0.2)
     assert means["0, 3"] == pytest.approx(0.03, rel=0.2)
 
 
-def test_without_tampered_files_the_cheat_makes_vectors_up(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
-    files = [write("a.json", generated()), write("b.json", generated(offset=0.01))]
-    found = numbers(tmp_path, capfd, *files)
+def test_without_tampered_files_the_cheat_makes_vectors_up(reports: Reports) -> None:
+    files = [reports.write("a.json", generated()), reports.write("b.json", generated(offset=0.01))]
+    found = reports.numbers(*files)
     (invented,) = [one for one in found["comparisons"] if not one["honest"]]
     assert invented["mean"] == pytest.approx(np.sqrt(2), rel=0.15)
     assert any("invented" in note for note in found["notes"])
 
 
-def test_equal_artifacts_are_told_to_say_little(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
-    found = numbers(tmp_path, capfd, write("a.json", generated()), write("b.json", generated()))
+def test_equal_artifacts_are_told_to_say_little(reports: Reports) -> None:
+    found = reports.numbers(
+        reports.write("a.json", generated()), reports.write("b.json", generated())
+    )
     assert found["recommended"]["dist_threshold"] == 0
     assert any("All honest artifacts are equal" in note for note in found["notes"])
 
 
-def test_files_of_the_same_name_are_told_apart(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
-    files = [write("one/proof.json", generated()), write("two/proof.json", generated(offset=0.01))]
-    found = numbers(tmp_path, capfd, *files)
+def test_files_of_the_same_name_are_told_apart(reports: Reports) -> None:
+    files = [
+        reports.write("one/proof.json", generated()),
+        reports.write("two/proof.json", generated(offset=0.01)),
+    ]
+    found = reports.numbers(*files)
     assert found["comparisons"][0]["name"] == f"{files[0]}, {files[1]}"
 
 
-def test_a_cheat_may_have_computed_with_another_seq_len(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
-    files = [write("a.json", generated()), write("b.json", generated(offset=0.01))]
-    short = write("short.json", generated(seed=2, params={"seq_len": 8}))
-    assert numbers(tmp_path, capfd, *files, "--tampered", short)["recommended"]["kept"]
-    assert "seq_len is 64 in one, 8 in the other" in error(tmp_path / "again", capfd, *files, short)
+def test_a_cheat_may_have_computed_with_another_seq_len(reports: Reports) -> None:
+    files = [reports.write("a.json", generated()), reports.write("b.json", generated(offset=0.01))]
+    short = reports.write("short.json", generated(seed=2, params={"seq_len": 8}))
+    assert reports.numbers(*files, "--tampered", short)["recommended"]["kept"]
+    assert "seq_len is 64 in one, 8 in the other" in reports.error(*files, short)
 
 
-def test_verdicts_on_chains_are_judged_by_their_margins(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
-    honest = write("h200.json", verdict([0.0] * 190 + [0.004] * 10))
-    random = write("random.json", verdict([0.2, 0.25] * 50))
-    found = numbers(tmp_path, capfd, honest, "--tampered", random)
+def test_verdicts_on_chains_are_judged_by_their_margins(reports: Reports) -> None:
+    honest = reports.write("h200.json", verdict([0.0] * 190 + [0.004] * 10))
+    random = reports.write("random.json", verdict([0.2, 0.25] * 50))
+    found = reports.numbers(honest, "--tampered", random)
     assert found["unit"] == "margin"
     assert found["recommended"]["dist_threshold"] <= 0.004
     assert found["usual"]["dist_threshold"] == 0.025
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+    assert sorted(path.name for path in (reports.out).iterdir()) == [
         "distances.png",
         "power.png",
         "report.html",
     ]
 
 
-def test_the_references_verdicts_on_chains_are_read(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
+def test_the_references_verdicts_on_chains_are_read(reports: Reports) -> None:
     """Of its honest and its random chains, on all four machines: as many nonces as a report
     takes.
     """
@@ -301,17 +291,16 @@ def test_the_references_verdicts_on_chains_are_read(
         for case in json.loads(file.read_text())["validation"]:
             per_nonce.setdefault(case["name"], []).extend(case["expect"]["per_nonce"])
     honest, random = (
-        write(f"{name}.json", {"per_nonce": per_nonce[name]}) for name in ("honest", "all_random")
+        reports.write(f"{name}.json", {"per_nonce": per_nonce[name]})
+        for name in ("honest", "all_random")
     )
-    found = numbers(tmp_path, capfd, honest, "--tampered", random)
+    found = reports.numbers(honest, "--tampered", random)
     assert [one["n"] for one in found["comparisons"]] == [32, 32]
     assert found["recommended"]["kept"]
     assert found["comparisons"][1]["mean"] == pytest.approx(0.24, abs=0.02)
 
 
-def test_compute_with_enforced_chains_has_margins_too(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
+def test_compute_with_enforced_chains_has_margins_too(reports: Reports) -> None:
     def enforced(margin: float) -> dict[str, Any]:
         points = [1 if margin else 0, margin]
         return {
@@ -320,19 +309,17 @@ def test_compute_with_enforced_chains_has_margins_too(
             ]
         }
 
-    found = numbers(
-        tmp_path,
-        capfd,
-        write("a.json", enforced(0.0)),
+    found = reports.numbers(
+        reports.write("a.json", enforced(0.0)),
         "--tampered",
-        write("b.json", enforced(0.3)),
+        reports.write("b.json", enforced(0.3)),
     )
     assert [one["mean"] for one in found["comparisons"]] == [0.0, pytest.approx(0.3)]
 
 
-def test_a_number_of_nonces_too_small_is_said_so(tmp_path: Path, capfd: Capture) -> None:
+def test_a_number_of_nonces_too_small_is_said_so(reports: Reports) -> None:
     few = ["--sample-size", "3", "--tampered-share", "0.1"]
-    stdout = printed(tmp_path, capfd, *HONEST, *CHEATS, *few)
+    stdout = reports.printed(*HONEST, *CHEATS, *few)
     assert "check 3 nonces: of 3, " in stdout
     assert "It does not keep misses below 1 %" in stdout
     assert "a cheat that tampers with 10 % of its nonces" in stdout
@@ -374,25 +361,25 @@ def test_a_number_of_nonces_too_small_is_said_so(tmp_path: Path, capfd: Capture)
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(
-    tmp_path: Path, write: Write, capfd: Capture, changed: Any, said: str
+    reports: Reports, changed: Any, said: str
 ) -> None:
-    assert said in error(tmp_path, capfd, write("a.json", generated()), write("b.json", changed))
+    assert said in reports.error(
+        reports.write("a.json", generated()), reports.write("b.json", changed)
+    )
 
 
 @pytest.mark.parametrize("field", ["block_hash", "k_dim"])
-def test_a_cheats_file_must_be_of_the_same_proof_too(
-    tmp_path: Path, write: Write, capfd: Capture, field: str
-) -> None:
+def test_a_cheats_file_must_be_of_the_same_proof_too(reports: Reports, field: str) -> None:
     other = generated(block_hash="0xdef") if field == "block_hash" else generated(k_dim=8)
-    files = [write("a.json", generated()), write("b.json", generated(offset=0.01))]
-    assert f"{field} is" in error(tmp_path, capfd, *files, "--tampered", write("c.json", other))
+    files = [reports.write("a.json", generated()), reports.write("b.json", generated(offset=0.01))]
+    assert f"{field} is" in reports.error(*files, "--tampered", reports.write("c.json", other))
 
 
-def test_one_file_cannot_be_compared(tmp_path: Path, write: Write, capfd: Capture) -> None:
-    one = write("a.json", generated())
-    assert "Give at least two files of honest machines" in error(tmp_path, capfd, one)
-    assert "given twice" in error(tmp_path, capfd, one, one)
-    assert "Cannot read" in error(tmp_path, capfd, one, str(tmp_path / "none.json"))
+def test_one_file_cannot_be_compared(reports: Reports, tmp_path: Path) -> None:
+    one = reports.write("a.json", generated())
+    assert "Give at least two files of honest machines" in reports.error(one)
+    assert "given twice" in reports.error(one, one)
+    assert "Cannot read" in reports.error(one, str(tmp_path / "none.json"))
 
 
 def chained(chains: dict[int, list[int]], **params: Any) -> dict[str, Any]:
@@ -410,16 +397,16 @@ def chained(chains: dict[int, list[int]], **params: Any) -> dict[str, Any]:
 
 
 def test_chains_of_several_machines_are_told_how_often_they_part(
-    tmp_path: Path, write: Write, capfd: Capture
+    reports: Reports, capfd: Capture
 ) -> None:
     one = {nonce: [nonce % 16] * 9 for nonce in range(25)}
     parted = one | {3: [3] * 4 + [5] * 5, 4: [4] * 8 + [0], 100: [1] * 9}
     other = one | {3: [9] * 9}
     files = [
-        write(f"{name}.json", chained(chains))
+        reports.write(f"{name}.json", chained(chains))
         for name, chains in (("h200", one), ("cpu", parted), ("h100", other))
     ]
-    assert run(tmp_path, *files, "--json") == 0
+    assert reports.run(*files, "--json") == 0
     pairs = {pair["name"]: pair for pair in json.loads(capfd.readouterr().out)["pairs"]}
     assert pairs["h200, cpu"] == {
         "name": "h200, cpu",
@@ -429,8 +416,8 @@ def test_chains_of_several_machines_are_told_how_often_they_part(
         "share_parted": 2 / 25,
     }
     assert (pairs["h200, h100"]["n_parted"], pairs["h200, h100"]["mean_step"]) == (1, 0.0)
-    assert not (tmp_path / "out").exists()
-    assert run(tmp_path, *files) == 0
+    assert not (reports.out).exists()
+    assert reports.run(*files) == 0
     shown = " ".join(capfd.readouterr().out.split())
     assert "2 (8.0%)" in shown
     assert "proofline validate" in shown
@@ -445,27 +432,25 @@ def test_chains_of_several_machines_are_told_how_often_they_part(
     ],
 )
 def test_chains_that_do_not_belong_together_are_refused(
-    tmp_path: Path, write: Write, capfd: Capture, other: Any, said: str
+    reports: Reports, other: Any, said: str
 ) -> None:
-    mine = write("mine.json", chained({n: [1] * 9 for n in range(25)}))
-    assert said in error(tmp_path, capfd, mine, write("other.json", other))
+    mine = reports.write("mine.json", chained({n: [1] * 9 for n in range(25)}))
+    assert said in reports.error(mine, reports.write("other.json", other))
 
 
-def test_a_cheats_chains_need_a_validation_of_them(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
-    files = [write(f"{i}.json", chained({n: [1] * 9 for n in range(25)})) for i in range(3)]
-    said = error(tmp_path, capfd, *files[:2], "--tampered", files[2])
+def test_a_cheats_chains_need_a_validation_of_them(reports: Reports) -> None:
+    files = [reports.write(f"{i}.json", chained({n: [1] * 9 for n in range(25)})) for i in range(3)]
+    said = reports.error(*files[:2], "--tampered", files[2])
     assert "the answer to a validation of its chains" in said
 
 
-def test_mismatch_rates_are_told_at_the_thresholds_named_for_chains(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
+def test_mismatch_rates_are_told_at_the_thresholds_named_for_chains(reports: Reports) -> None:
     """Of another release, say, and of larger batches, each judged by this machine."""
-    release = write("release.json", verdict([0.0] * 90 + [0.026] * 5 + [0.035] * 3 + [0.045] * 2))
-    batches = write("batches.json", verdict([0.0] * 99 + [0.03]))
-    found = numbers(tmp_path, capfd, release, batches)
+    release = reports.write(
+        "release.json", verdict([0.0] * 90 + [0.026] * 5 + [0.035] * 3 + [0.045] * 2)
+    )
+    batches = reports.write("batches.json", verdict([0.0] * 99 + [0.03]))
+    found = reports.numbers(release, batches)
     rates = {one["name"]: one for one in found["mismatch_rates"]}
     limits = ("0.025", "0.03", "0.04", "0.05")
     assert [rates["release"][limit] for limit in limits] == [0.1, 0.05, 0.02, 0.0]
@@ -474,13 +459,11 @@ def test_mismatch_rates_are_told_at_the_thresholds_named_for_chains(
     assert rates["invented"]["kind"] == "tampered"
     assert rates["invented"]["0.05"] == 1.0
     assert any("invented" in note for note in found["notes"])
-    page = Page(tmp_path / "out" / "report.html")
+    page = Page(reports.out / "report.html")
     assert "Mismatches by dist_threshold" in page.text
 
 
-def test_chains_that_are_made_up_lie_as_far_off_as_is_known(
-    tmp_path: Path, write: Write, capfd: Capture
-) -> None:
+def test_chains_that_are_made_up_lie_as_far_off_as_is_known() -> None:
     """0.11 on average of one claim; 0.32 of the largest of 257."""
     from lab.judge.comparisons import invented_margins
 
@@ -489,26 +472,23 @@ def test_chains_that_are_made_up_lie_as_far_off_as_is_known(
 
 
 def test_a_file_that_does_not_say_for_which_of_several_proofs_it_is_is_refused(
-    tmp_path: Path, write: Write, capfd: Capture
+    reports: Reports,
 ) -> None:
     golden = json.loads((GOLDEN / "cpu-tiny-qwen3-float32.json").read_text())
-    bare = write("bare.json", golden["artifact"][0]["artifacts"])
-    whole = write("golden.json", golden)
-    assert "does not say for which block hash" in error(tmp_path, capfd, bare, whole)
+    bare = reports.write("bare.json", golden["artifact"][0]["artifacts"])
+    whole = reports.write("golden.json", golden)
+    assert "does not say for which block hash" in reports.error(bare, whole)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capfd: Capture) -> None:
-    (tmp_path / "out").write_text("a file")
-    assert run(tmp_path, *HONEST) == 2
+def test_a_folder_that_cannot_be_written_is_named(reports: Reports, capfd: Capture) -> None:
+    (reports.out).write_text("a file")
+    assert reports.run(*HONEST) == 2
     assert "choose another --output" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("without_matplotlib")
 def test_without_matplotlib_the_error_says_how_to_install_it(
-    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    reports: Reports, capfd: Capture
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
-    )
-    assert run(tmp_path, *HONEST) == 1
+    assert reports.run(*HONEST) == 1
     assert "report needs matplotlib" in capfd.readouterr().err

@@ -36,11 +36,9 @@ class ProfiledEngine(SyntheticEngine):
         assert self.options is not None
         self.config = json.loads(Path(self.options.model, "config.json").read_text())
         kernels = [Kernel("", "gemm", 0.006), Kernel("inputs", "mul", 0.002)]
-        return (
-            []
-            if self.blind
-            else [RankProfile("H200", 0, 0.01, 0.008, 6e9 * len(nonces), 6e14, kernels)]
-        )
+        if self.blind:
+            return []
+        return [RankProfile("H200", 0, 0.01, 0.008, 6e9 * len(nonces), 6e14, kernels)]
 
     def close(self) -> None:
         self.closed = True
@@ -68,22 +66,10 @@ def result(capfd: Capture, *arguments: str) -> dict[str, Any]:
 def test_the_json_holds_all_that_was_measured_and_what_to_set(
     engine: ProfiledEngine, capfd: Capture
 ) -> None:
-    found = result(
-        capfd,
-        "--model",
-        "tiny-qwen3",
-        "--seq-len",
-        "128",
-        "--batch-size",
-        "8",
-        "--batch-size",
-        "999",
-    )
-    assert (found["model"], found["engine"], found["dummy_weights"]) == (
-        "tiny-qwen3",
-        "vllm",
-        False,
-    )
+    asked = "--model tiny-qwen3 --seq-len 128 --batch-size 8 --batch-size 999"
+    found = result(capfd, *asked.split())
+    assert (found["model"], found["engine"]) == ("tiny-qwen3", "vllm")
+    assert found["dummy_weights"] is False
     assert (found["tensor_parallel"], found["pipeline_parallel"]) == (1, 1)
     assert [one["seq_len"] for one in found["seq_lens"]] == [64, 128]
     one = found["seq_lens"][0]
@@ -117,19 +103,12 @@ def test_people_get_tables_and_at_their_end_what_to_set(
         "Proofs of tiny-qwen3 (vllm, synthetic), tensor parallel 1, pipeline parallel 1, on H200"
     )
     rows = [line.split() for line in stdout.splitlines()]
-    assert [row[:2] for row in rows if row and row[0] in ("2", "8", "16", "32")] == [
-        ["2", "128"],
-        ["8", "512"],
-        ["16", "1,024"],
-        ["32", "2,048"],
-    ]
+    sizes = [" ".join(row[:2]) for row in rows if row and row[0] in ("2", "8", "16", "32")]
+    assert sizes == ["2 128", "8 512", "16 1,024", "32 2,048"]
     assert ["matrix", "products,", "attention", "6.0", "ms", "60.0", "%"] in rows
     assert ["gaps", "2.0", "ms", "20.0", "%"] in rows
-    assert (
-        stdout.index("Set:")
-        < stdout.index("--max-batch-tokens ")
-        < stdout.index("POC_MAX_STEP_MS=30")
-    )
+    told = [stdout.index(part) for part in ("Set:", "--max-batch-tokens ", "POC_MAX_STEP_MS=30")]
+    assert told == sorted(told)
 
 
 def test_who_has_no_terminal_is_told_how_far_it_is(engine: ProfiledEngine, capfd: Capture) -> None:
@@ -163,17 +142,8 @@ def test_an_engine_that_cannot_tell_where_time_goes_still_has_speeds(
 
 
 def test_options_reach_the_engine(engine: ProfiledEngine, capfd: Capture) -> None:
-    divided = [
-        "--tensor-parallel",
-        "2",
-        "--pipeline-parallel",
-        "3",
-        "--max-batch-tokens",
-        "99",
-        "--dtype",
-        "bfloat16",
-    ]
-    found = result(capfd, "--model", "tiny-qwen3", *divided, "--batch-size", "1")
+    divided = "--tensor-parallel 2 --pipeline-parallel 3 --max-batch-tokens 99 --dtype bfloat16"
+    found = result(capfd, "--model", "tiny-qwen3", *divided.split(), "--batch-size", "1")
     chosen = engine.options
     assert chosen is not None
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
@@ -195,19 +165,8 @@ def test_deepgemm_compiles_nothing_ahead_unless_one_asks_for_it(
 def test_dimensions_are_a_model_without_weights_that_is_gone_afterwards(
     engine: ProfiledEngine, capfd: Capture
 ) -> None:
-    assert (
-        run_here(
-            "bench",
-            *QUICK,
-            "--dimensions",
-            "qwen3-8b",
-            "--batch-size",
-            "1",
-            "--",
-            "--enforce-eager",
-        )
-        == 0
-    )
+    asked = "--dimensions qwen3-8b --batch-size 1 -- --enforce-eager"
+    assert run(*asked.split()) == 0
     assert "Proofs of qwen3-8b (vllm, synthetic, dummy weights)" in capfd.readouterr().out
     assert engine.options is not None
     assert (engine.config["hidden_size"], engine.config["num_hidden_layers"]) == (4096, 36)
@@ -305,9 +264,8 @@ def test_earlier_results_are_compared(
 ) -> None:
     earlier = tmp_path / "tensor.json"
     earlier.write_text(json.dumps(result(capfd, "--model", "tiny-qwen3", "--tensor-parallel", "2")))
-    found = result(
-        capfd, "--model", "tiny-qwen3", "--pipeline-parallel", "2", "--compare", str(earlier)
-    )
+    pipelined = ("--model", "tiny-qwen3", "--pipeline-parallel", "2")
+    found = result(capfd, *pipelined, "--compare", str(earlier))
     assert "tensor parallel 2, pipeline parallel 1: " in found["advice"]["reasons"][0]
     assert found["advice"]["tensor_parallel"] + found["advice"]["pipeline_parallel"] == 3
 
@@ -322,13 +280,10 @@ def test_the_picture_is_of_the_kind_its_name_says(
     assert (tmp_path / name).read_bytes().startswith(begins)
 
 
+@pytest.mark.usefixtures("without_matplotlib")
 def test_without_matplotlib_the_error_says_how_to_install_it_before_anything_is_loaded(
-    engine: ProfiledEngine, monkeypatch: pytest.MonkeyPatch, capfd: Capture, tmp_path: Path
+    engine: ProfiledEngine, capfd: Capture, tmp_path: Path
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
-    )
     assert run("--model", "tiny-qwen3", "--picture", str(tmp_path / "t.png")) == 1
     assert "--picture needs matplotlib" in capfd.readouterr().err
     assert engine.options is None

@@ -41,13 +41,8 @@ def states(n: int, hidden: int = 128) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", PRIMITIVES["pick_indices"], ids=lambda c: f"{c['k']}of{c['dim']}")
 def test_picks_are_the_references_in_its_order(case: Any) -> None:
-    scheme = make(
-        "artifact",
-        hidden=case["dim"],
-        block=case["block_hash"],
-        key=case["public_key"],
-        k_dim=case["k"],
-    )
+    about = {"block": case["block_hash"], "key": case["public_key"]}
+    scheme = make("artifact", hidden=case["dim"], k_dim=case["k"], **about)
     assert scheme.pick(case["nonces"]).tolist() == case["indices"]
 
 
@@ -131,18 +126,15 @@ def test_layer_hooks_normalise_and_then_reflect() -> None:
 
 def test_who_transforms_layers_and_who_may_transform_a_sum() -> None:
     by_flips, by_hooks = make("distance"), make("distance", randomization="layer_hooks")
-    assert (make("artifact").transforms_layers, make("artifact").transform_is_linear) == (
-        True,
-        True,
-    )
+    artifact = make("artifact")
+    assert (artifact.transforms_layers, artifact.transform_is_linear) == (True, True)
     assert (by_flips.transforms_layers, by_hooks.transforms_layers) == (False, True)
     assert not by_hooks.transform_is_linear
 
 
 def test_stronger_rng_changes_the_inputs() -> None:
-    assert not torch.equal(
-        make("artifact").inputs([1]), make("artifact", stronger_rng=True).inputs([1])
-    )
+    stronger = make("artifact", stronger_rng=True)
+    assert not torch.equal(make("artifact").inputs([1]), stronger.inputs([1]))
 
 
 def test_sign_flips_are_the_references() -> None:

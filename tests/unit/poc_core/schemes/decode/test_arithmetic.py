@@ -25,33 +25,32 @@ def tensor(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+def at(case: Any) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Where in its chain a case is: base seed, step, and the point before."""
+    return tensor(case["base"]), case["step"], tensor(case["prev_k"])
+
+
 @cases("base_seed")
 def test_base_seeds_are_the_references(case: Any) -> None:
-    assert steps.base_seeds(
-        case["block_hash"], case["public_key"], [case["nonce"]], CPU
-    ).tolist() == [case["seed"]]
+    found = steps.base_seeds(case["block_hash"], case["public_key"], [case["nonce"]], CPU)
+    assert found.tolist() == [case["seed"]]
 
 
 @cases("step_seed")
 @pytest.mark.parametrize("purpose", ["embed", "pick", "token"])
 def test_step_seeds_are_the_references(case: Any, purpose: Any) -> None:
-    found = steps.step_seeds(tensor(case["base"]), case["step"], tensor(case["prev_k"]), purpose)
-    assert found.tolist() == [case[purpose]]
+    assert steps.step_seeds(*at(case), purpose).tolist() == [case[purpose]]
 
 
 @cases("pseudo_token_id")
 def test_token_ids_of_steps_are_the_references(case: Any) -> None:
-    found = steps.step_token_ids(
-        tensor(case["base"]), case["step"], tensor(case["prev_k"]), case["vocab"]
-    )
+    found = steps.step_token_ids(*at(case), case["vocab"])
     assert (found.tolist(), found.dtype) == ([case["id"]], torch.int32)
 
 
 @cases("decode_input")
 def test_inputs_are_the_references(case: Any) -> None:
-    found = steps.step_inputs(
-        tensor(case["base"]), case["step"], tensor(case["prev_k"]), case["hidden"], torch.float32
-    )
+    found = steps.step_inputs(*at(case), case["hidden"], torch.float32)
     torch.testing.assert_close(found[0], torch.tensor(case["values"]), rtol=0, atol=1e-5)
 
 
@@ -71,20 +70,14 @@ def test_the_prefills_picks_are_the_references(case: Any) -> None:
 
 @cases("pick_t")
 def test_a_steps_picks_are_the_references(case: Any) -> None:
-    found = steps.step_picks(
-        tensor(case["base"]), case["step"], tensor(case["prev_k"]), case["hidden"]
-    )
-    assert found[0].tolist() == case["indices"]
+    assert steps.step_picks(*at(case), case["hidden"])[0].tolist() == case["indices"]
 
 
 @cases("snap")
 def test_snaps_are_the_references(case: Any) -> None:
     seed = int(case["hidden_state"].removeprefix("normal(").partition(",")[0])
     state = rng.normal([seed], case["hidden"], CPU)
-    picks = steps.step_picks(
-        tensor(case["base"]), case["step"], tensor(case["prev_k"]), case["hidden"]
-    )
-    found = steps.snap(state, picks)
+    found = steps.snap(state, steps.step_picks(*at(case), case["hidden"]))
     torch.testing.assert_close(found.scores[0], torch.tensor(case["scores"]), rtol=0, atol=2e-6)
     assert found.points.tolist() == [case["k"]]
 

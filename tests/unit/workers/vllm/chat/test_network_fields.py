@@ -66,37 +66,27 @@ def test_modes_have_two_spellings(said: str | None, mode: str | None) -> None:
     assert read(logprobs_mode=said, n=1, **tokens("7")) == RequestOptions(True, mode, [7])
 
 
-@pytest.mark.parametrize(
-    "token",
-    [*("512", "99999", "-1", "token_id:512", "", "9" * 5000, "\ud800", "\u0400")],
-    ids=ascii,
-)
-def test_what_is_no_token_here_judges_who_gave_it(token: str) -> None:
-    refused = refusal(**tokens("7", token))
-    assert (refused.status, refused.param) == (400, "enforced_tokens")
+NO_TOKENS = ("512", "99999", "-1", "token_id:512", "", "9" * 5000, "\ud800", "\u0400")
+NO_LISTS = [*({"tokens": []}, {"tokens": None}, {}, [], "7", 7), {"tokens": "7"}] + [
+    {"tokens": [{"token": "99999"}, one]} for one in ({}, {"token": 7}, "7", None)
+]
 
 
 @pytest.mark.parametrize(
-    "enforced",
-    [*({"tokens": []}, {"tokens": None}, {}, [], "7", 7), {"tokens": "7"}]
-    + [{"tokens": [{"token": "99999"}, one]} for one in ({}, {"token": 7}, "7", None)],
-    ids=str,
+    ("body", "judged"),
+    [
+        *((tokens("7", token), "enforced_tokens") for token in NO_TOKENS),
+        *(({"enforced_tokens": enforced}, None) for enforced in NO_LISTS),
+        *(({"enforced_str": text}, "enforced_str") for text in ("", 7, ["a"], "\ud800", "\u0400")),
+        *(({"logprobs_mode": m}, "logprobs_mode") for m in ("foo", 1, "", [RAW], {}, True)),
+    ],
+    ids=lambda value: ascii(value)[:60],
 )
-def test_what_is_no_list_of_tokens_judges_nobody(enforced: Any) -> None:
-    refused = refusal(enforced_tokens=enforced)
-    assert (refused.status, refused.param) == (400, None)
-
-
-@pytest.mark.parametrize("text", ["", 7, ["a"], "\ud800", "\u0400"], ids=ascii)
-def test_what_is_no_known_text_judges_nobody(text: Any) -> None:
-    refused = refusal(enforced_str=text)
-    assert (refused.status, refused.param) == (400, "enforced_str")
-
-
-@pytest.mark.parametrize("mode", ["foo", 1, "", ["raw_logprobs"], {}, True], ids=str)
-def test_another_mode_is_refused(mode: Any) -> None:
-    refused = refusal(logprobs_mode=mode)
-    assert (refused.status, refused.param) == (400, "logprobs_mode")
+def test_what_cannot_be_read_is_refused_and_judges_who_gave_it(
+    body: dict[str, Any], judged: str | None
+) -> None:
+    refused = refusal(**body)
+    assert (refused.status, refused.param) == (400, judged)
 
 
 def test_a_beam_search_takes_no_known_tokens() -> None:
