@@ -124,9 +124,8 @@ class TestAgainstTheApi:
     def node(
         self, client: TestClient, both: Callable[..., Both], serve: Callable[..., Any]
     ) -> Both:
-        serve("w1")
-
         def forward(request: httpx.Request) -> httpx.Response:
+            serve("w1")  # its heart beats, however long a request takes
             answer = client.request(
                 request.method,
                 request.url.raw_path.decode(),

@@ -67,6 +67,7 @@ def test_modes_have_two_spellings(said: str | None, mode: str | None) -> None:
 
 
 NO_TOKENS = ("512", "99999", "-1", "token_id:512", "", "9" * 5000, "\ud800", "\u0400")
+NO_MODES: tuple[Any, ...] = ("foo", 1, "", [RAW], {}, True)
 NO_LISTS = [*({"tokens": []}, {"tokens": None}, {}, [], "7", 7), {"tokens": "7"}] + [
     {"tokens": [{"token": "99999"}, one]} for one in ({}, {"token": 7}, "7", None)
 ]
@@ -78,7 +79,7 @@ NO_LISTS = [*({"tokens": []}, {"tokens": None}, {}, [], "7", 7), {"tokens": "7"}
         *((tokens("7", token), "enforced_tokens") for token in NO_TOKENS),
         *(({"enforced_tokens": enforced}, None) for enforced in NO_LISTS),
         *(({"enforced_str": text}, "enforced_str") for text in ("", 7, ["a"], "\ud800", "\u0400")),
-        *(({"logprobs_mode": m}, "logprobs_mode") for m in ("foo", 1, "", [RAW], {}, True)),
+        *(({"logprobs_mode": mode}, "logprobs_mode") for mode in NO_MODES),
     ],
     ids=lambda value: ascii(value)[:60],
 )
