@@ -66,18 +66,10 @@ def ours(
     """
     chat = GateStats(chat_active=1, chat_total=2, chat_refused=3, skips=4, proof_busy_s=5.0)
     workers.heartbeat(replace(worker_record("w1"), stats=vars(chat), host_id="h1-1-a"))
-    place = WorkerPlace(
-        name="h1/cpu0",
-        pid=1,
-        is_ready=True,
-        since=1.0,
-        restarts=1,
-        last_exit="exit code 70",
-        last_exit_at=1.0,
-    )
-    host = HostReport(
-        id="h1-1-a", host="h1", state=HostState.SERVING, generation=0, places=(place,)
-    )
+    ended: dict[str, Any] = {"restarts": 1, "last_exit": "exit code 70", "last_exit_at": 1.0}
+    place = WorkerPlace(name="h1/cpu0", pid=1, is_ready=True, since=1.0, **ended)
+    serves = {"id": "h1-1-a", "host": "h1", "state": HostState.SERVING}
+    host = HostReport(**serves, generation=0, places=(place,))
     DeploymentStore(redis, settings).report(host)
     record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert record is not None
@@ -240,26 +232,21 @@ def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+m", alert.get("for", "1m"))
 
 
+@cache
+def shown() -> set[str]:
+    """The metrics that some panel asks for."""
+    targets = (target for panel in PANELS for target in panel["targets"])
+    return {name for target in targets for name in metrics_of(target["expr"])}
+
+
 def test_each_metric_of_ours_is_shown(ours: Labels) -> None:
-    shown = {
-        name
-        for panel in PANELS
-        for target in panel["targets"]
-        for name in metrics_of(target["expr"])
-    }
-    assert ours.keys() - shown == set()
+    assert ours.keys() - shown() == set()
 
 
 def test_each_family_of_the_networks_schema_is_shown() -> None:
     """But for those that say how things are set up."""
-    shown = {
-        name
-        for panel in PANELS
-        for target in panel["targets"]
-        for name in metrics_of(target["expr"])
-    }
     figures = [family for family in ALL if not family.name.endswith("_info")]
-    assert [family.name for family in figures if not shown & set(family.sample_names)] == []
+    assert [family.name for family in figures if not shown() & set(family.sample_names)] == []
 
 
 def test_the_document_has_the_alerts() -> None:
@@ -309,9 +296,8 @@ def test_prometheus_finds_its_rules_and_its_targets() -> None:
     assert f"--config.file={folder}/prometheus.yaml" in services["prometheus"]["command"]
     assert PROMETHEUS["rule_files"] == [f"{folder}/alerts.yaml"]
     (alertmanagers,) = PROMETHEUS["alerting"]["alertmanagers"]
-    assert [Path(file).parent for file in alertmanagers["file_sd_configs"][0]["files"]] == [
-        Path(folder)
-    ]
+    files = alertmanagers["file_sd_configs"][0]["files"]
+    assert [Path(file).parent for file in files] == [Path(folder)]
     for job in PROMETHEUS["scrape_configs"]:
         for target in job["static_configs"][0]["targets"]:
             name, port = target.split(":")
@@ -339,11 +325,8 @@ def test_grafana_lets_nobody_in_without_its_password() -> None:
     environment = compose_file.services()["grafana"]["environment"]
     assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/proofline/grafana_password"
     opens = (
-        "GF_AUTH_",
-        "GF_USERS_",
-        "GF_SECURITY_ALLOW_",
-        "GF_SECURITY_ADMIN_PASSWORD",
-        "GF_SNAPSHOTS_",
+        *("GF_AUTH_", "GF_USERS_", "GF_SNAPSHOTS_"),
+        *("GF_SECURITY_ALLOW_", "GF_SECURITY_ADMIN_PASSWORD"),
     )
     assert [name for name in environment if name.startswith(opens)] == [
         "GF_SECURITY_ADMIN_PASSWORD__FILE"

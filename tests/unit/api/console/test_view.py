@@ -147,9 +147,8 @@ def test_a_round_its_rates_and_its_steps(
     assert [values[place] for values in steps["workers"].values()] == [2.0, 8.0]
     assert (found["node"]["state"], found["round"]["outbox"]["failures"]) == ("GENERATING", 0)
     assert "secret" not in str(found)
-    assert [(one["kind"], one["status"], one["n_done"]) for one in found["work"]] == [
-        ("round", "generating", 50)
-    ]
+    (work,) = found["work"]
+    assert (work["kind"], work["status"], work["n_done"]) == ("round", "generating", 50)
     rounds.switch(current, RoundState.STOPPED)
     stopped = read(view)["round"]
     clock.now += 60
@@ -224,19 +223,12 @@ def test_what_is_deployed(view: View, redis: Redis, settings: Settings, clock: C
     report = HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0)
     store.report(report)
     store.deploy(Deployment(model="tiny-llama"))
-    store.report(
-        report.model_copy(
-            update={"generation": 1, "state": HostState.STARTING, "model": "tiny-llama"}
-        )
-    )
-    logs = HostLogs(
-        host="h1", workers=[ChildLog(name="h1/cpu0", pid=None, lines=["Traceback", "<b>no</b>"])]
-    )
-    store.store_logs("h1-7", logs)
+    starts = {"generation": 1, "state": HostState.STARTING, "model": "tiny-llama"}
+    store.report(report.model_copy(update=starts))
+    child = ChildLog(name="h1/cpu0", pid=None, lines=["Traceback", "<b>no</b>"])
+    store.store_logs("h1-7", HostLogs(host="h1", workers=[child]))
     found = read(view)
-    assert (found["deployment"]["state"], found["deployment"]["model"]) == (
-        "starting",
-        "tiny-llama",
-    )
-    assert found["deployment"]["hosts"][0]["state"] == "STARTING"
+    deployment = found["deployment"]
+    assert (deployment["state"], deployment["model"]) == ("starting", "tiny-llama")
+    assert deployment["hosts"][0]["state"] == "STARTING"
     assert found["events"] == 1

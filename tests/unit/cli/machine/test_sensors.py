@@ -97,14 +97,10 @@ class FakeNvml(ModuleType):
         return SimpleNamespace(total=100, used=60, free=40)
 
     def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
-        returned = (
-            self.NVML_SUCCESS if handle == 0 and not self.is_lost else self.NVML_ERROR_NOT_SUPPORTED
-        )
-        return [
-            SimpleNamespace(
-                nvmlReturn=returned, value=SimpleNamespace(uiVal=self.memory_temperature)
-            )
-        ]
+        has_it = handle == 0 and not self.is_lost
+        returned = self.NVML_SUCCESS if has_it else self.NVML_ERROR_NOT_SUPPORTED
+        value = SimpleNamespace(uiVal=self.memory_temperature)
+        return [SimpleNamespace(nvmlReturn=returned, value=value)]
 
     def nvmlEventSetCreate(self) -> ctypes.c_int:
         return ctypes.c_int(7)
@@ -267,8 +263,3 @@ class TestCgroup:
     def test_without_any_it_is_the_machines(self, tmp_path: Path, own: Path) -> None:
         used, limit = working_memory(tmp_path, own)
         assert 0 < used < limit == psutil.virtual_memory().total
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()

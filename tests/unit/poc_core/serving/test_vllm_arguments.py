@@ -103,33 +103,13 @@ def test_values_of_all_shapes_pass(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "--model /etc",
-        "--config /etc/passwd",
-        "--middleware os.system",
-        "--api-key secret",
-        "--ssl-keyfile x",
-        "--uds /tmp/x",
-        "--tool-parser-plugin /tmp/x.py",
-        "--reasoning-parser-plugin /tmp/x.py",
-        "--logits-processors x:y",
-        "--worker-cls x.y",
-        "--scheduler-cls x.y",
-        "--kv-transfer-config {}",
-        "--compilation-config.backend x",
-        "--chat-template /etc/passwd",
-        "--allowed-local-media-path /",
-        "--code-revision main",
-        "--enable-lora",
-        "--lora-modules a=/x",
-        "--allowed-local",
-        "--chat-temp.x",
-        "--no-such-argument 3",
-        "-O3",
-        "-O 3",
-        "-n 2",
-        "---seed 1",
-        "--",
-        "-",
+        *("--model /etc", "--config /etc/passwd", "--middleware os.system", "--api-key secret"),
+        *("--ssl-keyfile x", "--uds /tmp/x", "--tool-parser-plugin /tmp/x.py"),
+        *("--reasoning-parser-plugin /tmp/x.py", "--logits-processors x:y", "--worker-cls x.y"),
+        *("--scheduler-cls x.y", "--kv-transfer-config {}", "--compilation-config.backend x"),
+        *("--chat-template /etc/passwd", "--allowed-local-media-path /", "--code-revision main"),
+        *("--enable-lora", "--lora-modules a=/x", "--allowed-local", "--chat-temp.x"),
+        *("--no-such-argument 3", "-O3", "-O 3", "-n 2", "---seed 1", "--", "-"),
     ],
 )
 def test_what_runs_code_opens_ports_or_is_not_known_is_refused_as_it_was_written(
@@ -137,10 +117,8 @@ def test_what_runs_code_opens_ports_or_is_not_known_is_refused_as_it_was_written
 ) -> None:
     with pytest.raises(ArgumentsError) as error:
         read(*words.split())
-    written = words.split()[0]
-    assert str(error.value).startswith(
-        f"{written} is not among the arguments that a deployment may bring here"
-    )
+    refused = "is not among the arguments that a deployment may bring here"
+    assert str(error.value).startswith(f"{words.split()[0]} {refused}")
 
 
 @pytest.mark.parametrize(
@@ -226,10 +204,7 @@ def test_a_number_format_may_have_vllms_other_name(word: str, is_called: str) ->
         (f"--served-model-name {'m' * 8000}", "--served-model-name cannot have the value 'mmm"),
         ("--served-model-name a\0b", "has a character that cannot be printed"),
         ("--served-model-name \x1b[31mred", "has a character that cannot be printed"),
-        (
-            "--load-format my.plugin",
-            "--load-format may be auto, hf, safetensors, fastsafetensors here",
-        ),
+        ("--load-format my.plugin", "may be auto, hf, safetensors, fastsafetensors here"),
         ("--distributed-executor-backend my.Executor", "may be mp, uni here, not 'my.Executor'"),
         ("--worker-extension-cls x.y", "--worker-extension-cls may be gonka_poc.worker"),
         ("--generation-config /etc", "may be auto, vllm here"),
@@ -237,10 +212,7 @@ def test_a_number_format_may_have_vllms_other_name(word: str, is_called: str) ->
         ("--tokenizer /etc", "--tokenizer cannot have the value '/etc' here"),
         ("--tokenizer ../x", "--tokenizer cannot have the value '../x' here"),
         ("--revision ../../../etc/passwd", "--revision cannot have the value"),
-        (
-            "--tokenizer=--trust-remote-code",
-            "--tokenizer cannot have the value '--trust-remote-code'",
-        ),
+        ("--tokenizer=--trust-remote-code", "cannot have the value '--trust-remote-code'"),
         ("--served-model-name=--trust-remote-code", "--served-model-name cannot have the value"),
         ("--dtype int8", "--dtype may be auto, float32, bfloat16, float16, half, float here"),
     ],
@@ -254,9 +226,6 @@ def test_what_is_wrong_is_said(words: str, said: str) -> None:
 def test_an_engine_may_go_without_what_only_makes_it_faster() -> None:
     words = ["--seed", "1", "--kda-prefill-backend", "triton", "--no-enable-flashinfer-autotune"]
     assert harmless(words) == {"kda-prefill-backend", "no-enable-flashinfer-autotune"}
-    assert without([*words, "--enforce-eager"], harmless(words)) == [
-        "--seed",
-        "1",
-        "--enforce-eager",
-    ]
+    left = without([*words, "--enforce-eager"], harmless(words))
+    assert left == ["--seed", "1", "--enforce-eager"]
     assert without(["-O3", "--kda_prefill_backend=triton"], {"kda-prefill-backend"}) == ["-O3"]

@@ -10,6 +10,7 @@ from poc_core.machine_figures import MachineFigures
 from poc_core.serving.deployments import (
     KEPT_S,
     Deployment,
+    DeploymentRecord,
     DeploymentState,
     HostLogs,
     HostReport,
@@ -38,6 +39,12 @@ def report(store: DeploymentStore, state: HostState, host: str = "h1", **changes
     store.report(HostReport(id=host, host=host, state=state, **(said | changes)))
 
 
+def read(store: DeploymentStore) -> DeploymentRecord:
+    record = store.read()
+    assert record is not None
+    return record
+
+
 def state(store: DeploymentStore) -> DeploymentState:
     return store.status().state
 
@@ -46,14 +53,9 @@ def test_what_was_asked_for_is_kept_as_it_was_said(store: DeploymentStore, clock
     report(store, HostState.IDLE)
     assert store.read() is None
     assert store.deploy(LLAMA) == 1
-    record = store.read()
-    assert record is not None
-    assert (record.wanted, record.by, record.asked_at, record.error) == (
-        LLAMA,
-        "request",
-        clock.now,
-        None,
-    )
+    record = read(store)
+    assert (record.wanted, record.by) == (LLAMA, "request")
+    assert (record.asked_at, record.error) == (clock.now, None)
 
 
 def test_the_record_has_no_ttl_and_everything_else_has(
@@ -78,9 +80,7 @@ def test_it_runs_when_one_host_serves_it(store: DeploymentStore, clock: Clock) -
     clock.now += 7
     report(store, HostState.SERVING)
     assert state(store) is DeploymentState.RUNNING
-    record = store.read()
-    assert record is not None
-    assert record.settled_at == clock.now
+    assert read(store).settled_at == clock.now
     assert [(host.id, host.state, host.error) for host in store.hosts()] == [
         ("h1", HostState.SERVING, None),
         ("h2", HostState.FAILED, "no GPU"),
@@ -110,15 +110,7 @@ def test_it_has_failed_when_every_host_that_lives_has(store: DeploymentStore, re
     redis.delete(keys.host("h3"))
     report(store, HostState.FAILED, "h1", error="first")
     assert state(store) is DeploymentState.FAILED
-    record = store.read()
-    assert record is not None
-    assert record.error == "first"
-
-
-def engines(store: DeploymentStore) -> int:
-    record = store.read()
-    assert record is not None
-    return record.engines
+    assert read(store).error == "first"
 
 
 def test_what_was_stopped_while_it_loaded_goes_on_if_the_very_same_comes_in_time(
@@ -135,7 +127,7 @@ def test_what_was_stopped_while_it_loaded_goes_on_if_the_very_same_comes_in_time
         assert store.status().is_gone
         clock.now += KEPT_S
         store.deploy(Deployment.model_validate(LLAMA.model_dump(exclude_unset=True)))
-        assert (engines(store), state(store)) == (1, DeploymentState.STARTING), again
+        assert (read(store).engines, state(store)) == (1, DeploymentState.STARTING), again
     report(store, HostState.SERVING)
     assert state(store) is DeploymentState.RUNNING
 
@@ -152,8 +144,7 @@ def test_else_it_begins_anew(store: DeploymentStore, clock: Clock, why: str) -> 
     if why == "failed":
         report(store, HostState.FAILED, error="no GPU")
     store.withdraw(keeps=why != "not kept")
-    record = store.read()
-    assert record is not None
+    record = read(store)
     assert record.cancelled is (why not in ("served", "failed"))
     if why == "ended":
         generation = record.generation
@@ -167,8 +158,7 @@ def test_else_it_begins_anew(store: DeploymentStore, clock: Clock, why: str) -> 
         assert store.deploy_first(wanted, "h2")
     else:
         store.deploy(wanted)
-    record = store.read()
-    assert record is not None
+    record = read(store)
     assert (record.engines, record.cancelled) == (record.generation, False)
 
 
@@ -274,23 +264,18 @@ def test_what_was_served_before_is_not_known_any_more(
 
 def test_the_first_hosts_model_is_the_first_deployment(store: DeploymentStore) -> None:
     assert store.deploy_first(QWEN3, "h1")
-    record = store.read()
-    assert record is not None
+    record = read(store)
     assert (record.wanted, record.by, record.generation) == (QWEN3, "start", 1)
 
 
-def test_a_host_that_begins_again_with_another_model_deploys_that(store: DeploymentStore) -> None:
-    store.deploy_first(QWEN3, "h1")
-    report(store, HostState.SERVING, "h1")
-    assert store.deploy_first(LLAMA, "h1")
-
-
-def test_a_host_beside_another_does_not_change_what_runs(store: DeploymentStore) -> None:
+def test_only_a_host_that_begins_again_replaces_what_it_runs(store: DeploymentStore) -> None:
     store.deploy_first(QWEN3, "h1")
     report(store, HostState.SERVING, "h1")
     assert not store.deploy_first(LLAMA, "h2")
+    assert store.deploy_first(LLAMA, "h1")
+    report(store, HostState.SERVING, "h1")
     store.leave("h1")
-    assert store.deploy_first(LLAMA, "h2")
+    assert store.deploy_first(QWEN3, "h2")
 
 
 def test_a_restart_finds_what_a_request_deployed(store: DeploymentStore) -> None:
@@ -298,9 +283,7 @@ def test_a_restart_finds_what_a_request_deployed(store: DeploymentStore) -> None
     store.deploy(QWEN3)
     store.leave("h1")
     assert not store.deploy_first(LLAMA, "h2")
-    record = store.read()
-    assert record is not None
-    assert record.wanted == QWEN3
+    assert read(store).wanted == QWEN3
 
 
 def test_a_node_that_runs_nothing_takes_the_model_of_the_first_host_that_begins(
@@ -321,8 +304,7 @@ def test_a_record_of_an_earlier_version_is_read(store: DeploymentStore, redis: R
     wanted = '{"model": "tiny-llama", "dtype": null, "tensor_parallel": 2, "vllm_args": []}'
     record: Any = {"generation": 7, "wanted": wanted, "by": "request", "asked_at": 1.5}
     redis.hset(keys.DEPLOYMENT, mapping=record)
-    found = store.read()
-    assert found is not None
+    found = read(store)
     assert found.wanted == Deployment(model="tiny-llama", tensor_parallel=2)
     assert found.wanted.model_fields_set == {"model", "tensor_parallel", "vllm_args"}
 
@@ -345,8 +327,7 @@ def test_a_record_that_nobody_can_read_says_so_and_can_be_replaced(
     store: DeploymentStore, redis: Redis, record: Any
 ) -> None:
     redis.hset(keys.DEPLOYMENT, mapping=record)
-    found = store.read()
-    assert found is not None
+    found = read(store)
     assert (found.wanted, state(store)) == (None, DeploymentState.FAILED)
     assert "cannot be read" in str(found.error)
     report(store, HostState.IDLE)
