@@ -180,7 +180,7 @@ def test_a_rounds_chains_reach_the_receiver_beside_chat_and_are_judged_by_callba
                 f"{PREFIX}/generate", json=asked | {"validation": {"artifacts": sent[:50]}}
             )
         )
-        node.wait(lambda: bool(receiver.taken("/validated")), 60, "the verdict")
+        node.wait(lambda: bool(receiver.taken("/validated")), 300, "the verdict")
     (verdict,) = receiver.taken("/validated")
     assert (verdict.body["n_mismatch"], verdict.body["excluded_nonces"]) == (0, [])
     assert len(verdict.body["per_nonce"]) == min(50, len(sent))

@@ -27,7 +27,7 @@ ASKER = "user asker on >of-the-asker +auth +hello +ping +sentinel|masters"
 # A primary that no replica follows takes no writes, as docs/redis.md has it.
 ALONE_TAKES_NONE = ("min-replicas-to-write 1", "min-replicas-max-lag 3")
 # Seconds for servers to answer and to find each other.
-READY_S = 60.0
+READY_S = 180.0
 
 _REDIS = """\
 bind {host}

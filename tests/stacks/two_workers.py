@@ -16,7 +16,7 @@ from tests.integration.processes import engine_cores
 from tests.stacks.local_compose import PROGRAMS, LocalCompose
 from tests.stacks.round_client import FAST, MODEL, RoundClient
 
-READY_S = 240.0
+READY_S = 600.0
 # Chat is refused during a round, and first without one.
 SETTINGS = {**FAST, "POC_CHAT_POLICY": "exclusive"}
 

@@ -283,17 +283,21 @@ class TestWhoWaits:
     def test_skips_are_in_the_status(self, yielding: RoundClient) -> None:
         before = chat_stats(yielding)["skips"]
         with round_beside(yielding), ConstantChat(yielding.http):
-            yielding.wait(lambda: chat_stats(yielding)["skips"] > before, 60, "skips in the status")
-            yielding.wait(lambda: chat_stats(yielding)["chat_active"] > 0, 60, "chat in the status")
+            yielding.wait(
+                lambda: chat_stats(yielding)["skips"] > before, 300, "skips in the status"
+            )
+            yielding.wait(
+                lambda: chat_stats(yielding)["chat_active"] > 0, 300, "chat in the status"
+            )
         assert chat_stats(yielding)["proof_busy_s"] > 0
 
     def test_a_validation_completes_under_constant_chat(self, yielding: RoundClient) -> None:
         honest = Job(yielding, 60)
-        yielding.wait(lambda: honest.state()["status"] == "completed", 120, "artifacts to validate")
+        yielding.wait(lambda: honest.state()["status"] == "completed", 300, "artifacts to validate")
         with ConstantChat(yielding.http) as chat:
             job = Job(yielding, 60, validation={"artifacts": honest.state()["artifacts"]})
-            yielding.wait(lambda: job.state()["status"] == "completed", 120, "the verdict")
-            yielding.wait(lambda: chat_stats(yielding)["chat_active"] > 0, 60, "chat goes on")
+            yielding.wait(lambda: job.state()["status"] == "completed", 300, "the verdict")
+            yielding.wait(lambda: chat_stats(yielding)["chat_active"] > 0, 300, "chat goes on")
         verdict = job.state()
         assert (verdict["n_total"], verdict["n_mismatch"], verdict["fraud_detected"]) == (
             60,
@@ -310,15 +314,15 @@ class TestWhoWaits:
                 lambda: job.state().get("waiting_for") == "chat", 60, "the job waits for chat"
             )
             chat.stop()
-            yielding.wait(lambda: job.state()["status"] == "completed", 60, "the job's end")
+            yielding.wait(lambda: job.state()["status"] == "completed", 300, "the job's end")
 
     @pytest.mark.xdist_group("sharing")
     def test_a_job_completes_beside_constant_chat_under_share(self, sharing: RoundClient) -> None:
         with ConstantChat(sharing.http) as chat:
-            sharing.wait(lambda: chat_stats(sharing)["chat_active"] > 0, 60, "chat in the status")
+            sharing.wait(lambda: chat_stats(sharing)["chat_active"] > 0, 300, "chat in the status")
             job = Job(sharing)
-            sharing.wait(lambda: job.state()["status"] == "completed", 60, "the job's end")
-            sharing.wait(lambda: chat_stats(sharing)["chat_active"] > 0, 60, "chat goes on")
+            sharing.wait(lambda: job.state()["status"] == "completed", 300, "the job's end")
+            sharing.wait(lambda: chat_stats(sharing)["chat_active"] > 0, 300, "chat goes on")
         assert chat.refused == []
 
 
@@ -362,12 +366,12 @@ class TestClientsThatVanish:
             still = counted(yielding, "vllm:generation_tokens_total") == tokens
             return still and counted(yielding, "vllm:num_requests_running") == 0
 
-        yielding.wait(is_still, 60, "figures that know of all chat before")
+        yielding.wait(is_still, 300, "figures that know of all chat before")
         before = counted(yielding, AT_THE_LENGTH)
         with ThreadPoolExecutor(10) as pool:
             list(pool.map(lambda seed: self.vanish(yielding, seed), range(self.N)))
-        yielding.wait(is_still, 60, "an engine that stands still")
-        yielding.wait(lambda: chat_stats(yielding)["chat_active"] == 0, 60, "it in the status")
+        yielding.wait(is_still, 300, "an engine that stands still")
+        yielding.wait(lambda: chat_stats(yielding)["chat_active"] == 0, 300, "it in the status")
         assert counted(yielding, AT_THE_LENGTH) == before  # none was computed to its end
         assert chat(yielding).status_code == 200
 

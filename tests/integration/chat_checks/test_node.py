@@ -119,4 +119,4 @@ def test_validations_beside_a_round_are_refused_to_nobody(
         assert told == [f"{_METRIC} {float(now['validations_pass'])}"]
         return True
 
-    yielding.wait(has_told, 60, "the validations in status and metrics")
+    yielding.wait(has_told, 300, "the validations in status and metrics")

@@ -115,7 +115,7 @@ def node(net: Network) -> Iterator[Node]:
     net.here("api", [PROOFLINE, "api", "--port", port], **FAST)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as http:
         node = Node(net, http)
-        node.wait(lambda: http.get("/livez").status_code == 200, 60, "the API")
+        node.wait(lambda: http.get("/livez").status_code == 200, 300, "the API")
         for rank in (0, 1):
             node.start_part(rank)
         yield node
@@ -136,12 +136,12 @@ def test_chat_is_answered_over_both_hosts(node: Node) -> None:
 
 def test_both_hosts_are_seen_and_are_one_worker(net: Network, node: Node) -> None:
     node.wait_ready()
-    node.wait(lambda: [host["state"] for host in node.hosts()] == ["serving"] * 2, 60, "both")
+    node.wait(lambda: [host["state"] for host in node.hosts()] == ["serving"] * 2, 300, "both")
     assert [(host["host"], host["follows"]) for host in node.hosts()] == [
         ("a", ""),
         ("b", node.head),
     ]
-    node.wait(lambda: node.health()["level"] == "ok", 60, "health")
+    node.wait(lambda: node.health()["level"] == "ok", 300, "health")
     assert (node.health()["workers"], node.health()["workers_ready"]) == (1, 1)
 
 
@@ -188,7 +188,7 @@ def test_a_cable_that_is_pulled_is_noticed_at_both_ends(net: Network, node: Node
 def test_artifacts_are_the_references_after_all_that(net: Network, node: Node) -> None:
     node.wait_ready()
     net.programs["c"].stop()
-    node.wait(lambda: list(node.workers()) == ["a"], 60, "one worker")
+    node.wait(lambda: list(node.workers()) == ["a"], 300, "one worker")
     assert_golden(node)
 
 

@@ -83,7 +83,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def test_a_model_comes_whole(store: DownloadStore, api: Any, cache: ModelCache, hub: Hub) -> None:
     begin(store, api())
-    wait_until(lambda: ended(store), "the end of the download", 60)
+    wait_until(lambda: ended(store), "the end of the download", 300)
     found = store.read(REPO, None)
     assert found is not None
     assert (found.state, found.error) == ("done", None)
@@ -96,7 +96,7 @@ def test_a_model_that_there_is_not_fails_and_says_why(
     download = store.start("acme/nothing", None, MACHINE)
     assert isinstance(download, Download)
     api().begin(download)
-    wait_until(lambda: store.running() == [], "the end of the download", 60)
+    wait_until(lambda: store.running() == [], "the end of the download", 300)
     found = store.read("acme/nothing", None)
     assert found is not None
     assert found.state == "failed"
@@ -125,7 +125,7 @@ def test_it_goes_on_after_the_apis_restart_and_after_its_own_death(
     hub.delay_s = 0.0
     successor.tend()
     assert len(successor.processes()) == 1
-    wait_until(lambda: ended(store), "the end of the download", 60)
+    wait_until(lambda: ended(store), "the end of the download", 300)
     assert cache.stage(REPO, None) == "DOWNLOADED"
 
 
@@ -154,7 +154,7 @@ def test_one_that_is_cancelled_and_begun_again_is_not_ended_by_the_first_process
     hub.delay_s = 0.0
     again = begin(store, downloads)
     assert process.wait(60) == 0
-    wait_until(lambda: ended(store), "the end of the download", 60)
+    wait_until(lambda: ended(store), "the end of the download", 300)
     assert (found := store.read(REPO, None)) is not None
     assert (found.task_id, found.state) == (again.task_id, "done")
     assert cache.stage(REPO, None) == "DOWNLOADED"

@@ -76,7 +76,7 @@ def test_the_networks_acceptance_script_passes(script: httpx.Client) -> None:
         assert found["status"] not in ("failed", "cancelled"), found
         return bool(found["is_running"])
 
-    wait_until(is_running, "the model served", 120)
+    wait_until(is_running, "the model served", 300)
     wait_until(
         lambda: get(script, "/inference/up/status")["workers_running"] == 2, "both engines", 60
     )
@@ -92,7 +92,7 @@ def test_the_networks_acceptance_script_passes(script: httpx.Client) -> None:
             if int(one["stats"]["total_processed"]) > 0
         ]
 
-    wait_until(lambda: len([rate for rate in rates() if rate > 0]) == 2, "both at work", 60)
+    wait_until(lambda: len([rate for rate in rates() if rate > 0]) == 2, "both at work", 300)
     post(script, "/inference/pow/stop", {})
 
     # Vectors of the same node, asked for beforehand, are validated.

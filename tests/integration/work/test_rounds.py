@@ -57,8 +57,8 @@ def after_11_s(client: StackClient) -> Iterator[Receiver]:
     with Receiver() as receiver:
         client.start(receiver)
         try:
-            client.wait(lambda: client.stats()["elapsed_seconds"] > 11, 60, "11 s of a round")
-            client.wait(lambda: len(receiver.taken()) >= 7, 60, "seven payloads")
+            client.wait(lambda: client.stats()["elapsed_seconds"] > 11, 300, "11 s of a round")
+            client.wait(lambda: len(receiver.taken()) >= 7, 300, "seven payloads")
             yield receiver
         finally:
             leave_nothing(client)
@@ -165,7 +165,7 @@ class TestStop:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, client, wait=True)
             queued = generate(client, wait=False).json()
-            client.wait(lambda: client.status()["queued_nonces"] >= 6, 60, "both jobs queued")
+            client.wait(lambda: client.status()["queued_nonces"] >= 6, 300, "both jobs queued")
             assert client.stop()["cancelled_jobs"] == 1
             assert waiting.result(60).json()["status"] == "completed"
         assert (
@@ -180,7 +180,7 @@ class TestJobs:
         client.wait_progress(100)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, client, wait=True, url=receiver.url)
-            client.wait(lambda: client.status()["queued_nonces"] == 3, 60, "the job in the status")
+            client.wait(lambda: client.status()["queued_nonces"] == 3, 300, "the job in the status")
             assert not waiting.done()
             answer = client.http.post("/api/v1/pow/phase/validate", json={})
             assert answer.status_code == 200, answer.text
@@ -207,9 +207,9 @@ class TestReceiver:
         self, client: StackClient, receiver: Receiver
     ) -> None:
         client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 1, 60, "the first payload")
+        client.wait(lambda: len(receiver.taken()) >= 1, 300, "the first payload")
         receiver.status = 500
-        client.wait(lambda: len(receiver.refused()) >= 3, 60, "three tries")
+        client.wait(lambda: len(receiver.refused()) >= 3, 300, "three tries")
         assert len({payload.payload_id for payload in receiver.refused()}) == 1
         stats = client.stats()
         assert "answered 500" in stats["outbox"]["last_error"]
@@ -222,9 +222,9 @@ class TestReceiver:
         self, client: StackClient, receiver: Receiver
     ) -> None:
         client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 1, 60, "the first payload")
+        client.wait(lambda: len(receiver.taken()) >= 1, 300, "the first payload")
         receiver.go_away()
-        client.wait(lambda: client.stats()["outbox"]["failures"] >= 3, 60, "three tries")
+        client.wait(lambda: client.stats()["outbox"]["failures"] >= 3, 300, "three tries")
         receiver.come_back()
         finish(client, receiver)
 
@@ -235,7 +235,7 @@ class TestReceiver:
         client.start(
             receiver, batch_size=1024
         )  # whatever it is: two workers compute two leases of 32 each
-        client.wait(lambda: client.stats()["outbox"]["full"], 200, "a full outbox")
+        client.wait(lambda: client.stats()["outbox"]["full"], 300, "a full outbox")
         client.wait_settled()
         stats = client.stats()
         waiting, n_bytes = stats["artifacts_waiting"], stats["outbox"]["bytes"]
@@ -251,7 +251,7 @@ class TestReceiver:
     ) -> None:
         receiver.largest = 40
         client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 4, 60, "four payloads")
+        client.wait(lambda: len(receiver.taken()) >= 4, 300, "four payloads")
         client.stop()
         receiver.largest = None  # at so few a payload the rest would take long
         client.wait_delivered()
@@ -268,10 +268,10 @@ class TestReceiver:
             ]
             for server in hanging:  # connected to, and never answered
                 generate(client, wait=False, url=f"http://127.0.0.1:{server.getsockname()[1]}")
-            client.wait(lambda: client.status()["queued_nonces"] == 0, 60, "all jobs computed")
-            client.wait(lambda: client.status()["callbacks_waiting"] >= MOST_CALLBACKS, 60, "all")
+            client.wait(lambda: client.status()["queued_nonces"] == 0, 300, "all jobs computed")
+            client.wait(lambda: client.status()["callbacks_waiting"] >= MOST_CALLBACKS, 300, "all")
             client.start(receiver)
-            client.wait(lambda: len(receiver.taken()) >= 3, 60, "three payloads")
+            client.wait(lambda: len(receiver.taken()) >= 3, 300, "three payloads")
             assert client.status()["callbacks_waiting"] >= MOST_CALLBACKS
             forget_callbacks(client)
             finish(client, receiver)
@@ -280,14 +280,16 @@ class TestReceiver:
 class TestKilled:
     def test_worker(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
-        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 300, "both workers at work")
         old = client.kill("cpu0")
         with another_worker(client.stack):
             client.wait_restarted("cpu0", old)
-            client.wait(lambda: len(client.stats()["workers"]) == 4, 60, "two more workers at work")
-            client.wait(lambda: bool(receiver.nonces()), 60, "the first payload")
+            client.wait(
+                lambda: len(client.stats()["workers"]) == 4, 300, "two more workers at work"
+            )
+            client.wait(lambda: bool(receiver.nonces()), 300, "the first payload")
             until = max(receiver.nonces())
-            client.wait(lambda: not missing(receiver, until), 60, "the killed worker's nonces")
+            client.wait(lambda: not missing(receiver, until), 300, "the killed worker's nonces")
         finish(client, receiver)
 
     def test_api(self, client: StackClient, receiver: Receiver) -> None:
@@ -296,14 +298,14 @@ class TestKilled:
         before = client.processed()
         old = client.kill("api")
         client.wait_restarted("api", old)
-        client.wait(lambda: client.status()["state"] == "GENERATING", 60, "the API's answer")
+        client.wait(lambda: client.status()["state"] == "GENERATING", 300, "the API's answer")
         assert client.processed() > before
         finish(client, receiver)
 
     def test_courier(self, client: StackClient, receiver: Receiver) -> None:
         receiver.delay_s = 60  # until it is set to less
         client.start(receiver)
-        client.wait(lambda: receiver.n_unanswered > 0, 60, "a delivery under way")
+        client.wait(lambda: receiver.n_unanswered > 0, 300, "a delivery under way")
         old = client.kill("courier")
         receiver.delay_s = 0
         client.wait_restarted("courier", old)
@@ -317,7 +319,7 @@ class TestKilled:
 
     def test_redis(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 2, 60, "two payloads")
+        client.wait(lambda: len(receiver.taken()) >= 2, 300, "two payloads")
         before, engines = client.processed(), client.stack.worker_pids()
         old = client.kill("redis")
         killed = time.monotonic()
@@ -327,7 +329,7 @@ class TestKilled:
         )
         client.wait_progress(500)
         n = len(receiver.taken())
-        client.wait(lambda: len(receiver.taken()) > n, 60, "the next payload")
+        client.wait(lambda: len(receiver.taken()) > n, 300, "the next payload")
         time.sleep(
             max(0.0, killed + TASK_S - time.monotonic())
         )  # tasks end that came over the lost connection

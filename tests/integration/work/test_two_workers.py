@@ -107,11 +107,11 @@ def under_way_on_the_first(client: TwoWorkers, prompt: str, tokens: int) -> Iter
     """Both engines stand still until the test lets them go on."""
     client.wait_ready()
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as standing:
-        client.wait(lambda: active(client) == [0, 0], 60, "two idle workers")
+        client.wait(lambda: active(client) == [0, 0], 300, "two idle workers")
         for core in client.cores():
             standing.enter_context(frozen(core.pid))
         answer = pool.submit(client.http.post, CHAT, json=request(prompt, tokens))
-        client.wait(lambda: sorted(active(client)) == [0, 1], 60, "a request on one worker")
+        client.wait(lambda: sorted(active(client)) == [0, 1], 300, "a request on one worker")
         yield UnderWay(client.workers()[active(client).index(1)], answer, standing.close)
 
 
@@ -174,7 +174,7 @@ def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(
 
     assert chat(client).status_code == 200
     client.start(None, params={"seq_len": 256})
-    client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
+    client.wait(lambda: len(client.stats()["workers"]) == 2, 300, "both workers at work")
     refused = chat(client)
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) > 0
@@ -183,10 +183,12 @@ def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(
     with pytest.raises(openai.InternalServerError):
         asking.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
     before = client.processed()
-    client.wait(lambda: client.processed() > before, 60, "progress")
+    client.wait(lambda: client.processed() > before, 300, "progress")
     client.stop()
-    client.wait(lambda: chat(client).status_code == 200, 60, "chat after the round")
-    client.wait(lambda: sum(counted(client, "chat_refused")) >= 2, 60, "the refusals in the status")
+    client.wait(lambda: chat(client).status_code == 200, 300, "chat after the round")
+    client.wait(
+        lambda: sum(counted(client, "chat_refused")) >= 2, 300, "the refusals in the status"
+    )
 
 
 def test_a_rounds_start_under_exclusive_aborts_chats_under_way(client: TwoWorkers) -> None:
@@ -201,26 +203,26 @@ def test_a_rounds_start_under_exclusive_aborts_chats_under_way(client: TwoWorker
             standing.enter_context(frozen(core.pid))
         body = request("Hello", ANSWER)
         whole = [pool.submit(client.http.post, CHAT, json=body, timeout=120) for _ in range(4)]
-        client.wait(lambda: sum(active(client)) == 5, 60, "chats under way")
+        client.wait(lambda: sum(active(client)) == 5, 300, "chats under way")
         client.start(None, params={"seq_len": 256})
         *_, last = events
         refused = [one.result() for one in whole]
     assert [one.status_code for one in refused] == [503] * 4
     errors = [json.loads(last)["error"], *(one.json()["error"] for one in refused)]
     assert all("PoC generation is active" in error["message"] for error in errors)
-    client.wait(lambda: active(client) == [0, 0], 60, "no chat under way")
+    client.wait(lambda: active(client) == [0, 0], 300, "no chat under way")
     client.stop()
     body = round_body(None, nonces=[0, 1], wait=True)
     answer = client.http.post("/api/v1/pow/generate", json=body, timeout=60)
     assert answer.json()["status"] == "completed"
-    client.wait(lambda: chat(client).status_code == 200, 60, "chat after the round")
+    client.wait(lambda: chat(client).status_code == 200, 300, "chat after the round")
 
 
 def test_a_round_of_two_engines_arrives_whole_and_with_a_jobs_values(client: TwoWorkers) -> None:
     with Receiver() as receiver:
         client.start(receiver)
-        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
-        client.wait(lambda: client.processed() >= 32, 60, "a few nonces")
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 300, "both workers at work")
+        client.wait(lambda: client.processed() >= 32, 300, "a few nonces")
         client.stop()
         assert_as_of_a_job(client, receiver)
 
@@ -231,7 +233,7 @@ def test_a_worker_that_is_killed_in_a_round_changes_nothing_and_leaves_nothing_b
 ) -> None:
     with Receiver() as receiver:
         client.start(receiver)
-        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 300, "both workers at work")
         time.sleep(KILLED_AFTER_S)
         below = kill_with_its_guard(client, client.workers()[0]["pid"])
         try:
@@ -287,7 +289,7 @@ def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> 
         go_on()
         assert chat(client).status_code == 200
         assert answer.result(60).json()["usage"]["completion_tokens"] == ANSWER
-    client.wait(lambda: not is_running(first["pid"]), 60, "the worker's end")
+    client.wait(lambda: not is_running(first["pid"]), 300, "the worker's end")
     assert cut_off(client) == before
 
 
@@ -332,7 +334,7 @@ def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_star
 ) -> None:
     # One that was killed is registered as ready for some seconds more, less than another takes to
     # start.
-    client.wait(lambda: len(client.cores()) == 2, 120, "both engines")
+    client.wait(lambda: len(client.cores()) == 2, 300, "both engines")
     client.wait_ready()
     job, before = Job(client, n=3000), cut_off(client)  # more than both compute while chat begins
     job.wait_middle()
@@ -340,7 +342,7 @@ def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_star
     assert len(client.cores()) == 2
     with under_way_on_the_first(client, "Hello", ANSWER) as (_, answer, go_on):
         client.supervisor.terminate()
-        client.wait(lambda: "draining" in client.states(), 60, "a worker to say that it is to end")
+        client.wait(lambda: "draining" in client.states(), 300, "a worker to say that it is to end")
         assert not answer.done()
         go_on()
         assert answer.result(120).json()["usage"]["completion_tokens"] == ANSWER
