@@ -12,7 +12,7 @@ from api.routes import examples
 from api.routes.provided import TheControl, TheHealth, TheOverviews, TheWorkers
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 
-router = APIRouter(prefix="/api/v1", tags=["aggregator"])
+router = APIRouter(prefix="/api/v1", tags=["aggregator"], responses=examples.REDIS_AWAY)
 
 
 @router.post(
@@ -34,11 +34,7 @@ async def init_generate(request: Request, round_control: TheControl) -> dict[str
     }
 
 
-@router.get(
-    "/inference/pow/status",
-    summary="Show each worker's state and rate",
-    responses=examples.REDIS_AWAY,
-)
+@router.get("/inference/pow/status", summary="Show each worker's state and rate")
 def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth) -> dict[str, Any]:
     """Returns GENERATING or IDLE if all workers are, MIXED if not, NO_BACKENDS without workers.
 
@@ -60,11 +56,7 @@ def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth
     return {"status": overall, "backends": backends}
 
 
-@router.post(
-    "/inference/pow/stop",
-    summary="Stop the round and cancel the jobs",
-    responses=examples.REDIS_AWAY,
-)
+@router.post("/inference/pow/stop", summary="Stop the round and cancel the jobs")
 def stop(round_control: TheControl, workers: TheWorkers) -> dict[str, Any]:
     """Works like /api/v1/pow/stop; answers with one entry for each ready worker."""
     round_control.stop()

@@ -122,7 +122,6 @@ ROUND_ERRORS: Errors = {
 }
 PHASE_ERRORS: Errors = {
     400: _error("There is no round to switch.", "No round was initialised; send POST /init first."),
-    **REDIS_AWAY,
 }
 PROOF_BATCH_ERRORS: Errors = {
     400: _error(
@@ -137,7 +136,6 @@ STOP_ERRORS: Errors = {
         "Engines do not end within a minute.",
         "Engines still end on gpu-7 (stopping); look into the logs there.",
     ),
-    **REDIS_AWAY,
 }
 DEPLOY_ERRORS: Errors = {
     409: _error(
@@ -180,7 +178,6 @@ HOST_ERRORS: Errors = {
         "Too many tries from this address; see Retry-After.",
         "Too many tokens were tried from here; wait a little.",
     ),
-    **REDIS_AWAY,
 }
 JOIN_ERRORS: Errors = {
     403: _error(
@@ -200,7 +197,6 @@ DOWNLOAD_ERRORS: Errors = {
         "Three downloads are in progress; see Retry-After.",
         "3 models are being downloaded, as many as may; try again later.",
     ),
-    **REDIS_AWAY,
 }
 CACHE_AWAY: Errors = {
     503: _error(
@@ -217,5 +213,4 @@ DELETE_ERRORS: Errors = {
         "Workers serve the model, or its files cannot be deleted.",
         "Workers serve Qwen/Qwen3-8B; deploy another model first.",
     ),
-    **REDIS_AWAY,
 }

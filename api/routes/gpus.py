@@ -11,7 +11,7 @@ from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
 from poc_core.state import WorkerRegistry
 from poc_core.state.unreadable import readable
 
-router = APIRouter(prefix="/api/v1/gpu", tags=["GPU"])
+router = APIRouter(prefix="/api/v1/gpu", tags=["GPU"], responses=examples.REDIS_AWAY)
 
 
 class Gpus(BaseModel):
@@ -19,7 +19,7 @@ class Gpus(BaseModel):
     count: int
 
 
-@router.get("/devices", summary="List the node's GPUs", responses=examples.REDIS_AWAY)
+@router.get("/devices", summary="List the node's GPUs")
 def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
     """Lists each GPU once: those of the API's machine, then those in the heartbeats of other hosts.
 
@@ -33,7 +33,7 @@ def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
     return Gpus(devices=numbered, count=len(numbered))
 
 
-@router.get("/driver", summary="Show the versions of the GPU driver", responses=examples.REDIS_AWAY)
+@router.get("/driver", summary="Show the versions of the GPU driver")
 def driver(gpus: TheGpus, workers: TheWorkers) -> GpuDriver:
     """The driver of the API's machine, or of the first host that has one; null without a GPU."""
     return next(

@@ -15,7 +15,7 @@ from poc_core import answers
 from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
 from poc_core.joining.offers import SealedOffer
 
-router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"])
+router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"], responses=examples.REDIS_AWAY)
 
 
 @router.post("/join", summary="Join with a token", responses=examples.JOIN_ERRORS)

@@ -13,7 +13,7 @@ from api.routes.provided import TheCache, TheDeployments, TheDownloads, TheWorke
 from poc_core.state import DeploymentStore, WorkerRegistry
 from poc_core.state.downloads import MOST_AT_A_TIME
 
-router = APIRouter(prefix="/api/v1/models", tags=["aggregator"])
+router = APIRouter(prefix="/api/v1/models", tags=["aggregator"], responses=examples.REDIS_AWAY)
 
 
 ModelStatus = Literal["DOWNLOADED", "DOWNLOADING", "PARTIAL", "NOT_FOUND"]
@@ -77,7 +77,7 @@ class AllListed(BaseModel):
     models: list[Listed]
 
 
-@router.post("/status", summary="Check whether a model is on disk", responses=examples.REDIS_AWAY)
+@router.post("/status", summary="Check whether a model is on disk")
 def status(model: HubModel, downloads: TheDownloads, cache: TheCache) -> OneStatus:
     """Looks in the Hugging Face cache of the API's machine. Without hf_commit, checks the revision
     `main`, or any revision if there is no `main`.
@@ -147,7 +147,7 @@ def delete(
     return Deleted(status="deleted", model=model)
 
 
-@router.get("/list", summary="List the models on disk", responses=examples.REDIS_AWAY)
+@router.get("/list", summary="List the models on disk")
 def listed(downloads: TheDownloads, cache: TheCache) -> AllListed:
     """Lists all models in the Hugging Face cache of the API's machine."""
     found = [

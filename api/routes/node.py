@@ -24,7 +24,7 @@ from poc_core.records import RoundState
 from poc_core.serving.deployments import DeploymentState, HostReport
 from poc_core.settings import Settings
 
-router = APIRouter(prefix="/api/v1", tags=["node"])
+router = APIRouter(prefix="/api/v1", tags=["node"], responses=examples.REDIS_AWAY)
 
 
 # MLNode's terms for a deployment; "cancelled" is one that was withdrawn while it was loading.
@@ -36,7 +36,7 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 }
 
 
-@router.get("/state", summary="Show whether the node serves a model", responses=examples.REDIS_AWAY)
+@router.get("/state", summary="Show whether the node serves a model")
 def state(
     deployments: TheDeployments, rounds: TheRounds, workers: TheWorkers, settings: TheSettings
 ) -> answers.NodeState:
@@ -104,11 +104,7 @@ def up_async(body: DeployBody, deploying: TheDeploying) -> answers.Done:
     return answers.Done()
 
 
-@router.get(
-    "/inference/up/status",
-    summary="Show the progress of the deployment",
-    responses=examples.REDIS_AWAY,
-)
+@router.get("/inference/up/status", summary="Show the progress of the deployment")
 def up_status(
     overviews: TheOverviews, deployments: TheDeployments, health: TheHealth
 ) -> answers.UpStatus:
@@ -136,9 +132,7 @@ def up_status(
     )
 
 
-@router.get(
-    "/versions", summary="Show the versions of Proofline and vLLM", responses=examples.REDIS_AWAY
-)
+@router.get("/versions", summary="Show the versions of Proofline and vLLM")
 def versions(deployments: TheDeployments, settings: TheSettings) -> answers.Versions:
     """Returns versions. `version` is Proofline's, as `proofline --version` prints it."""
     return answers.Versions(

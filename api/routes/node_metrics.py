@@ -11,7 +11,7 @@ from api.routes import examples
 from api.routes.provided import provided
 from poc_core.errors import SettingsError
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], responses=examples.REDIS_AWAY)
 
 ThePage = Annotated[Page, provided("node_metrics")]
 
@@ -38,7 +38,6 @@ def is_on(environment: Mapping[str, str]) -> bool:
             "content": {"text/plain": {}},
             "description": "Schema v1: Prometheus' text format 0.0.4, at most 5,000 series, 2 MiB.",
         },
-        **examples.REDIS_AWAY,
     },
 )
 async def node_metrics(page: ThePage) -> Response:

@@ -32,7 +32,7 @@ from poc_core.state import JobStore
 from poc_core.state.overview import Overview
 from poc_core.state.rounds import MOST_LISTED
 
-router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"])
+router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"], responses=examples.REDIS_AWAY)
 
 
 # The range of a round's reported nonces that /status lists, if the scheme lists them.
@@ -49,7 +49,9 @@ ValidLimit = Annotated[
 ]
 
 # Aggregators have these two routes under their own paths.
-of_aggregators = APIRouter(prefix="/api/v1/inference/pow", tags=["aggregator"])
+of_aggregators = APIRouter(
+    prefix="/api/v1/inference/pow", tags=["aggregator"], responses=examples.REDIS_AWAY
+)
 
 _GENERATE_ROUTE: dict[str, Any] = {
     "summary": "Compute or validate the artifacts of given nonces",
@@ -74,7 +76,6 @@ _READ_ROUTE: dict[str, Any] = {
             answers.one_of(answers.Progress, *answers.RESULTS),
         ),
         **examples.UNKNOWN_JOB,
-        **examples.REDIS_AWAY,
     },
 }
 
@@ -132,7 +133,7 @@ def _progress(record: JobRecord) -> answers.Progress:
 @router.delete(
     "/generate/{request_id}",
     summary="Cancel a job",
-    responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY},
+    responses=examples.UNKNOWN_JOB,
 )
 def cancel_job(request_id: str, jobs: TheJobs, settings: TheSettings) -> answers.Cancelled:
     """Cancels a queued or running job and drops its results. A finished job does not change."""
@@ -158,7 +159,7 @@ def _unknown(settings: Settings) -> HTTPException:
     "/status",
     summary="Show the node's state, rates and workers",
     response_model=None,
-    responses={200: {"model": answers.STATUS}, **examples.REDIS_AWAY},
+    responses={200: {"model": answers.STATUS}},
 )
 async def status(
     together: TheTogether,
@@ -218,7 +219,7 @@ def _seat(seat: Seat) -> dict[str, Any]:
     }
 
 
-@router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
+@router.post("/stop", summary="Stop the round and cancel the jobs")
 def stop(round_control: TheControl) -> answers.Stopped:
     """Stops the round within one micro-batch; computed values are still delivered.
 

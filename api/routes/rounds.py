@@ -10,7 +10,7 @@ from api.routes.provided import TheControl
 from poc_core import answers
 from poc_core.records import RoundState
 
-router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
+router = APIRouter(prefix="/api/v1/pow", tags=["rounds"], responses=examples.REDIS_AWAY)
 
 
 _PHASED_BODY = json_body(phased_round_bodies())
