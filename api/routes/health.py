@@ -1,7 +1,7 @@
 """Health for the network node, supervisors, load balancers and Prometheus; the clock."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -53,18 +53,15 @@ def health(overviews: TheOverviews, reader: TheHealth) -> answers.EngineHealth:
     raise unavailable("No worker is ready: none is started yet, or they still load their model.")
 
 
-@router.get(
-    "/readyz",
-    summary="Check that the node can compute",
-    response_model=answers.Ready,
-    responses=examples.NOT_READY,
-)
-@router.get(
-    "/ready",
-    summary="Check that the node can compute",
-    response_model=answers.Ready,
-    responses=examples.NOT_READY,
-)
+_READY: dict[str, Any] = {
+    "summary": "Check that the node can compute",
+    "response_model": answers.Ready,
+    "responses": examples.NOT_READY,
+}
+
+
+@router.get("/readyz", **_READY)
+@router.get("/ready", **_READY)
 def ready(reader: TheHealth) -> answers.Ready | JSONResponse:
     """Answers 200 if Redis answers and a worker is ready, else 503 with Retry-After and why.
 

@@ -21,8 +21,6 @@ from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, USUAL, is_among
 from poc_core.state import DeploymentStore, WorkerRegistry
 
-router = APIRouter(tags=["chat"])
-
 
 @dataclass(frozen=True)
 class Chat:
@@ -76,6 +74,8 @@ _BODY = {
         },
     }
 }
+router = APIRouter(tags=["chat"], responses=_ANSWER)
+
 # Suffixes of the paths that return embeddings.
 _EMBEDDINGS = ("/embeddings", "/embed")
 _MOST_PATH_CHARS = 80
@@ -150,15 +150,11 @@ for _path in (one.removeprefix("POST ") for one in USUAL):
         proxy,
         methods=["POST"],
         summary=f"Forward {_path} to vLLM",
-        response_model=None,
-        responses=_ANSWER,
         openapi_extra=_BODY,
     )
 
 
-@router.get(
-    "/v1/models", summary="List the models of all workers", response_model=None, responses=_ANSWER
-)
+@router.get("/v1/models", summary="List the models of all workers")
 async def models(request: Request, chat: OfChat) -> Response:
     """Lists the served models, each with the entry that its worker's vLLM returns."""
     entries, refusal = await _entries(request, chat)
@@ -167,12 +163,7 @@ async def models(request: Request, chat: OfChat) -> Response:
     return JSONResponse({"object": "list", "data": list(entries.values())})
 
 
-@router.get(
-    "/v1/models/{model:path}",
-    summary="Show one model",
-    response_model=None,
-    responses=_ANSWER,
-)
+@router.get("/v1/models/{model:path}", summary="Show one model")
 async def model(request: Request, chat: OfChat, model: str) -> Response:
     """Returns a model's entry of /v1/models. The name may contain slashes, escaped or not."""
     entries, refusal = await _entries(request, chat)
@@ -214,9 +205,7 @@ async def other(request: Request, chat: OfChat) -> Response:
 
 for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
     _methods = ["POST"] if _path in ELSEWHERE else ["GET", "POST", "DELETE"]
-    router.add_api_route(
-        _path, other, methods=_methods, include_in_schema=False, response_model=None
-    )
+    router.add_api_route(_path, other, methods=_methods, include_in_schema=False)
 
 
 def _not_served(model: str, path: str) -> Response:

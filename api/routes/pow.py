@@ -68,7 +68,6 @@ _GENERATE_ROUTE: dict[str, Any] = {
 }
 _READ_ROUTE: dict[str, Any] = {
     "summary": "Fetch a job's progress or result",
-    "response_model": None,
     "responses": {
         200: json_examples(
             "The result of a completed job, otherwise the job's progress.",
@@ -158,7 +157,6 @@ def _unknown(settings: Settings) -> HTTPException:
 @router.get(
     "/status",
     summary="Show the node's state, rates and workers",
-    response_model=None,
     responses={200: {"model": answers.STATUS}},
 )
 async def status(
