@@ -5,6 +5,7 @@ families' tiny models started with these words, as far as a CPU goes.
 import json
 import random
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -127,10 +128,13 @@ class Watched:
         self.path.write_text("raise SystemError('run')")
         self.touched: list[str] = []
         self._on = True
+        self._thread = threading.get_ident()  # engines of this process have others
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._on and (event == "socket.bind" or (event in _EVENTS and "evil" in str(args))):
+        if not self._on or threading.get_ident() != self._thread:
+            return
+        if event == "socket.bind" or (event in _EVENTS and "evil" in str(args)):
             self.touched.append(f"{event} {args}"[:200])
 
     def stop(self) -> None:
