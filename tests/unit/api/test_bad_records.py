@@ -48,12 +48,6 @@ def answers(client: TestClient) -> dict[str, int]:
     return {path: client.get(path).status_code for path in PATHS}
 
 
-@pytest.fixture(autouse=True)
-def nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a busy machine takes to ask all paths: hearts beat once here."""
-    monkeypatch.setattr("api.health.roster.SILENT_S", 3600.0)
-
-
 @pytest.fixture
 def good(client: TestClient, serve: Callable[..., Any], rounds: RoundStore) -> dict[str, int]:
     """What paths answer when all is well."""

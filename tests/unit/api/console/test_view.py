@@ -9,9 +9,10 @@ import pytest
 from redis import Redis
 
 from api.console.view import View
+from api.health import roster
 from api.proofs.dispatch import Dispatcher
 from api.services import Services
-from poc_core.records import SILENT_S, JobStatus, RoundState, WorkerRecord
+from poc_core.records import JobStatus, RoundState, WorkerRecord
 from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
@@ -28,6 +29,8 @@ from tests.harness.samples import (
     round_config,
     worker_record,
 )
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 @pytest.fixture
@@ -79,7 +82,7 @@ def test_a_worker_that_gives_no_sign_of_life_is_silent_at_once(
     serve("w1")
     found = read(view)
     assert (found["workers"][0]["state"], found["health"]["level"]) == ("ready", "ok")
-    redis.pexpire("poc:worker:w1", int(1000 * (settings.worker_ttl_s - SILENT_S)))
+    redis.pexpire("poc:worker:w1", int(1000 * (settings.worker_ttl_s - roster.SILENT_S)))
     found = read(view)
     assert (found["health"]["level"], found["figures"]["ready"]) == ("down", 0)
     serve("w2")

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import Redis
 
-from poc_core.records import SILENT_S
+from api.health import roster
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
@@ -63,10 +63,10 @@ def test_readiness_ends_with_the_last_sign_of_life(
 ) -> None:
     serve("w1")
     serve("w2")
-    redis.pexpire("poc:worker:w1", int(1000 * (settings.worker_ttl_s - SILENT_S)))
+    redis.pexpire("poc:worker:w1", int(1000 * (settings.worker_ttl_s - roster.SILENT_S)))
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["health"]["level"]) == (200, "degraded")
-    redis.pexpire("poc:worker:w2", int(1000 * (settings.worker_ttl_s - SILENT_S)))
+    redis.pexpire("poc:worker:w2", int(1000 * (settings.worker_ttl_s - roster.SILENT_S)))
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["health"]["level"]) == (503, "down")
     assert "0 of 2 workers ready" in answer.json()["detail"]
