@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 VECTOR = "A" * 32  # 24 bytes of zeros
 # 64 callbacks, the fewest there may be.
-SETTINGS = Settings(outbox_max_bytes=64 * 512 * 1024)
+SETTINGS = Settings(outbox_max_bytes=64 * 512 * 1024, worker_ttl_s=120)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ Start = Callable[..., FakeWorker]
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    settings = Settings(max_body_bytes=MAX_BODY_BYTES)
+    settings = Settings(max_body_bytes=MAX_BODY_BYTES, worker_ttl_s=120)
     services = Services(settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
     return create_app(services=services)
 
