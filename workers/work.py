@@ -55,9 +55,8 @@ class Work:
         # Computed values of a round, stored with the next lease request, which follows immediately.
         self._done: _Done | None = None
         self._counts: Counter[str] = Counter()
-        self._waits_since: float | None = (
-            None  # monotonic time; None if work does not wait for chat
-        )
+        # Monotonic time; None if work does not wait for chat.
+        self._waits_since: float | None = None
         self._passes_on = True  # once a turn
         self._full_logged_at = 0.0
 

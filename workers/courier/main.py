@@ -94,10 +94,8 @@ class Ticker:
     def stop(self) -> None:
         self._ticks.stop()
         life_signs.remove(ALIVE)
-        with contextlib.suppress(
-            RedisError
-        ):  # without this call the courier is reported as missing
-            self._outbox.leave()
+        with contextlib.suppress(RedisError):
+            self._outbox.leave()  # otherwise the courier is reported as missing
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -13,9 +13,8 @@ class Validations:
 
     way: Way = "none"  # the way of requests that allow both
     count: dict[str, int] = field(default_factory=lambda: {"pass": 0, "steps": 0})  # requests
-    seconds: dict[str, float] = field(
-        default_factory=lambda: {"pass": 0.0, "steps": 0.0}
-    )  # time of scoring
+    # time of scoring
+    seconds: dict[str, float] = field(default_factory=lambda: {"pass": 0.0, "steps": 0.0})
 
     def add(self, way: str, seconds: float) -> None:
         self.count[way] += 1

@@ -174,9 +174,8 @@ def _processed_logprobs(sampler: Any) -> Iterator[None]:
     last = sampler.topk_topp_sampler
     before = sampler.logprobs_mode, last.logprobs_mode, last.forward
     sampler.logprobs_mode = last.logprobs_mode = PROCESSED
-    if last.forward == getattr(
-        last, "forward_cuda", None
-    ):  # forward_cuda may use kernels that report no logprobs
+    # forward_cuda may use kernels that report no logprobs
+    if last.forward == getattr(last, "forward_cuda", None):
         last.forward = last.forward_native
     try:
         yield

@@ -79,9 +79,8 @@ class GraphRecorder:
             # memory could no longer be freed.
             torch.cuda.set_stream(stream)
             with suppress(Exception):
-                from torch.cuda.memory import (
-                    _cuda_endAllocateToPool,  # private: a release of torch may lack it
-                )
+                # private: a release of torch may lack it
+                from torch.cuda.memory import _cuda_endAllocateToPool
 
                 _cuda_endAllocateToPool(stream.device_index, self._pool)
             raise
