@@ -5,7 +5,7 @@ server renders the prompt, creates the parameters and formats the yielded output
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from importlib.metadata import entry_points
 from typing import Any
@@ -45,7 +45,7 @@ class KnownTokens:
         self._processors = bool(
             config.model_config.logits_processors or entry_points(group=_PROCESSORS)
         )
-        self._generate: Callable[..., AsyncIterator[Any]] = llm.generate
+        self._generate: Callable[..., AsyncGenerator[Any, None]] = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
         """Sets how known tokens are scored. `no_steps`: why decode steps cannot score them."""
