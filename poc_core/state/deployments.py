@@ -112,7 +112,10 @@ class DeploymentStore(Store):
         return [by_host[host] for host in sorted(by_host)]
 
     def _of_hosts(self, record: type[T], name: str, key: Callable[[str], str]) -> list[T]:
-        """Returns each live host's record at `key` of its id. `name`: see _readable."""
+        """Returns the live hosts' records, stored at `key` (of a host's id).
+
+        `name`: the kind of record in a logged error.
+        """
         ids = self._host_ids()
         found = self._redis.mget(map(key, ids)) if ids else []
         return _readable(record, name, ids, found)

@@ -32,7 +32,7 @@ RECEIVERS = "poc:receivers"  # zset receiver -> last time it did not answer
 
 
 def round(round_id: str) -> str:
-    """Returns the key of the hash of a round. Further keys of the round are this plus :leases,
+    """Returns the key of the hash of a round. Further keys of the round are this key plus :leases,
     :free, :workers, :counted, :excluded, :valid or :rate:{second}.
     """
     return f"poc:round:{round_id}"
@@ -51,7 +51,7 @@ def generating(model: str) -> str:
 
 
 def outbox(outbox_id: str) -> str:
-    """Returns the key of the hash of an outbox. This plus :entries is the list of its entries."""
+    """Returns the key of the hash of an outbox. This key plus :entries is the list of its entries."""
     return f"poc:outbox:{outbox_id}"
 
 
@@ -61,9 +61,9 @@ def receiver(name: str) -> str:
 
 
 def job(job_id: str) -> str:
-    """Returns the key of the hash of a job. Further keys of the job are this plus :nonces, :todo,
-    :free, :leases, :attempts, :values, :claimed, :finishing, or :result (the pieces of a large
-    answer).
+    """Returns the key of the hash of a job. Further keys of the job are this key plus :nonces,
+    :todo, :free, :leases, :attempts, :values, :claimed, :finishing, or :result (the pieces of a
+    large answer).
     """
     return f"poc:job:{job_id}"
 

@@ -161,7 +161,7 @@ class WorkStore(Store):
         return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
 
     def stuck(self, model: str) -> Iterator[StuckJobs]:
-        """Frees the lost leases of the model's jobs, and yields the stuck jobs of each step.
+        """Frees leases that no worker holds, and yields the stuck jobs, in several steps.
 
         A dead worker counts as a lost engine (see `release`), so that no batch kills workers
         forever. If a job ends during the check, another job may be skipped until the next check.
