@@ -51,7 +51,7 @@ def generating(model: str) -> str:
 
 
 def outbox(outbox_id: str) -> str:
-    """Returns the key of the hash of an outbox. This key plus :entries is the list of its entries."""
+    """Returns the key of the hash of an outbox. This key plus :entries is its list of entries."""
     return f"poc:outbox:{outbox_id}"
 
 
