@@ -1,11 +1,11 @@
-"""What tensor parallel would gain by computing one half of a micro-batch beside the other's sum.
+"""What tensor parallelism would gain by computing one half of a micro-batch during the other's sum.
 
     python -m bench.all_reduce  # on a host with two GPUs
 
-A layer of MiniMax-M2.7 on two GPUs, in outline: dense products as long as its attention, a sum over
-the ranks, its experts by the kernels of proofs, another sum. Once all rows at a time; once two
-halves in turns, whose sums run on a stream of their own while the other half computes. A half has
-half as many rows for each expert, so more of its blocks' rows are padding: that is counted.
+The outline of a layer of MiniMax-M2.7 on two GPUs: dense products that take as long as attention, a
+sum over the ranks, experts by the kernels of proofs, another sum. All rows at a time are compared
+with two halves in turns, whose sums run on a second stream while the other half computes. The
+additional padding of the halves' blocks is included.
 """
 
 import statistics
@@ -17,18 +17,17 @@ import torch
 import typer
 
 from bench.harness import machine
-from bench.harness.report import console, run
+from bench.harness.report import run, say
 
 TOKENS, HIDDEN, EXPERTS, A_TOKEN, MIDDLE = 32 * 1024, 3072, 256, 8, 768
-# Dense products of (TOKENS, HIDDEN) and (HIDDEN, HIDDEN): about as long as what lies between a
-# layer's second sum and the next layer's first one.
+# Products of (TOKENS, HIDDEN) and (HIDDEN, HIDDEN) that take about as long as a layer's attention.
 DENSE = 4
 LAYERS, TIMES = 6, 5
 PORT = 29_531
 
 
 class Layer:
-    """What one rank computes, of random numbers."""
+    """The computation of one rank, with random weights."""
 
     def __init__(self, rank: int) -> None:
         torch.manual_seed(rank)
@@ -91,11 +90,8 @@ def halves(layer: Layer, x: torch.Tensor, sums: torch.cuda.Stream) -> None:
                 if (event := summed[half]) is not None:
                     main.wait_event(event)
                 given = parts[half]
-                found = (
-                    layer.attention(given)
-                    if part == "attention"
-                    else layer.experts(given, rows[half])
-                )
+                is_dense = part == "attention"
+                found = layer.attention(given) if is_dense else layer.experts(given, rows[half])
                 sums.wait_stream(main)
                 with torch.cuda.stream(sums):
                     torch.distributed.all_reduce(found)
@@ -111,7 +107,7 @@ def without_sums(layer: Layer, x: torch.Tensor, sums: torch.cuda.Stream) -> None
 
 
 def milliseconds(compute: Callable[[], Any]) -> float:
-    """Median of a layer's time."""
+    """Returns the median time of a layer."""
     compute()
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMES + 1)]
@@ -125,7 +121,7 @@ def milliseconds(compute: Callable[[], Any]) -> float:
 
 
 def measure(rank: int, ranks: int, port: int) -> None:
-    """One rank's process; the first one prints."""
+    """Runs in the process of each rank; rank 0 prints."""
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
         "nccl", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
@@ -139,13 +135,12 @@ def measure(rank: int, ranks: int, port: int) -> None:
     }
     alone = milliseconds(lambda: [torch.distributed.all_reduce(x) for _ in range(LAYERS)])
     if rank == 0:
-        console.print(machine.describe(), highlight=False)
+        say(machine.describe())
         for name, ms in took.items():
-            console.print(f"{name.replace('_', ' ')}: {ms:.3f} ms a layer", highlight=False)
+            say(f"{name.replace('_', ' ')}: {ms:.3f} ms a layer")
         rate = x.numel() * x.element_size() / alone / 1e6
-        console.print(f"a sum alone: {alone:.3f} ms, {rate:.0f} GB/s", highlight=False)
-        gain = took["whole"] / took["halves"] - 1
-        console.print(f"two halves in turns: {100 * gain:+.1f} %", highlight=False)
+        say(f"a sum alone: {alone:.3f} ms, {rate:.0f} GB/s")
+        say(f"two halves in turns: {100 * (took['whole'] / took['halves'] - 1):+.1f} %")
     torch.distributed.destroy_process_group()
 
 
@@ -153,7 +148,7 @@ def main(
     gpus: Annotated[int, typer.Option(min=2, help="Tensor-parallel ranks.")] = 2,
     port: Annotated[int, typer.Option(help="Of this host, for the ranks to meet.")] = PORT,
 ) -> None:
-    """A layer's time with sums between computing and beside it."""
+    """Prints a layer's time with sums between and during computation."""
     torch.multiprocessing.spawn(measure, (gpus, port), nprocs=gpus)
 
 

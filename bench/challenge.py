@@ -2,30 +2,32 @@
 
     .venv/bin/python -m bench.challenge --segments 240
 
-One segment follows another, each a round with a new hash, other nonces and a new url; receivers
-answer late, and some say 503 at first. Every nonce that arrives is counted, and its value computed
-again. With --engine vllm the engines are real tiny ones, and a sample of the values is computed
-again; an hour of them: --engine vllm --segments 240 --seconds 15.
+Each segment is a round with its own hash, nonces and url. Receivers answer late, some with 503 at
+first. Every nonce that arrives is counted, and its value computed again. With --engine vllm the
+engines are tiny models, and a sample of the values is computed again; an hour of them:
+--engine vllm --segments 240 --seconds 15.
 """
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
+import httpx
+import numpy as np
 import redis
 import typer
 
 from bench.faults.reference import Reference
 from bench.faults.usage import uses_of
 from bench.harness import machine
-from bench.harness.asked_chat import AskedChat
-from bench.harness.growth import Growth
-from bench.harness.report import console, exit_with
+from bench.harness.chat_load import Threads
+from bench.harness.report import judged, measures, run, say
 from bench.harness.segments import Segment
 from cli.model_choice import with_chosen_model
 from poc_core.errors import OptionsError
@@ -38,21 +40,23 @@ from workers.load import load_engine
 READY_TIMEOUT_S = 600.0
 STEP_MS = 25.0  # of a synthetic micro-batch of 32 nonces
 INTERVAL_S = 0.25  # between two callbacks of a round
-# Nonces of a segment whose values are computed again where that takes a model.
+# Nonces of a segment whose values are computed again with a model.
 SAMPLE = 8
-# Segments at either end whose pace is compared, by their medians.
+# Segments at each end whose pace is compared, by their medians.
 ENDS = 24
 MOST_SLOWER = 0.02
-# By how much a figure may grow over all segments and be flat: by the line that is fitted to all but
-# the first quarter; or by what part of the first figure, where that is more. A worker's pool of
-# connections opens up to six when it first does so much at once, maybe late.
+# The growth over all segments that still counts as flat: these numbers, or this part of the first
+# figure if that is more. A worker's pool of connections opens up to six at a time, maybe late.
 MOST_GROWN = {"keys": 10.0, "MiB": 4.0, "descriptors": 8.0}
 MOST_PART_GROWN = 0.02
-# Keys that count what happened in some seconds, each for a time of its own: so many at most.
+# Keys that count what happened in some seconds, and the most of them: each has its own TTL.
 COUNTERS = ("poc:past:", "poc:stats:by:")
 MOST_COUNTERS = sum(kept_s // step_s + 2 for step_s, kept_s in STEPS.items()) + 62
 DELIVERY_S = 60.0
-NO_TTL = -1  # as Redis says it
+NO_TTL = -1  # Redis' answer
+# The answer of a node with POC_CHAT_POLICY=exclusive during a round.
+REFUSED = "PoC generation is active"
+CHAT_PAUSE_S, CHAT_TIMEOUT_S = 0.5, 120.0
 
 
 class Engine(StrEnum):
@@ -68,21 +72,35 @@ class Chat(StrEnum):
 
 @dataclass
 class Found:
-    """What is known so far."""
+    """The figures of all segments so far."""
 
     paces: list[float] = field(default_factory=list)
-    growth: Growth = field(default_factory=Growth)
+    looks: list[dict[str, float]] = field(default_factory=list)  # after each segment
     n_nonces: int = 0
-    counters: int = 0  # the most keys of counters that were seen at once
+    counters: int = 0  # the most keys of counters at once
     problems: list[str] = field(default_factory=list)
+
+    def per_segment(self) -> dict[str, float]:
+        """Returns the growth per segment of each figure, without the first quarter of segments.
+
+        The growth is the slope of the line fitted by least squares. Figures that a look lacks are
+        left out.
+        """
+        looks = self.looks[len(self.looks) // 4 :]
+        names = set(looks[0]).intersection(*looks)
+        return {name: _slope([look[name] for look in looks]) for name in sorted(names)}
+
+
+def _slope(figures: Sequence[float]) -> float:
+    return float(np.polyfit(range(len(figures)), figures, 1)[0]) if len(figures) > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Node:
-    """The node, as who asks and who looks behind it sees it."""
+    """The node with access to its API, its Redis and its processes."""
 
     client: StackClient
-    connection: redis.Redis
+    connection: Any  # of Redis
     reference: Reference
     n_values: int | None
 
@@ -99,32 +117,29 @@ class Node:
         self._settle(waiting, found)
 
     def _look(self, number: int, found: Found) -> None:
-        counters = sum(1 for key in self._redis.scan_iter() if key.decode().startswith(COUNTERS))
+        names = (key.decode() for key in self.connection.scan_iter())
+        counters = sum(name.startswith(COUNTERS) for name in names)
         found.counters = max(found.counters, counters)
-        figures = {"keys": float(self._redis.dbsize() - counters)}
+        figures = {"keys": float(self.connection.dbsize() - counters)}
         for use in uses_of(self.client.children()):
             figures[f"MiB of {use.name}"] = use.rss / 2**20
             figures[f"descriptors of {use.name}"] = float(use.descriptors)
-        found.growth.look(figures)
-        status = self.client.status()
-        told = [
-            f"{number}: {found.paces[-1]:.0f} nonces/s",
-            f"{figures['keys']:.0f} keys and {counters} of counters",
-            f"{status['callbacks_waiting']} outboxes with {self._waiting_bytes()} bytes",
-            *(f"{name} {figure:.0f}" for name, figure in figures.items() if name != "keys"),
-        ]
-        console.print(", ".join(told), highlight=False, soft_wrap=True)
+        found.looks.append(figures)
+        outboxes = [keys.outbox(one.decode()) for one in self._due()]
+        n_bytes = sum(int(self.connection.hget(one, "bytes") or 0) for one in outboxes)
+        shown = ", ".join(f"{name} {figure:.0f}" for name, figure in figures.items())
+        say(
+            f"{number}: {found.paces[-1]:.0f} nonces/s, {counters} keys of counters,"
+            f" {self.client.status()['callbacks_waiting']} outboxes with {n_bytes} bytes, {shown}"
+        )
 
-    @property
-    def _redis(self) -> Any:
-        return self.connection
-
-    def _waiting_bytes(self) -> int:
-        ids = self._redis.zrange(keys.OUTBOX_DUE, 0, -1)
-        return sum(int(self._redis.hget(keys.outbox(id.decode()), "bytes") or 0) for id in ids)
+    def _due(self) -> list[bytes]:
+        """Returns the ids of outboxes with undelivered entries."""
+        ids: list[bytes] = self.connection.zrange(keys.OUTBOX_DUE, 0, -1)
+        return ids
 
     def _is_forgotten(self, segment: Segment) -> bool:
-        return not self._redis.exists(keys.round(segment.round_id))
+        return not self.connection.exists(keys.round(segment.round_id))
 
     def _close(self, segment: Segment, found: Found) -> None:
         n, problems = segment.close(self.reference.artifacts, self.n_values)
@@ -138,35 +153,36 @@ class Node:
             self.client.wait(
                 lambda: last.is_over(self.connection) and all(map(self._is_forgotten, others)),
                 DELIVERY_S,
-                "all segments delivered, and all but the last forgotten",
+                "all segments delivered, and all except the last forgotten",
             )
         except AssertionError as error:
             found.problems.append(str(error))
         for segment in waiting:
             self._close(segment, found)
-        kept = sorted(name for name in self._kept() if last.round_id not in name)
-        if kept:
-            found.problems.append(f"{len(kept)} keys are left of other segments: {kept[:5]}")
+        left = sorted(name for name in self._of_segments() if last.round_id not in name)
+        if left:
+            found.problems.append(f"{len(left)} keys are left of other segments: {left[:5]}")
         if for_ever := sorted(self._everlasting()):
             found.problems.append(f"{len(for_ever)} keys have no TTL: {for_ever[:5]}")
 
     def _everlasting(self) -> Iterator[str]:
-        """Keys of ours that no time ends, but for what the node shall run."""
-        for key in self._redis.scan_iter("poc:*"):
-            if self._redis.ttl(key) == NO_TTL and key.decode() != keys.DEPLOYMENT:
+        """Yields the node's keys without a TTL, except the deployment."""
+        for key in self.connection.scan_iter("poc:*"):
+            if self.connection.ttl(key) == NO_TTL and key.decode() != keys.DEPLOYMENT:
                 yield key.decode()
 
-    def _kept(self) -> Iterator[str]:
-        """What there is of segments: keys, and ids in the indexes of rounds and outboxes."""
-        ours = {keys.CURRENT_ROUND, keys.OUTBOX_DUE, keys.OUTBOX_JOBS, "poc:outbox:job_bytes"}
+    def _of_segments(self) -> Iterator[str]:
+        """Yields the keys of rounds, outboxes and receivers, and the ids of due outboxes."""
+        indexes = {keys.CURRENT_ROUND, keys.OUTBOX_DUE, keys.OUTBOX_JOBS, "poc:outbox:job_bytes"}
         for pattern in ("poc:round:*", "poc:outbox:*", "poc:receiver*"):
-            for key in self._redis.scan_iter(pattern):
-                if (name := key.decode()) not in ours:
-                    yield name
-        for id in self._redis.zrange(keys.OUTBOX_DUE, 0, -1):
+            for key in self.connection.scan_iter(pattern):
+                if key.decode() not in indexes:
+                    yield key.decode()
+        for id in self._due():
             yield f"{keys.OUTBOX_DUE} has {id.decode()}"
 
 
+@measures
 def main(
     segments: Annotated[int, typer.Option(min=2, help="Of a challenge of 20 hours: 240.")] = 240,
     seconds: Annotated[
@@ -174,38 +190,54 @@ def main(
     ] = None,
     engine: Annotated[Engine, typer.Option(help="Of both workers.")] = Engine.SYNTHETIC,
     chat: Annotated[
-        Chat, typer.Option(help="Asked meanwhile, with --engine vllm: answered, or refused.")
+        Chat, typer.Option(help="Requested meanwhile, with --engine vllm: answered, or refused.")
     ] = Chat.NONE,
-) -> None:
-    """Exits with 1 where pace, memory, descriptors or keys do not stay, or a nonce is amiss."""
-    seconds = seconds or {Engine.SYNTHETIC: 0.8, Engine.VLLM: 10.0}[engine]
-    exit_with(partial(measure, segments, seconds, engine, chat))
-
-
-def measure(segments: int, seconds: float, engine: Engine, chat: Chat) -> bool:
+) -> bool:
+    """Exits with 1 if pace, memory, descriptors or keys change, or a nonce is lost or wrong."""
     if chat is not Chat.NONE and engine is not Engine.VLLM:
         raise OptionsError("A synthetic engine serves no chat: add --engine vllm.")
-    console.print(f"{machine.describe()}; {segments} segments of {seconds:g} s", highlight=False)
+    seconds = seconds or {Engine.SYNTHETIC: 0.8, Engine.VLLM: 10.0}[engine]
+    say(f"{machine.describe()}; {segments} segments of {seconds:g} s")
     found, meter, began = Found(), machine.UsageMeter(), time.monotonic()
-    with node(engine, chat) as running, asked(chat, running.client, found):
+    with node(engine, chat) as running, chatting(chat, running.client, found):
         running.run(segments, seconds, found)
-    console.print(
-        f"{time.monotonic() - began:.0f} s with the start; other programs used"
-        f" {meter.read().others:.2f} cores",
-        highlight=False,
-    )
+    others = meter.read().others
+    say(f"{time.monotonic() - began:.0f} s with the start; other programs used {others:.2f} cores")
     return report(found)
 
 
+class AskedChat(Threads):
+    """A client that requests one short answer after the other, and counts the outcomes."""
+
+    def __init__(self, client: RoundClient) -> None:
+        super().__init__(1)
+        self.counts: Counter[str] = Counter()
+        self._client = client
+
+    def run(self, number: int) -> None:
+        url, model = self._client.base_url, self._client.model
+        body = {"model": model, "prompt": "the sea", "max_tokens": 16, "ignore_eos": True}
+        with httpx.Client(base_url=url, timeout=CHAT_TIMEOUT_S, trust_env=False) as http:
+            while not self._stop.wait(CHAT_PAUSE_S):
+                try:
+                    answer = http.post("/v1/completions", json=body)
+                except httpx.HTTPError as error:
+                    self.counts[f"failed ({type(error).__name__})"] += 1
+                    continue
+                is_refused = answer.status_code == 503 and REFUSED in answer.text
+                outcome = "refused" if is_refused else f"failed ({answer.status_code})"
+                self.counts["answered" if answer.status_code == 200 else outcome] += 1
+
+
 @contextmanager
-def asked(chat: Chat, client: RoundClient, found: Found) -> Iterator[None]:
-    """Asks for chat meanwhile, where wanted, and judges what was said."""
+def chatting(chat: Chat, client: RoundClient, found: Found) -> Iterator[None]:
+    """Requests chat in the meantime, if wanted, and adds wrong outcomes to the problems."""
     if chat is Chat.NONE:
         yield
         return
-    with AskedChat(client.base_url, client.model) as asking:
+    with AskedChat(client) as asking:
         yield
-    console.print(f"chat: {dict(asking.counts)}", highlight=False)
+    say(f"chat: {dict(asking.counts)}")
     allowed = {"answered"} if chat is Chat.BESIDE else {"answered", "refused"}
     found.problems += [
         f"chat was {outcome} {n} times"
@@ -239,45 +271,41 @@ def node(engine: Engine, chat: Chat) -> Iterator[Node]:
 
 
 def report(found: Found) -> bool:
-    """Says what holds and what does not; whether all does."""
+    """Prints the problems and a verdict for each target; returns whether all targets are met."""
     first, last = (statistics.median(paces) for paces in (found.paces[:ENDS], found.paces[-ENDS:]))
+    for problem in found.problems:
+        say(f"[red]{problem}[/]")
     checks = [
-        (
+        judged(
+            abs(last / first - 1) <= MOST_SLOWER,
             f"pace: {last:.1f} nonces/s of the last {ENDS} over {first:.1f} of the first,"
             f" {last / first - 1:+.2%}",
-            abs(last / first - 1) <= MOST_SLOWER,
         ),
-        (
-            f"nonces and keys: {found.n_nonces:,} nonces came, {len(found.problems)} problems"
-            " (one lost, doubled or wrong, or a key that is left)",
+        judged(
             not found.problems,
+            f"nonces and keys: {found.n_nonces:,} nonces came, {len(found.problems)} problems"
+            " (a nonce lost, doubled or wrong, or a key that is left)",
         ),
-        (
-            f"counters: {found.counters} keys at most, of {MOST_COUNTERS} that their times allow",
+        judged(
             found.counters <= MOST_COUNTERS,
+            f"counters: {found.counters} keys at most, of {MOST_COUNTERS} that their times allow",
         ),
-        *(_flat(kind, found, most) for kind, most in MOST_GROWN.items()),
+        *(_is_flat(kind, found, most) for kind, most in MOST_GROWN.items()),
     ]
-    for problem in found.problems:
-        console.print(f"[red]{problem}[/]", highlight=False, soft_wrap=True)
-    for said, holds in checks:
-        word = "[bold green]PASS[/]" if holds else "[bold red]FAIL[/]"
-        console.print(f"{word} {said}", highlight=False, soft_wrap=True)
-    return all(holds for _, holds in checks)
+    return all(checks)
 
 
-def _flat(kind: str, found: Found, most: float) -> tuple[str, bool]:
-    """Whether figures of a kind stay, and what is flat of them and what grew, and by how much."""
-    told, holds = [], True
-    for name, each in found.growth.per_segment().items():
-        if not name.startswith(kind):
-            continue
-        by, first = each * len(found.paces), found.growth.looks[0].get(name, 0.0)
-        flat = by <= max(most, MOST_PART_GROWN * first)
-        told.append(f"{name} {'flat' if flat else 'grew'} ({first:.0f}, {by:+.1f})")
-        holds &= flat
-    return f"over all segments: {', '.join(told)}", holds
+def _is_flat(kind: str, found: Found, most: float) -> bool:
+    """Prints the growth of each figure of a kind; returns whether none grew."""
+    shown, flat = [], True
+    for name, slope in found.per_segment().items():
+        if name.startswith(kind):
+            by, first = slope * len(found.paces), found.looks[0].get(name, 0.0)
+            is_flat = by <= max(most, MOST_PART_GROWN * first)
+            shown.append(f"{name} {'flat' if is_flat else 'grew'} ({first:.0f}, {by:+.1f})")
+            flat &= is_flat
+    return judged(flat, f"over all segments: {', '.join(shown)}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -1,32 +1,29 @@
-"""Cost of decode proofs beside vLLM's own generation, and what looking ahead saves a validator.
+"""Cost of decode proofs compared with vLLM's own generation, and speed of their validation.
 
     python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32  # anywhere
     python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40
     python -m bench.decode_speed ... --graphs both --part chains  # with and without CUDA graphs
     python -m bench.decode_speed ... --part artifacts --part chains  # one start of a slow engine
 
-Every figure is printed as soon as it is there, the validator's first. Proofs and vLLM's `generate`
-run in turns on the same engine, with as many sequences and tokens each. Chat and Redis are not
-there: one process, one engine. Large dimensions need a GPU.
+Proofs and vLLM's `generate` take turns on one engine in this process, with as many sequences and
+tokens each; there is no chat and no Redis. Large dimensions need a GPU.
 """
 
-import json
+import asyncio
 import random
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.table import Table
 
 from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
-from bench.harness.report import console, exit_with, run, verdict
+from bench.harness.report import Repeat, at_least, console, measures, run, say, say_json, table
 from lab.measure.speed import spec_of as artifact_spec
 from lab.measure.speed import speed
 from poc_core.records import ProofSpec
@@ -42,9 +39,9 @@ USUAL_BATCH = 32
 WARM_STEPS = 4
 # Seconds that artifacts are computed.
 ARTIFACT_S = 4.0
-# Least ratio of tokens/s to vLLM's own, and times that one forward is faster than steps.
+# Least ratio of tokens/s to vLLM's own, and of the speed of one forward to that of steps.
 TARGET, VALIDATION_TARGET = 0.9, 10.0
-# Largest difference of a margin that both ways of judging may find.
+# Largest difference between the margins of one forward and of steps.
 SAME_MARGIN = {"bfloat16": 0.005, "float32": 1e-5}
 
 
@@ -61,6 +58,7 @@ class Graphs(StrEnum):
 
 
 @takes_engine()
+@measures
 def main(
     *,
     engine_options: EngineOptions,
@@ -70,7 +68,7 @@ def main(
         list[int] | None, typer.Option(help="Nonces of a micro-batch; may be repeated.")
     ] = None,
     judged: Annotated[int, typer.Option(min=1, help="Nonces of the validation.")] = 200,
-    repeat: Annotated[int, typer.Option(min=1, help="Turns; their medians are compared.")] = 2,
+    repeat: Repeat = 2,
     part: Annotated[
         list[Part] | None,
         typer.Option(help="What is measured. By default validation and chains."),
@@ -78,128 +76,84 @@ def main(
     graphs: Annotated[
         Graphs, typer.Option(help="Steps as CUDA graphs, without, or both in turns.")
     ] = Graphs.OFF,
-) -> None:
-    """Nonces/min of chains beside vLLM's own loop, one forward beside steps. Exit 1: too slow."""
+) -> bool:
+    """Nonces/min of chains and of vLLM's own loop, one forward and steps. Exit 1: too slow."""
     ways = {Graphs.OFF: [False], Graphs.ON: [True], Graphs.BOTH: [False, True]}[graphs]
-
-    def measure() -> bool:
-        with engine_of(engine_options) as engine:
-            kept = ChainLimits.of(engine.info).kept_tokens
-            console.print(f"{kept} tokens kept", highlight=False)
-            passed, parts = True, part or [Part.VALIDATION, Part.CHAINS]
-            if Part.ARTIFACTS in parts:
-                artifacts(engine, seq_len)
-            if Part.VALIDATION in parts:
-                passed &= validation(engine, seq_len, max_tokens, judged, repeat, ways)
-            if Part.CHAINS in parts:
-                passed &= best_of(engine, seq_len, max_tokens, batch or [32], repeat, ways)
-            return passed
-
-    exit_with(measure)
-
-
-def artifacts(engine: Engine, seq_len: int) -> None:
-    """Prints the rate of the proofs that are a prefill alone, in whole micro-batches."""
-    n = min(USUAL_BATCH, engine.info.max_batch(seq_len))
-    found = speed(engine, artifact_spec(seq_len), n, None, ARTIFACT_S)
-    _tell(n, artifacts_per_s=found.nonces_per_s, artifacts_per_min=60 * found.nonces_per_s)
+    with engine_of(engine_options) as engine:
+        say(f"{ChainLimits.of(engine.info).kept_tokens} tokens kept")
+        passed, parts = True, part or [Part.VALIDATION, Part.CHAINS]
+        if Part.ARTIFACTS in parts:
+            n = min(USUAL_BATCH, engine.info.max_batch(seq_len))
+            found = speed(engine, artifact_spec(seq_len), n, None, ARTIFACT_S)
+            say_json(nonces=n, artifacts_per_min=60 * found.nonces_per_s)
+        if Part.VALIDATION in parts:
+            passed &= validation(engine, seq_len, max_tokens, judged, repeat, ways)
+        if Part.CHAINS in parts:
+            passed &= best_of(engine, seq_len, max_tokens, batch or [32], repeat, ways)
+    return passed
 
 
 def best_of(
-    engine: Engine,
-    seq_len: int,
-    max_tokens: int,
-    batches: list[int],
-    repeat: int,
-    ways: list[bool],
+    engine: Engine, seq_len: int, max_tokens: int, batches: list[int], repeat: int, ways: list[bool]
 ) -> bool:
-    """Chains of micro-batches of several sizes, in turns with vLLM's own generation.
+    """Measures chains in several batch sizes, in turns with vLLM's own generation.
 
-    `ways`: with graphs or not.
+    `ways`: with CUDA graphs, without, or both.
     """
-    table = Table(title=f"Chains, seq_len {seq_len}, max_tokens {max_tokens}")
-    for heading in (
-        "nonces",
-        "steps",
-        "nonces/min",
-        "tokens/s",
-        "vLLM's own\ntokens/s",
-        "ratio",
-        "MiB taken",
-    ):
-        table.add_column(heading, justify="right")
-    best = 0.0
+    rows = table(
+        f"Chains, seq_len {seq_len}, max_tokens {max_tokens}",
+        *("nonces", "steps", "nonces/min", "tokens/s", "vLLM's own\ntokens/s", "ratio", "MiB more"),
+    )
+    best, warm = 0.0, min(max_tokens, WARM_STEPS)
     for n in batches:
         room = CONTRACT.max_batch(spec_of(seq_len, max_tokens, ""), engine.info)
         if n > room:
-            console.print(
-                f"[yellow]{n} nonces have no room ({room} have); see --decode-memory-gb[/]"
-            )
+            say(f"[yellow]{n} nonces have no room ({room} have); see --decode-memory-gb[/]")
             continue
         for on in ways:
             use_graphs(engine, on)
-            chains(engine, seq_len, min(max_tokens, WARM_STEPS), n, "warm-up")
+            chains(engine, seq_len, warm, n, "warm-up")
         prompts = random_prompts(engine, seq_len, n)
-        generate(engine, prompts, min(max_tokens, WARM_STEPS))
-        took: dict[str, list[float]] = {}
-        grown: dict[str, int] = {}
+        generate(engine, prompts, warm)
+        took: dict[bool, list[float]] = defaultdict(list)
+        mib: dict[bool, int] = defaultdict(int)
+        own_s = []
         for index in range(repeat):
             for on in ways:
                 use_graphs(engine, on)
-                with memory_grown() as mib:
-                    seconds = timed(
-                        partial(chains, engine, seq_len, max_tokens, n, f"turn-{index}")
-                    )
-                grown[_said(on)] = max(mib(), grown.get(_said(on), 0))
-                took.setdefault(_said(on), []).append(seconds)
-                _tell(n, steps=_said(on), seconds=seconds)
+                before, began = machine.gpu_mib(), time.perf_counter()
+                chains(engine, seq_len, max_tokens, n, f"turn-{index}")
+                took[on].append(time.perf_counter() - began)
+                mib[on] = max(mib[on], machine.gpu_mib() - before)
+                say_json(nonces=n, steps=_name(on), seconds=took[on][-1])
             own = generate(engine, prompts, max_tokens)
-            took.setdefault("own", []).append(own.seconds)
-            _tell(n, steps="vLLM's own", **own._asdict())
-        tokens, own_s = n * (seq_len + max_tokens), statistics.median(took.pop("own"))
-        for way, seconds_of in took.items():
-            proof_s = statistics.median(seconds_of)
-            best = max(best, own_s / proof_s)
-            figures = (60 * n / proof_s, tokens / proof_s, tokens / own_s)
-            table.add_row(
-                f"{n}",
-                way,
-                *(f"{x:,.1f}" for x in figures),
-                f"{own_s / proof_s:.3f}",
-                f"{grown[way]}",
-            )
-            _tell(
-                n,
-                steps=way,
-                nonces_per_min=figures[0],
-                tokens_per_s=figures[1],
-                own=figures[2],
-                ratio=own_s / proof_s,
-            )
-    console.print(table)
-    return verdict("tokens/s over vLLM's own, the best size", best, TARGET)
+            own_s.append(own.seconds)
+            say_json(nonces=n, steps="vLLM's own", **own._asdict())
+        tokens, of_own = n * (seq_len + max_tokens), statistics.median(own_s)
+        for on in ways:
+            proof_s = statistics.median(took[on])
+            ratio = of_own / proof_s
+            best = max(best, ratio)
+            figures = (60 * n / proof_s, tokens / proof_s, tokens / of_own)
+            shown = [f"{figure:,.1f}" for figure in figures]
+            rows.add_row(f"{n}", _name(on), *shown, f"{ratio:.3f}", f"{mib[on]}")
+            names = ("nonces_per_min", "tokens_per_s", "own")
+            rates = dict(zip(names, figures, strict=True))
+            say_json(nonces=n, steps=_name(on), ratio=ratio, **rates)
+    console.print(rows)
+    return at_least("tokens/s over vLLM's own, the best size", best, TARGET)
 
 
 def use_graphs(engine: Any, on: bool) -> None:
-    """Turns recorded steps on or off; says why not, where steps are not recorded."""
-    if not hasattr(engine, "use_graphs"):
-        return
-    found = engine.use_graphs(on)
-    if on and found["why_not"]:
-        console.print(f"[yellow]without CUDA graphs: {found['why_not']}[/]", highlight=False)
+    """Turns CUDA graphs of steps on or off; prints why there are none."""
+    if hasattr(engine, "use_graphs"):
+        found = engine.use_graphs(on)
+        if on and found["why_not"]:
+            say(f"[yellow]without CUDA graphs: {found['why_not']}[/]")
 
 
-def _said(on: bool) -> str:
-    return "graphs" if on else "eager"
-
-
-def _tell(n: int, **figures: Any) -> None:
-    """Prints one line of JSON."""
-    plain = {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in figures.items()
-    }
-    console.print(json.dumps({"nonces": n} | plain), highlight=False, soft_wrap=True)
+def _name(graphs: bool) -> str:
+    return "graphs" if graphs else "eager"
 
 
 def chains(engine: Engine, seq_len: int, max_tokens: int, n: int, block_hash: str) -> list[Any]:
@@ -220,15 +174,13 @@ class Generation(NamedTuple):
     """A run of vLLM's own loop."""
 
     seconds: float
-    # Of the tokens of a step, on average: sequences that have the same one choose the same experts,
-    # whose weights are read once then.
+    # Mean number of different tokens per step. Sequences with the same token choose the same
+    # experts, whose weights are then read once.
     differing_tokens: float
 
 
 def generate(engine: Any, prompts: list[list[int]], max_tokens: int) -> Generation:
-    """Runs vLLM's own loop on all prompts at once, greedy, to the last token, none from a cache."""
-    import asyncio
-
+    """Runs vLLM's own loop on all prompts at once, greedy, to the last token, without caches."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(
@@ -237,9 +189,8 @@ def generate(engine: Any, prompts: list[list[int]], max_tokens: int) -> Generati
 
     async def one(token_ids: list[int]) -> list[int]:
         prompt = {"prompt_token_ids": token_ids, "cache_salt": uuid.uuid4().hex}
-        last = [
-            output async for output in engine._llm.generate(prompt, sampling, uuid.uuid4().hex)
-        ][-1]
+        outputs = engine._llm.generate(prompt, sampling, uuid.uuid4().hex)
+        last = [output async for output in outputs][-1]
         return list(last.outputs[0].token_ids)
 
     async def every() -> list[list[int]]:
@@ -254,84 +205,63 @@ def generate(engine: Any, prompts: list[list[int]], max_tokens: int) -> Generati
 
 
 def random_prompts(engine: Any, seq_len: int, n: int) -> list[list[int]]:
-    """Prompts of random tokens: sequences differ, as those of different users do."""
+    """Returns prompts of random tokens, which differ as those of different users do."""
     vocabulary = range(engine._llm.model_config.get_vocab_size())
     drawn = random.Random(n)
     return [drawn.choices(vocabulary, k=seq_len) for _ in range(n)]
 
 
 def validation(
-    engine: Engine,
-    seq_len: int,
-    max_tokens: int,
-    n: int,
-    repeat: int,
-    ways: list[bool],
+    engine: Engine, seq_len: int, max_tokens: int, n: int, repeat: int, ways: list[bool]
 ) -> bool:
-    """How much faster one forward is than steps of USUAL_BATCH nonces, and how margins differ.
+    """Compares the time and the margins of one forward with those of steps.
 
-    Claims of an honest node, but for every tenth nonce, whose first point is another. `ways`: steps
-    with graphs or not; the first one's are what is compared.
+    The claims are an honest node's, except every tenth nonce, which has another first point.
+    `ways`: steps with CUDA graphs, without, or both; the target is for the first of them.
     """
     use_graphs(engine, ways[-1])
     claimed = chains(engine, seq_len, max_tokens, n, "claimed")
     for chain in claimed[::10]:
         chain[0] = (chain[0] + 1) % 16
 
-    def spec(length: int, **options: Any) -> ProofSpec:
+    def judge(length: int, batch: int, **options: Any) -> list[Any]:
         enforced = {str(nonce): chain[: length + 1] for nonce, chain in enumerate(claimed)}
-        return spec_of(seq_len, length, "claimed", enforced=enforced, **options)
+        spec = spec_of(seq_len, length, "claimed", enforced=enforced, **options)
+        parts = (range(n)[low : low + batch] for low in range(0, n, batch))
+        return [one for part in parts for one in compute_all(engine, spec, part)]
 
-    def judge(judged: ProofSpec, batch: int) -> list[Any]:
-        return [
-            one
-            for low in range(0, n, batch)
-            for one in compute_all(engine, judged, range(n)[low : low + batch])
+    def measure(way: str, length: int, batch: int, **options: Any) -> tuple[float, list[Any]]:
+        judge(length, batch, **options)  # warms up
+        values: list[Any] = []
+        seconds = [
+            timed(lambda: values.append(judge(max_tokens, batch, **options))) for _ in range(repeat)
         ]
+        took_s = statistics.median(seconds)
+        say(f"{n} nonces judged {way}: {took_s:.2f} s")
+        return took_s, values[-1]
 
-    stepwise = {"stepwise": True}
-    turns: list[tuple[str, dict[str, Any], int, bool]] = [("in one forward", {}, n, False)]
+    # One forward warms up with the timed length, because its kernels are chosen by its size.
+    use_graphs(engine, False)
+    once_s, at_once = measure("in one forward", max_tokens, n)
+    warm, stepped = min(max_tokens, WARM_STEPS), []
     for on in ways:
-        turns.append(
-            (f"step by step ({_said(on)}), {USUAL_BATCH} at a time", stepwise, USUAL_BATCH, on)
-        )
-        turns.append((f"step by step ({_said(on)}), as many as there is room for", stepwise, n, on))
-    found, took = [], []
-    for way, options, batch, on in turns:
         use_graphs(engine, on)
-        # One forward's warm-up is as long as what is timed: its kernels are chosen by its size.
-        judge(spec(min(max_tokens, WARM_STEPS) if options else max_tokens, **options), batch)
-        for _ in range(repeat):
-            began = time.perf_counter()
-            values = judge(spec(max_tokens, **options), batch)
-            took.append(time.perf_counter() - began)
-        took[-repeat:] = [statistics.median(took[-repeat:])]
-        found.append(values)
-        console.print(f"{n} nonces judged {way}: {took[-1]:.2f} s", highlight=False)
-    at_once, usual, *_ = found
+        for how, batch in ((f"{USUAL_BATCH} at a time", USUAL_BATCH), ("as many as fit", n)):
+            way = f"step by step ({_name(on)}), {how}"
+            stepped.append(measure(way, warm, batch, stepwise=True))
+    usual_s, usual = stepped[0]
     off = max(abs(one[1] - other[1]) for one, other in zip(at_once, usual, strict=True))
     limit = SAME_MARGIN.get(engine.info.dtype, 0.005)
-    console.print(
-        f"margins of the two ways differ by at most {off:.2g}, allowed {limit:g}", highlight=False
-    )
-    what = (
-        f"{n} nonces judged in one forward, times as fast as in steps of {USUAL_BATCH}"
-        f" ({_said(ways[0])})"
-    )
-    return verdict(what, took[1] / took[0], VALIDATION_TARGET) and off <= limit
+    say(f"margins of the two ways differ by at most {off:.2g}, allowed {limit:g}")
+    what = f"{n} nonces judged in one forward, times as fast as in steps ({_name(ways[0])})"
+    return at_least(what, usual_s / once_s, VALIDATION_TARGET, ".2f") and off <= limit
 
 
 def timed(work: Callable[[], object]) -> float:
+    """Returns the seconds that `work` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-@contextmanager
-def memory_grown() -> Iterator[Callable[[], int]]:
-    """MiB that the GPUs this process may use have taken since."""
-    before = machine.gpu_mib()
-    yield lambda: machine.gpu_mib() - before
 
 
 if __name__ == "__main__":

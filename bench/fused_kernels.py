@@ -1,15 +1,15 @@
-"""What the fused kernels between a model's matrix products spare, beside what memory allows.
+"""The speed of the fused kernels between matrix products, compared with vLLM's own operations.
 
     python -m bench.fused_kernels --dimensions minimax-m2.7 --layers 8  # on a GPU host
 
-First each kernel beside vLLM's own operation, bit for bit, on the shapes of MiniMax-M2.7 on one of
-two GPUs and on one; then whole micro-batches of an engine, with PROOFLINE_FUSED=off and without.
+First each kernel is compared with vLLM's operation, bit for bit, in the shapes of MiniMax-M2.7 on
+one GPU and on one of two; then complete micro-batches of an engine with PROOFLINE_FUSED=off and
+without.
 """
 
 import os
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.harness import machine
 from bench.harness.engine import takes_engine
-from bench.harness.report import console, exit_with, run
+from bench.harness.report import console, measures, run, say, table
 from lab.local_engine import clean_stdout, local_engine
 from lab.measure.artifact_distance import artifacts
 from lab.measure.speed import spec_of, speed
@@ -40,10 +40,11 @@ GROUP, LIMITS = 128, (-448.0, 448.0)
 BYTES_PER_S = 4.8e12  # of an H200's memory, as its maker says
 TIMES = 20
 BATCH = 32
-LONGEST = 16  # kernels of a micro-batch that are told
+LONGEST = 16  # kernels of a micro-batch that are printed
 
 
 @takes_engine(dimensions="minimax-m2.7")
+@measures
 def main(
     *,
     engine_options: EngineOptions,
@@ -51,30 +52,25 @@ def main(
     seconds: Annotated[float, typer.Option(min=1, help="How long each engine computes.")] = 6.0,
     kernels: Annotated[bool, typer.Option(help="Each kernel alone.")] = True,
     engines: Annotated[bool, typer.Option(help="Whole micro-batches.")] = True,
-) -> None:
-    """Kernels beside vLLM's operations, and micro-batches with and without them. Exit 1: bits
-    differ, or a kernel is slower than what it stands for."""
+) -> bool:
+    """Compares kernels with vLLM's operations, and micro-batches with and without the kernels.
 
-    def measure() -> bool:
-        console.print(machine.describe(), highlight=False)
-        fine = [compare_kernels()] if kernels else []
-        fine += [compare_engines(engine_options, seq_len, seconds)] if engines else []
-        return all(fine)
-
-    exit_with(measure)
+    Exits with 1 if bits differ, or if a kernel is slower than the operation that it replaces.
+    """
+    say(machine.describe())
+    fine = [compare_kernels()] if kernels else []
+    fine += [compare_engines(engine_options, seq_len, seconds)] if engines else []
+    return all(fine)
 
 
 def compare_kernels() -> bool:
-    """Prints a row per kernel and shape. True: same bits, and none is slower."""
+    """Prints a row per kernel and shape; returns whether bits are the same and none is slower."""
     from workers.vllm.forward.quick_operations import StandIn
-    from workers.vllm.release import (
-        custom_ops,  # here: it imports vLLM, whose operations come with that
-    )
+    from workers.vllm.release import custom_ops  # imports vLLM, which registers its operations
 
-    console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", highlight=False)
-    table = Table(title=f"{TOKENS:,} tokens, bfloat16, ms")
-    for heading in ("operation", "shape", "vLLM's own", "kernel", "MB", "at 4.8 TB/s", "bits"):
-        table.add_column(heading, justify="right")
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    title = f"{TOKENS:,} tokens, bfloat16, ms"
+    rows = table(title, "operation", "shape", "vLLM's own", "kernel", "MB", "at 4.8 TB/s", "bits")
     fine = True
     for name, shape, by_column in (
         ("_C::silu_and_mul_per_block_quant", (TOKENS * EXPERTS_PER_TOKEN, INTERMEDIATE), False),
@@ -94,25 +90,25 @@ def compare_kernels() -> bool:
         before = milliseconds(partial(own, *theirs_call))
         after = milliseconds(partial(ours, *our_call))
         moved = sum(x.numel() * x.element_size() for x in our_call if isinstance(x, torch.Tensor))
-        moved *= 2 if name == ROTARY else 1  # in their place
-        told = f"{shape[0]:,} x {shape[1]:,}"
-        add_row(
-            table, name + (", by column" if by_column else ""), told, before, after, moved, same
-        )
-        fine &= same and after <= before
-    fine &= norms_rows(table)
-    fine &= experts_rows(table)
+        moved *= 2 if name == ROTARY else 1  # in place
+        what = name + (", by column" if by_column else "")
+        fine &= add_row(rows, what, f"{shape[0]:,} x {shape[1]:,}", before, after, moved, same)
+    fine &= norms_rows(rows)
+    fine &= experts_rows(rows)
     for middle in (INTERMEDIATE, 2 * INTERMEDIATE):
-        fine &= block_experts_row(table, middle)
-    console.print(table)
+        fine &= block_experts_row(rows, middle)
+    console.print(rows)
     return fine
 
 
 def add_row(
-    table: Table, name: str, shape: str, before_ms: float, after_ms: float, moved: int, same: bool
-) -> None:
-    """`moved`: bytes; `same`: whether the bits are."""
-    table.add_row(
+    rows: Table, name: str, shape: str, before_ms: float, after_ms: float, moved: int, same: bool
+) -> bool:
+    """Adds a row; returns whether the bits are the same and the kernel is not slower.
+
+    `moved`: the bytes that a perfect kernel reads and writes.
+    """
+    rows.add_row(
         name,
         shape,
         f"{before_ms:.3f}",
@@ -121,10 +117,11 @@ def add_row(
         f"{1000 * moved / BYTES_PER_S:.3f}",
         "same" if same else "[bold red]other[/]",
     )
+    return same and after_ms <= before_ms
 
 
-def norms_rows(table: Table) -> bool:
-    """Adds MiniMax's norms of queries and keys. True: the same bits, and faster."""
+def norms_rows(rows: Table) -> bool:
+    """Adds MiniMax's norms of queries and keys; returns what `add_row` does."""
     from workers.vllm.forward.quick_norms import in_one_pass
     from workers.vllm.release import custom_ops
 
@@ -137,12 +134,11 @@ def norms_rows(table: Table) -> bool:
     moved, shape = 4 * (q.numel() + k.numel()), f"{TOKENS:,} x {QKV[0]:,} and {QKV[1]:,}"
     same = all(map(torch.equal, theirs, in_one_pass(*args)))
     after = milliseconds(partial(in_one_pass, *args))
-    add_row(table, "norms of queries and keys", shape, before, after, moved, same)
-    return same and after <= before
+    return add_row(rows, "norms of queries and keys", shape, before, after, moved, same)
 
 
 def experts_rows(table: Table) -> bool:
-    """Adds the products of experts in bfloat16, with vLLM's own tile. True: the same bits."""
+    """Adds the products of bfloat16 experts with vLLM's tile; returns whether bits are the same."""
     from vllm.model_executor.layers.fused_moe import fused_moe
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
@@ -216,9 +212,8 @@ def experts_rows(table: Table) -> bool:
     return fine
 
 
-def block_experts_row(table: Table, middle: int) -> bool:
-    """Adds MiniMax's experts in block FP8, of so many columns on a GPU. True: the same bits, and
-    faster."""
+def block_experts_row(rows: Table, middle: int) -> bool:
+    """Adds MiniMax's experts in block FP8 with `middle` columns per GPU, as `add_row` does."""
     from vllm import _custom_ops as operations
     from vllm.model_executor.layers.fused_moe import fused_moe
 
@@ -240,7 +235,7 @@ def block_experts_row(table: Table, middle: int) -> bool:
     config: dict[str, Any] = fused_moe.try_get_optimal_moe_config(
         first.numbers.size(), second.numbers.size(), EXPERTS_PER_TOKEN, "fp8_w8a8", TOKENS, blocks
     )
-    rows = custom_ops.rows_of_experts(chosen.int(), config["BLOCK_SIZE_M"], MINIMAX_EXPERTS)
+    aligned = custom_ops.rows_of_experts(chosen.int(), config["BLOCK_SIZE_M"], MINIMAX_EXPERTS)
     flags = dict.fromkeys(("use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16"), False)
     product: Any = partial(
         fused_moe.invoke_fused_moe_triton_kernel, config=config, compute_type=fused_moe.tl.bfloat16,
@@ -249,28 +244,17 @@ def block_experts_row(table: Table, middle: int) -> bool:
 
     def own() -> None:
         product(
-            x.numbers, first.numbers, wide, x.scales, first.scales, None, *rows, False,
+            x.numbers, first.numbers, wide, x.scales, first.scales, None, *aligned, False,
             EXPERTS_PER_TOKEN,
         )  # fmt: skip
         opened, scales = operations.silu_and_mul_per_block_quant(
             wide.view(-1, 2 * middle), group_size=GROUP, quant_dtype=torch.float8_e4m3fn
         )
-        product(
-            opened, second.numbers, products, scales, second.scales, share, *rows, True, 1
-        )  # fmt: skip
+        product(opened, second.numbers, products, scales, second.scales, share, *aligned, True, 1)
         operations.moe_sum(products, out)
 
-    call = Call(
-        out,
-        x,
-        first,
-        second,
-        share,
-        chosen.int(),
-        (wide, products),
-        operations.moe_sum,
-        Gates(False),
-    )
+    ids, space = chosen.int(), (wide, products)
+    call = Call(out, x, first, second, share, ids, space, operations.moe_sum, Gates(False))
     own()
     expected, before = out.clone(), milliseconds(own)
     same, times = True, []
@@ -284,12 +268,11 @@ def block_experts_row(table: Table, middle: int) -> bool:
     # Opened gates and products are written and read.
     moved += 2 * TOKENS * EXPERTS_PER_TOKEN * middle + 4 * products.numel()
     told = f"{TOKENS:,} x {HIDDEN:,}, {middle:,}"
-    add_row(table, "experts in block FP8, summed", told, before, min(times), moved, same)
-    return same and min(times) <= before
+    return add_row(rows, "experts in block FP8, summed", told, before, min(times), moved, same)
 
 
 def random_blocks(*shape: int, block: int = GROUP) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers (..., rows, columns) in 8 bits, and scales of blocks of so many rows."""
+    """Returns FP8 numbers (..., rows, columns), and a scale per block of `block` rows."""
     *rest, rows, columns = shape
     numbers = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
     for part in numbers.view(-1, rows, columns):
@@ -300,7 +283,7 @@ def random_blocks(*shape: int, block: int = GROUP) -> tuple[torch.Tensor, torch.
 
 
 def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, ...]:
-    """A call of the operation, for results (rows, columns), on activations of a model's size."""
+    """Returns the arguments of the operation `name` for a result of the given shape."""
     rows, columns = shape
     generator = torch.Generator("cuda").manual_seed(rows)
     if name == "_C::rms_norm":
@@ -346,7 +329,7 @@ def _same(theirs: Any, ours: Any) -> bool:
 
 
 def milliseconds(work: Callable[[], Any]) -> float:
-    """Median of TIMES runs, by events. The device is kept busy until all of them are launched."""
+    """Returns the median of TIMES runs. The device stays busy until all of them are launched."""
     busy = torch.zeros(8192, 8192, dtype=torch.bfloat16, device="cuda")
     work()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMES + 1)]
@@ -362,31 +345,24 @@ def milliseconds(work: Callable[[], Any]) -> float:
 
 
 def compare_engines(options: EngineOptions, seq_len: int, seconds: float) -> bool:
-    """Prints both rates. True: values are the same, letter for letter."""
-    table = Table(title=f"{options.name}, micro-batches of {BATCH} x {seq_len}")
-    for heading in ("PROOFLINE_FUSED", "nonces/s", "ratio"):
-        table.add_column(heading, justify="right")
+    """Prints both rates; returns whether the artifacts are identical."""
+    title = f"{options.name}, micro-batches of {BATCH} x {seq_len}"
+    rows = table(title, "PROOFLINE_FUSED", "nonces/s", "ratio")
     spec = spec_of(seq_len)
     rates, values = {}, {}
     for switch in ("off", "auto"):
-        with switched(switch), clean_stdout(), local_engine(options) as engine:
+        env = mock.patch.dict(os.environ, {SWITCH: switch})
+        with env, clean_stdout(), local_engine(options) as engine:
             rates[switch] = speed(engine, spec, BATCH, None, seconds).nonces_per_s
             values[switch] = artifacts(engine, spec, 2 * BATCH, BATCH)
             parts = time_parts(engine.profile(spec, range(BATCH)), BATCH, LONGEST)
         for part, name, taken_s in parts.longest if parts else ():
-            console.print(f"{switch:>5} {1000 * taken_s:8.2f} ms  {part}: {name[:90]}")
-        table.add_row(switch, f"{rates[switch]:.2f}", f"{rates[switch] / rates['off']:.3f}")
-    console.print(table)
+            say(f"{switch:>5} {1000 * taken_s:8.2f} ms  {part}: {name[:90]}", markup=False)
+        rows.add_row(switch, f"{rates[switch]:.2f}", f"{rates[switch] / rates['off']:.3f}")
+    console.print(rows)
     same = values["off"] == values["auto"]
-    console.print(f"values of {2 * BATCH} nonces: {'the same' if same else 'OTHERS'}")
+    say(f"values of {2 * BATCH} nonces: {'the same' if same else 'OTHERS'}")
     return same
-
-
-@contextmanager
-def switched(to: str) -> Iterator[None]:
-    """Within: engines that start have the kernels on or off."""
-    with mock.patch.dict(os.environ, {SWITCH: to}):
-        yield
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""What the validation of chat costs on one engine: one forward, decode steps, vLLM's own prefill,
-and ordinary chat.
+"""The cost of validating chats on one engine, compared with decode steps, prefill and chat.
 
     python -m bench.validation_speed --model tiny-qwen3 --known-tokens 256   # anywhere
     python -m bench.validation_speed --dimensions qwen3-8b                    # on a GPU
     python -m bench.validation_speed --dimensions qwen3-8b --profile          # of many at once only
 
-Every figure is printed as soon as it is there. Ordinary chat is decoded before the hooks are there
-and after; both ways score the same tokens; prefill takes as many prompts as long as a validation's
-prompt and tokens together.
+One forward and decode steps score the same tokens. Chat is measured before and after the hooks are
+installed. Prefill takes as many prompts, each as long as a validation's prompt and tokens together.
 """
 
 import asyncio
@@ -26,23 +24,24 @@ import typer
 
 from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
-from bench.harness.report import console, exit_with, run, verdict
+from bench.harness.report import Repeat, at_least, measures, run, say
 from workers.engines.options import EngineOptions
 from workers.vllm.release.extra_args import KNOWN_TOKENS, TOKEN_IDS
 
 T = TypeVar("T")
 
-# The network asks for so many entries a position.
+# Logprobs per position that the network requests.
 _BEST = 5
 _TIMEOUT_S = 1800
-# Of torch's table: its head, and the kernels that take most.
+# Lines of torch's table: its head, and the kernels that take most.
 _TABLE_LINES = 25
-# Least times that one forward is faster than steps, ratio of tokens/s to prefill's, and ratio of
-# chat's speed to that without hooks.
+# Least ratios: speed of one forward to that of steps, tokens/s of validations to those of prefill,
+# and speed of chat with hooks to that without.
 STEPS_TARGET, PREFILL_TARGET, CHAT_TARGET = 20.0, 0.8, 0.98
 
 
 @takes_engine()
+@measures
 def main(
     *,
     engine_options: EngineOptions,
@@ -50,45 +49,45 @@ def main(
     known_tokens: Annotated[int, typer.Option(min=1)] = 1024,
     at_once: Annotated[int, typer.Option(min=1, help="Validations, and chats, at a time.")] = 32,
     chat_tokens: Annotated[int, typer.Option(min=1, help="Of each ordinary chat.")] = 256,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs; their medians are compared.")] = 3,
+    repeat: Repeat = 3,
     profile: Annotated[
         bool, typer.Option(help="Validations at once only, and where their time goes.")
     ] = False,
-) -> None:
-    """One forward against steps and prefill, and chat with hooks and without. Exit 1: a target is
-    missed."""
+) -> bool:
+    """Compares one forward with steps and prefill, and chat with hooks with chat without them.
 
-    def measure() -> bool:
-        with ExitStack() as exits:
-            traces = exits.enter_context(TemporaryDirectory()) if profile else None
-            more = _profiler(traces) if traces else ()
-            told = (*engine_options.vllm_args, *more)
-            options = engine_options.model_copy(update={"vllm_args": told})
-            engine = exits.enter_context(engine_of(options))
-            bench = _Bench(engine, prompt_tokens, known_tokens, repeat)
-            if traces:
-                bench.hook()
-                passed = bench.many(at_once)
-                bench.profile(at_once, traces)
-                return passed
-            passed = all([bench.chat(at_once, chat_tokens), bench.one(), bench.many(at_once)])
-            bench.longest()
+    Exits with 1 when a target is missed.
+    """
+    with ExitStack() as exits:
+        traces = exits.enter_context(TemporaryDirectory()) if profile else None
+        more = _profiler(traces) if traces else ()
+        arguments = (*engine_options.vllm_args, *more)
+        options = engine_options.model_copy(update={"vllm_args": arguments})
+        engine = exits.enter_context(engine_of(options))
+        bench = _Bench(engine, prompt_tokens, known_tokens, repeat)
+        if traces:
+            bench.hook()
+            passed = bench.many(at_once)
+            bench.profile(at_once, traces)
             return passed
-
-    exit_with(measure)
+        passed = all([bench.chat(at_once, chat_tokens), bench.one(), bench.many(at_once)])
+        bench.longest()
+        return passed
 
 
 class _Bench:
+    """Measurements on one loaded engine."""
+
     def __init__(self, engine: Any, prompt_tokens: int, known_tokens: int, repeat: int) -> None:
         self._engine, self._repeat = engine, repeat
         self._prompt, self._known = prompt_tokens, known_tokens
         self._asked = 0
-        # As vLLM's server does when it begins to serve: nobody looks for garbage in what stays.
+        # vLLM's server does the same before it serves: what stays is not searched for garbage.
         gc.collect()
         gc.freeze()
 
     def chat(self, n: int, tokens: int) -> bool:
-        """Ordinary chats that tell logprobs, before the hooks and after: installs them."""
+        """Measures chats with logprobs before and after the hooks, which it installs."""
 
         def chats(**extra: Any) -> None:
             self._ask(n, self._prompt, tokens, extra)
@@ -100,55 +99,54 @@ class _Bench:
         took["with hooks"] = self._median(chats)
         took["with hooks, ids for text"] = self._median(lambda: chats(**{TOKEN_IDS: 1}))
         for what, seconds in took.items():
-            rate = 1000 * seconds / tokens
-            said = f"{n} chats of {tokens} tokens {what}: {rate:.3f} ms a token"
-            console.print(said, highlight=False)
+            say(f"{n} chats of {tokens} tokens {what}: {1000 * seconds / tokens:.3f} ms a token")
         slowest = max(seconds for what, seconds in took.items() if what != "without hooks")
-        what = "speed of chat with hooks over that without"
-        return verdict(what, took["without hooks"] / slowest, CHAT_TARGET)
+        ratio = took["without hooks"] / slowest
+        return at_least("speed of chat with hooks over that without", ratio, CHAT_TARGET)
 
     def hook(self) -> None:
         began = time.perf_counter()
         self._engine.validations = self._engine._score_known_tokens()
         trial_s = time.perf_counter() - began
-        way = self._engine.validations.way
-        console.print(f"hooks and trial: {trial_s:.2f} s; known tokens by {way}", highlight=False)
+        say(f"hooks and trial: {trial_s:.2f} s; known tokens by {self._engine.validations.way}")
 
     def one(self) -> bool:
-        """One validation, in one forward and by steps."""
-        by_pass, by_steps = self._validated("pass"), self._validated("steps")
-        for way, seconds in (("one forward", by_pass), ("steps", by_steps)):
-            console.print(f"{self._known} known tokens in {way}: {seconds:.3f} s", highlight=False)
-        return verdict("one forward, times as fast as steps", by_steps / by_pass, STEPS_TARGET)
+        """Measures one validation in one forward and by steps."""
+        took = {}
+        for way in ("pass", "steps"):
+            self._validate(1, way)  # warms up
+            took[way] = self._median(lambda way=way: self._validate(1, way))  # type: ignore[misc]
+        say(f"{self._known} known tokens: {took['pass']:.3f} s, by steps {took['steps']:.3f} s")
+        ratio = took["steps"] / took["pass"]
+        return at_least("one forward, times as fast as steps", ratio, STEPS_TARGET, ".1f")
 
     def many(self, n: int) -> bool:
-        """Validations at once, against as many prompts as long."""
+        """Measures `n` concurrent validations, and the prefill of as many prompts as long."""
         length = self._prompt + self._known - 1
-        self._ask(n, length, 1, {})  # or what vLLM keeps of a long prefill counts as a validation's
+        self._ask(n, length, 1, {})  # else the memory of a long prefill counts as a validation's
         before = machine.gpu_mib()
         self._validate(n, "pass")
         validated = self._median(lambda: self._validate(n, "pass"))
         grown = machine.gpu_mib() - before
         filled = self._median(lambda: self._ask(n, length, 1, {}))
         for what, seconds in (("validated", validated), ("prefilled", filled)):
-            console.print(
-                f"{n} at once {what}: {n * length / seconds:,.0f} tokens/s", highlight=False
-            )
-        console.print(f"memory that validations took: {grown} MiB", highlight=False)
-        return verdict("tokens/s of validations over prefill's", filled / validated, PREFILL_TARGET)
+            say(f"{n} at once {what}: {n * length / seconds:,.0f} tokens/s")
+        say(f"memory that validations took: {grown} MiB")
+        ratio = filled / validated
+        return at_least("tokens/s of validations over prefill's", ratio, PREFILL_TARGET)
 
     def longest(self) -> None:
-        """One validation of as many tokens as fit: what memory it takes."""
+        """Measures the time and the memory of one validation of as many tokens as fit."""
         known = self._engine.info.max_seq_len - self._prompt
         before, began = machine.gpu_mib(), time.perf_counter()
         self._ask(1, self._prompt, known, {KNOWN_TOKENS: _tokens(0, known), TOKEN_IDS: 1})
         seconds = time.perf_counter() - began
-        grown = machine.gpu_mib() - before
-        console.print(f"{known} known tokens: {seconds:.3f} s, {grown} MiB more", highlight=False)
+        say(f"{known} known tokens: {seconds:.3f} s, {machine.gpu_mib() - before} MiB more")
 
     def profile(self, n: int, traces: str) -> None:
-        """Where the time of validations at once, and of as many prefills, goes: the front end's,
-        and the engine's by kernels."""
+        """Prints the front end's CPU time and the engine's time by kernel, of `n` concurrent
+        validations and of as many prefills.
+        """
         length = self._prompt + self._known - 1
         works: dict[str, Callable[[], None]] = {
             "prefilled": lambda: self._ask(n, length, 1, {}),
@@ -158,8 +156,7 @@ class _Bench:
             before = self._on_loop(_cpu_seconds())
             work()
             spent = (self._on_loop(_cpu_seconds()) - before) / n / length
-            said = f"front end, {what}: {1e6 * spent:.2f} us of a core a token"
-            console.print(said, highlight=False)
+            say(f"front end, {what}: {1e6 * spent:.2f} us of a core a token")
         for what, work in works.items():
             self._on_loop(self._engine._llm.start_profile())
             work()
@@ -167,17 +164,11 @@ class _Bench:
             for table in Path(traces).glob("*profiler_out*"):
                 lines = table.read_text().splitlines()
                 shown = [*lines[:_TABLE_LINES], *lines[-3:]]
-                said = "\n".join([f"{what}, {table.name}:", *shown])
-                console.print(said, highlight=False, markup=False, soft_wrap=True)
+                say("\n".join([f"{what}, {table.name}:", *shown]), markup=False)
                 table.unlink()
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._engine._loop).result(_TIMEOUT_S)
-
-    def _validated(self, way: str) -> float:
-        """Seconds of one validation."""
-        self._validate(1, way)
-        return self._median(lambda: self._validate(1, way))
 
     def _validate(self, n: int, way: str) -> None:
         self._engine.validations.way = way
@@ -185,7 +176,7 @@ class _Bench:
         self._ask(n, self._prompt, self._known, {KNOWN_TOKENS: known, TOKEN_IDS: 1})
 
     def _ask(self, n: int, prompt_tokens: int, tokens: int, extra: dict[str, Any]) -> None:
-        """As many prompts that the engine has never seen, all at once, to the last token."""
+        """Sends `n` prompts that the engine has never seen at once, and reads all answers."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -225,14 +216,10 @@ async def _cpu_seconds() -> float:
 
 
 def _profiler(traces: str) -> list[str]:
-    """Arguments of `vllm serve`: torch's profiler in the ranks."""
-    told = {
-        "profiler": "torch",
-        "torch_profiler_dir": traces,
-        "torch_profiler_with_stack": False,
-        "ignore_frontend": True,
-    }
-    return ["--profiler-config", json.dumps(told)]
+    """Returns the arguments of `vllm serve` for torch's profiler in the ranks."""
+    frontend = {"torch_profiler_with_stack": False, "ignore_frontend": True}
+    config = {"profiler": "torch", "torch_profiler_dir": traces, **frontend}
+    return ["--profiler-config", json.dumps(config)]
 
 
 def _tokens(seed: int, n: int) -> list[int]:

@@ -1,5 +1,4 @@
-"""How far fused kernels move artifacts from the plain expressions', and other backends of the
-experts' products from the default's, beside what batch size does.
+"""How far fused kernels and other backends of experts move artifacts, compared with batch size.
 
     python -m bench.bits.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # with a GPU
     python -m bench.bits.fused_distance --dimensions minimax-m2.7 --layers 6 --seq-len 1024
@@ -8,12 +7,10 @@ experts' products from the default's, beside what batch size does.
         --plain POC_EXPERTS=exact
     python -m bench.bits.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; no kernels there
 
-The same weights in several engines, one after the other: with PROOFLINE_FUSED=off or another
---plain, without it, and with each --moe-backend. For --dimensions they are random, as large as a
-trained model's.
+Several engines load the same weights in turn: with PROOFLINE_FUSED=off or another --plain, without
+it, and with each --moe-backend. --dimensions makes random weights, as large as a trained model's.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,10 +20,9 @@ from unittest import mock
 
 import typer
 from pydantic import JsonValue
-from rich.table import Table
 
 from bench.harness import machine
-from bench.harness.report import console, exit_with
+from bench.harness.report import console, measures, run, say, say_json, table
 from cli.model_choice import with_chosen_model
 from lab.local_engine import clean_stdout, local_engine
 from lab.measure import dimensions as dummies
@@ -41,6 +37,7 @@ from workers.engines.options import EngineOptions
 PLAIN = f"{SWITCH}=off"
 
 
+@measures
 def main(
     dimensions: Annotated[
         list[str] | None,
@@ -67,49 +64,37 @@ def main(
     plain: Annotated[
         str, typer.Option(help="NAME=VALUE in the environment of the engine to compare with.")
     ] = PLAIN,
-) -> None:
-    """Mean and largest L2 of each. Exit 1: kernels move artifacts further than batch size."""
+) -> bool:
+    """Mean and largest L2 of each. Exit 1: kernels move artifacts further than batch size does."""
     if not (dimensions or model):
         raise typer.BadParameter("give --model or --dimensions")
-
-    def run() -> bool:
-        table = Table(title=f"L2 of {nonces} artifacts at seq_len {seq_len}, {dtype}")
-        for heading in ("model", "what", "mean", "largest"):
-            table.add_column(heading, justify="right")
-        passed = []
-        for name in (*(dimensions or ()), *(model or ())):
-            with ExitStack() as exits:
-                directory, args = name, list(engine_arg or ())
-                if name in (dimensions or ()):
-                    directory = exits.enter_context(dummies.model_directory(name, layers))
-                    args += dummies.ENGINE_ARGS
-                options = with_chosen_model(
-                    EngineOptions(model=directory, dtype=dtype, vllm_args=tuple(args))
-                )
-                exits.enter_context(clean_stdout())
-                kernels, sizes, others = distances(
-                    options, moe_backend or (), nonces, seq_len, plain
-                )
-            rows = {
-                "fused from plain": kernels,
-                f"plain, batches of {SMALL_BATCH} from those of {BATCH}": sizes,
-            }
-            rows |= {f"{backend} from the default": found for backend, found in others.items()}
-            for what, found in rows.items():
-                table.add_row(name, what, f"{found.mean:.6f}", f"{found.largest:.6f}")
-            passed.append(kernels.is_within(sizes))
-            seen = {
-                "model": name,
-                "fused": astuple(kernels),
-                "batch": astuple(sizes),
-                "backends": {backend: astuple(found) for backend, found in others.items()},
-            }
-            console.print(json.dumps(seen | {"passed": passed[-1]}), highlight=False)
-        console.print(f"{machine.describe()}", highlight=False)
-        console.print(table)
-        return all(passed)
-
-    exit_with(run)
+    title = f"L2 of {nonces} artifacts at seq_len {seq_len}, {dtype}"
+    rows = table(title, "model", "what", "mean", "largest")
+    passed = []
+    for name in (*(dimensions or ()), *(model or ())):
+        with ExitStack() as exits:
+            directory, args = name, list(engine_arg or ())
+            if name in (dimensions or ()):
+                directory = exits.enter_context(dummies.model_directory(name, layers))
+                args += dummies.ENGINE_ARGS
+            options = with_chosen_model(
+                EngineOptions(model=directory, dtype=dtype, vllm_args=tuple(args))
+            )
+            exits.enter_context(clean_stdout())
+            kernels, sizes, others = distances(options, moe_backend or (), nonces, seq_len, plain)
+        found = {
+            "fused from plain": kernels,
+            f"plain, batches of {SMALL_BATCH} from those of {BATCH}": sizes,
+            **{f"{backend} from the default": one for backend, one in others.items()},
+        }
+        for what, one in found.items():
+            rows.add_row(name, what, f"{one.mean:.6f}", f"{one.largest:.6f}")
+        passed.append(kernels.is_within(sizes))
+        told = {what: astuple(one) for what, one in found.items()}
+        say_json(model=name, passed=passed[-1], **told)
+    say(machine.describe())
+    console.print(rows)
+    return all(passed)
 
 
 def distances(
@@ -119,8 +104,9 @@ def distances(
     seq_len: int,
     plain_env: str = PLAIN,
 ) -> tuple[Distance, Distance, dict[str, Distance]]:
-    """Of fused kernels' artifacts from plain ones', of small batches', and of each backend's from
-    the default's; backends that do not start are told and left out.
+    """Returns the distances of fused from plain kernels, of small batches, and of each backend.
+
+    A backend that does not start is printed and left out.
     """
     spec = spec_of(seq_len)
     name, _, value = plain_env.partition("=")
@@ -128,11 +114,10 @@ def distances(
     (fused,) = computed(options, {}, spec, nonces, (BATCH,))
     others = {}
     for backend in backends:
-        told = with_backend(options, backend)
         try:
-            (found,) = computed(told, {}, spec, nonces, (BATCH,))
+            (found,) = computed(with_backend(options, backend), {}, spec, nonces, (BATCH,))
         except ProoflineError as error:
-            console.print(f"{backend} cannot be used here: {cause(error)}", markup=False)
+            say(f"{backend} cannot be used here: {cause(error)}", markup=False)
             continue
         others[backend] = distance(spec, found, fused)
     return distance(spec, fused, plain), distance(spec, small, plain), others
@@ -145,10 +130,10 @@ def computed(
     nonces: int,
     batches: Sequence[int],
 ) -> list[list[JsonValue]]:
-    """Artifacts of the nonces by micro-batch size, on an engine that starts with `env`."""
+    """Returns the artifacts for each micro-batch size, on an engine that starts with `env`."""
     with mock.patch.dict(os.environ, env), local_engine(options) as engine:
         return [artifacts(engine, spec, nonces, batch) for batch in batches]
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

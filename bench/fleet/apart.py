@@ -1,8 +1,7 @@
-"""A host with cores of its own: heartbeats at ordinary priority, beside a herd that has none.
+"""Workers' heartbeats at ordinary priority, to compare with those of the herd.
 
-`python -m bench.fleet.apart` is one process with a few workers' heartbeats as they are, on threads
-and a connection of their own. Late ones are Redis' doing or the product's; those of the herd may
-only have waited for a core.
+`python -m bench.fleet.apart` is one process that sends the heartbeats of a few workers. If they are
+late, Redis or the product is slow; the heartbeats of the herd may only have waited for a core.
 """
 
 import subprocess
@@ -11,8 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.fleet.centre import MODEL
-from bench.fleet.herd import end, end_with_parent, until_told
+from bench.fleet.herd import end, end_with_parent, wait_for_sigterm
+from bench.harness.node import MODEL
 from poc_core.records import WorkerRecord
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
@@ -29,7 +28,7 @@ WORKERS = 6
 
 @contextmanager
 def apart(redis_url: str) -> Iterator[None]:
-    """Within, the process runs."""
+    """Runs the process inside the context."""
     process = subprocess.Popen([sys.executable, "-m", "bench.fleet.apart", redis_url])
     try:
         yield
@@ -38,7 +37,7 @@ def apart(redis_url: str) -> Iterator[None]:
 
 
 def run(redis_url: str) -> None:
-    """Until SIGTERM."""
+    """Sends heartbeats until SIGTERM."""
     settings = load_settings(redis_url=redis_url)
     engine = SyntheticEngine(EngineOptions(model=MODEL, engine="synthetic"))
     beats = []
@@ -56,7 +55,7 @@ def run(redis_url: str) -> None:
         beats.append(Heartbeat(record, registry, HeldLeases(), settings.heartbeat_s))
         beats[-1].start()
         beats[-1].ready(Proofs(engine), None)
-    until_told()
+    wait_for_sigterm()
     for beat in beats:
         beat.stop()
 

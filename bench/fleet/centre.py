@@ -1,4 +1,4 @@
-"""The middle of a node: Redis, API and courier, whose workers are others'."""
+"""A node without workers: Redis, API and courier, whose workers a benchmark provides."""
 
 import json
 import time
@@ -7,31 +7,22 @@ from typing import Any
 import httpx
 import redis
 
+from bench.harness.node import MODEL, NodeError, spec_of
 from cli.supervise.ports import reserve_port
 from cli.supervise.stack import API_GRACE_S, COURIER_GRACE_S, Stack
-from poc_core.errors import ProoflineError
-from poc_core.records import ProofSpec, RoundConfig, RoundState
+from poc_core.records import RoundConfig, RoundState
 from poc_core.settings import load_settings
 from poc_core.state import RoundStore, keys
 from workers.engines.options import EngineOptions
 
-MODEL = "tiny-qwen3"  # its name only: the engine loads none
-SPEC = ProofSpec(
-    block_hash="fleet",
-    public_key="bench",
-    seq_len=64,
-    options={"k_dim": 12, "stronger_rng": False},
-)
+SPEC = spec_of(64, "fleet")
+NOBODY = "http://127.0.0.1:9"  # a url where nothing listens
 READY_TIMEOUT_S = 600.0
 _LOOK_S = 0.2
 
 
-class NotReadyError(ProoflineError):
-    """API or workers did not get ready."""
-
-
 class Centre(Stack):
-    """A stack without a host of its own."""
+    """A stack that starts no workers."""
 
     def start(self) -> None:
         self.port = reserve_port(self.host, self.port)
@@ -45,14 +36,14 @@ class Centre(Stack):
                 return
             except httpx.HTTPError:
                 time.sleep(_LOOK_S)
-        raise NotReadyError(f"The API does not answer: {self.log_tail('api')}")
+        raise NodeError(f"The API does not answer: {self.log_tail('api')}")
 
     @property
     def courier_pid(self) -> int | None:
         return self._courier.pid if self._courier else None
 
     def wait_for_workers(self, n: int) -> None:
-        """Returns when so many workers are ready."""
+        """Returns when `n` workers are ready."""
         deadline, n_ready = time.monotonic() + READY_TIMEOUT_S, 0
         with redis.Redis.from_url(str(self.redis_url)) as connection:
             while time.monotonic() < deadline:
@@ -60,15 +51,16 @@ class Centre(Stack):
                 if n_ready >= n:
                     return
                 time.sleep(_LOOK_S)
-        raise NotReadyError(f"{n_ready} of {n} workers got ready.")
+        raise NodeError(f"{n_ready} of {n} workers got ready.")
 
 
-def centre() -> Centre:
-    return Centre(EngineOptions(model="", engine="synthetic"))
+def centre(**env: str) -> Centre:
+    """Returns a node without workers, with further environment variables."""
+    return Centre(EngineOptions(model="", engine="synthetic"), env=env)
 
 
-def start_round(redis_url: str, batch: int, url: str) -> None:
-    """Begins a round, with payloads to `url`, as the API would."""
+def start_round(redis_url: str, batch: int, url: str = NOBODY) -> None:
+    """Stores a round that delivers to `url`, as the API would."""
     config = RoundConfig(
         model=MODEL, spec=SPEC, block_height=1, node_id=0, node_count=1, batch_size=batch, url=url
     )

@@ -1,4 +1,4 @@
-"""What Redis and processes count: looks at them, and what happened between two."""
+"""The counts of Redis and the CPU time of processes: looks, and differences between two looks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from poc_core.state import keys
 
 @dataclass(frozen=True)
 class Look:
-    """Counts since some start. CPU in seconds."""
+    """Counts since the start of Redis, and CPU seconds."""
 
     at: float  # time.monotonic()
     redis_cpu_s: float
-    calls: Mapping[str, int]  # of each command, those within scripts too
-    reads: int  # requests that Redis took from sockets, about
+    calls: int  # commands, including those in scripts
+    reads: int  # of sockets, about one per request
     n_nonces: int
     cpu_s: Mapping[str, float]  # by kind of process
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What happened between two looks."""
+    """The difference between two looks."""
 
     before: Look
     after: Look
@@ -47,36 +47,27 @@ class Stretch:
 
     @property
     def commands_per_s(self) -> float:
-        """Those within scripts too."""
-        return sum(self.calls.values()) / self.seconds
+        """Returns the commands per second, including those in scripts."""
+        return (self.after.calls - self.before.calls) / self.seconds
 
     @property
     def reads_per_s(self) -> float:
         return (self.after.reads - self.before.reads) / self.seconds
 
     @property
-    def calls(self) -> dict[str, int]:
-        """Of each command."""
-        before = self.before.calls
-        return {name: n - before.get(name, 0) for name, n in self.after.calls.items()}
-
-    @property
     def cores(self) -> dict[str, float]:
-        """By kind of process."""
+        """Returns the cores in use by kind of process."""
         before = self.before.cpu_s
         return {kind: (cpu - before[kind]) / self.seconds for kind, cpu in self.after.cpu_s.items()}
 
 
 def look(connection: redis.Redis, processes: Mapping[str, Iterable[psutil.Process]] = {}) -> Look:
-    """What has been counted by now; nonces of the current round."""
+    """Reads the counts, and the nonces of the current round."""
     found: Any = connection
     current = found.get(keys.CURRENT_ROUND)
     n_nonces = found.hget(keys.round(current.decode()), "n_processed") if current else None
     cpu, stats = found.info("cpu"), found.info("stats")
-    calls = {
-        name.removeprefix("cmdstat_"): told["calls"]
-        for name, told in found.info("commandstats").items()
-    }
+    calls = sum(one["calls"] for one in found.info("commandstats").values())
     return Look(
         time.monotonic(),
         cpu["used_cpu_user"] + cpu["used_cpu_sys"],

@@ -1,9 +1,8 @@
-"""Hosts with workers, forked from one process that has imported all they need.
+"""Hosts with workers, forked from one process that has imported all modules they need.
 
-`python -m bench.fleet.herd` reads what it shall start as a line of JSON. A host is a process with
-the supervisor of `proofline workers`; below it are its workers, each `run_worker` as it is. It
-allows no two in a process: Celery's signals and the engine belong to all of it. Forked, 256 share
-the memory of what was imported.
+`python -m bench.fleet.herd` reads an `Order` as a line of JSON. A host is a process with the
+supervisor of `proofline workers`, and each of its child processes calls `run_worker`. A process
+cannot hold two workers because of Celery's signals. Forked workers share the memory of modules.
 """
 
 import ctypes
@@ -17,8 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import psutil
 from pydantic import BaseModel
@@ -42,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Order(BaseModel):
-    """What a herd is to start."""
+    """The workers that a herd starts."""
 
     workers: int
     options: EngineOptions
@@ -51,7 +49,7 @@ class Order(BaseModel):
 
 
 class Herd:
-    """Hosts with `order.workers` workers, as a context manager; they end with it."""
+    """Hosts with workers, as a context manager; all processes end with the context."""
 
     def __init__(self, workers: int, options: EngineOptions, redis_url: str) -> None:
         self._logs = tempfile.TemporaryDirectory(prefix="herd-")
@@ -70,12 +68,7 @@ class Herd:
         self._process.stdin.flush()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         end(self._process)
         self._logs.cleanup()
 
@@ -88,7 +81,7 @@ class Herd:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """By SIGTERM, or else by force; its children end with it (`end_with_parent`)."""
+    """Ends a process by SIGTERM, or by SIGKILL after GRACE_S; its children end too."""
     process.terminate()
     try:
         process.wait(GRACE_S)
@@ -97,7 +90,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 class _Forked(Child):
-    """A worker that is forked, not started by a command, and never started again."""
+    """A worker that is forked and never restarted."""
 
     def __init__(self, spec: ChildSpec, log: Path, run: Callable[[], None]) -> None:
         super().__init__(spec, lambda name, line: None, lambda text: None)
@@ -134,7 +127,7 @@ class _Forked(Child):
 
 
 class _ForkedFleet(Fleet):
-    """The workers of a host, forked before the host has a second thread."""
+    """The workers of a host, which are forked before the host starts threads."""
 
     def run(self, order: Order, env: Mapping[str, str]) -> None:
         from workers.main import run_worker
@@ -149,7 +142,7 @@ class _ForkedFleet(Fleet):
 
 
 def fork(run: Callable[[], None]) -> int:
-    """The pid of a process that runs `run` and ends, at the latest with this one."""
+    """Forks a process that calls `run` and ends, at the latest with its parent; returns the pid."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -161,18 +154,14 @@ def fork(run: Callable[[], None]) -> int:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        _end()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def end_with_parent() -> None:
-    """This process is killed when the one that started it ends, however that ends."""
+    """Makes the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end() -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _host(order: Order, number: int, n_workers: int) -> None:
@@ -187,21 +176,14 @@ def _host(order: Order, number: int, n_workers: int) -> None:
         fleet.run(order, {HOST_ID_VARIABLE: follower.id})
         return fleet
 
-    registry = WorkerRegistry(redis, settings)
-    follower = Follower(
-        DeploymentStore(redis, settings),
-        registry,
-        name,
-        order.options,
-        start_fleet,
-        lambda message: None,
-    )
+    stores = DeploymentStore(redis, settings), WorkerRegistry(redis, settings)
+    follower = Follower(*stores, name, order.options, start_fleet, lambda message: None)
     follower.begin()
-    until_told()
+    wait_for_sigterm()
     follower.stop()
 
 
-def until_told() -> None:
+def wait_for_sigterm() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -213,13 +195,13 @@ def main() -> None:
 
     import workers.main  # noqa: F401
 
-    end_with_parent()  # before it reads: a parent that is gone by now sends nothing
+    end_with_parent()  # before reading: a parent that has ended sends nothing
     order = Order.model_validate_json(sys.stdin.readline())
-    # Workers are on other machines: here they do not keep Redis and API waiting. Of 256 that are
-    # awake at once, however nice, each takes its share of the cores; idle ones take what is left.
+    # Real workers run on other machines, so here they must not keep Redis and API waiting: with
+    # SCHED_IDLE they get only the time that is left.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    # Else each would import numpy with its first proof, all at once: half a minute of both cores,
-    # in which Redis itself waits for a core.
+    # Imports numpy once. Otherwise all workers would import it at the same time with their first
+    # proofs, which takes both cores for half a minute.
     SyntheticEngine(order.options).compute_batch(SPEC, [0])
     gc.collect()
     gc.freeze()
@@ -227,7 +209,7 @@ def main() -> None:
     for number, first in enumerate(range(0, order.workers, PER_HOST)):
         n = min(PER_HOST, order.workers - first)
         pids.append(fork(lambda number=number, n=n: _host(order, number, n)))  # type: ignore[misc]
-    until_told()
+    wait_for_sigterm()
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     for pid in pids:

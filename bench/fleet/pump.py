@@ -1,10 +1,9 @@
-"""Leases and completions of a round as fast as one machine asks for them, without workers around.
+"""Leases and completions of a round as fast as one machine sends them, without real workers.
 
-`python -m bench.fleet.pump` is one process with a connection for each worker id, and with no more
-threads for a large fleet than for a small one: what clients take is not Redis' matter. The
-calls are those of a worker (`RoundStore`, `WorkerRegistry`), the values made up beforehand. So
-Redis has as much to do as with a fleet, and the CPU time of a batch is that of a busy Redis, which
-takes many requests with each look at its sockets.
+`python -m bench.fleet.pump` is one process with a connection for each worker id, and the same few
+threads for a fleet of any size. It makes the calls of a worker (`WorkStore`, `WorkerRegistry`) with
+constant values. So Redis has as much work as with a fleet, and the CPU time of a batch is that of a
+busy Redis, which reads many requests at a time.
 """
 
 import itertools
@@ -17,8 +16,9 @@ from collections.abc import Sequence
 import redis
 from pydantic import BaseModel, JsonValue
 
-from bench.fleet.centre import MODEL, centre, start_round
+from bench.fleet.centre import centre, start_round
 from bench.fleet.figures import Stretch, look
+from bench.harness.node import MODEL
 from poc_core.records import Lease, WorkerRecord
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
@@ -31,43 +31,44 @@ SETTLE_S = 4.0
 WINDOW_S = 2.0  # of the measurement
 TURNS = 3
 BEAT_S = 2.0
-HELD = 2  # leases that a worker has in hand
+HELD = 2  # leases that a worker holds
 
 
 class Order(BaseModel):
+    """The part of a fleet that one process is."""
+
     redis_url: str
     first: int  # number of the first worker
     workers: int
     batch: int  # nonces
     seconds: float
-    pace: float | None = None  # batches a second of each worker; None: as fast as may be
+    pace: float | None = None  # batches a second of each worker; None: as fast as possible
 
 
 def in_turns(fleets: Sequence[int], batch: int, seconds: float) -> dict[int, Stretch]:
-    """By number of workers the window with the median of a batch's CPU time.
+    """Returns, for each number of workers, the window with the median CPU time of a batch.
 
-    Each has its turn three times: a machine that others use too is not the same minutes later.
+    Fleets take three turns each, because the speed of a shared machine changes within minutes.
+    RuntimeError: a fleet computed nothing.
     """
     seen: dict[int, list[Stretch]] = {n: [] for n in fleets}
     for _ in range(TURNS):
         for n in fleets:
-            # A window without nonces, on a machine that stood still, has no cost of one.
+            # A window without nonces, on a machine that stood still, has no cost of a batch.
             seen[n] += [one for one in _measure(n, batch, seconds / TURNS) if one.n_nonces]
-    return {n: _median(n, windows) for n, windows in seen.items()}
-
-
-def _median(n: int, windows: Sequence[Stretch]) -> Stretch:
-    """RuntimeError: there are none."""
-    if not windows:
-        raise RuntimeError(f"{n} workers computed nothing; the machine is too busy to measure it")
-    ordered = sorted(windows, key=lambda one: one.redis_cores * one.seconds / one.n_nonces)
-    return ordered[len(ordered) // 2]
+    medians = {}
+    for n, windows in seen.items():
+        if not windows:
+            raise RuntimeError(f"{n} workers computed nothing; the machine is too busy")
+        windows.sort(key=lambda one: one.redis_cores * one.seconds / one.n_nonces)
+        medians[n] = windows[len(windows) // 2]
+    return medians
 
 
 def _measure(n: int, batch: int, seconds: float) -> list[Stretch]:
-    """Batches of `n` workers, in windows."""
+    """Measures the batches of `n` workers in windows."""
     with centre() as node, redis.Redis.from_url(str(node.redis_url)) as connection:
-        start_round(str(node.redis_url), batch, "http://127.0.0.1:9")  # nobody listens there
+        start_round(str(node.redis_url), batch)
         processes = start(str(node.redis_url), n, batch, seconds + 2 * SETTLE_S)
         time.sleep(SETTLE_S)
         seen = []
@@ -83,21 +84,14 @@ def _measure(n: int, batch: int, seconds: float) -> list[Stretch]:
 def start(
     redis_url: str, n: int, batch: int, seconds: float, pace: float | None = None
 ) -> list[subprocess.Popen[bytes]]:
-    """Processes that are `n` workers together, for so long."""
+    """Starts the processes that act as `n` workers for `seconds`."""
     each = n // PROCESSES
     processes = []
     for index in range(PROCESSES):
-        order = Order(
-            redis_url=redis_url,
-            first=each * index,
-            workers=each,
-            batch=batch,
-            seconds=seconds,
-            pace=pace,
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet.pump"], stdin=subprocess.PIPE
-        )
+        part = {"first": each * index, "workers": each}
+        order = Order(redis_url=redis_url, batch=batch, seconds=seconds, pace=pace, **part)
+        command = [sys.executable, "-m", "bench.fleet.pump"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert process.stdin is not None
         process.stdin.write(order.model_dump_json().encode())
         process.stdin.close()
@@ -119,16 +113,14 @@ def run(order: Order) -> None:
 
 
 class _Worker:
-    """A worker id with a connection of its own."""
+    """A worker id with its own connection."""
 
     def __init__(self, order: Order, number: int) -> None:
         settings = load_settings(redis_url=order.redis_url)
         own = connect(settings)
         worker_id = f"pump{number:03}/gpu0-{number:06x}"
-        self._store, self._registry = (
-            WorkStore(own, settings, worker_id),
-            WorkerRegistry(own, settings),
-        )
+        self._store = WorkStore(own, settings, worker_id)
+        self._registry = WorkerRegistry(own, settings)
         record = self._store.rounds.current()
         assert record is not None
         self._record = record
@@ -147,7 +139,7 @@ class _Worker:
         self._beat_at = 0.0
 
     def turn(self, now: float) -> None:
-        """A batch that is done, and the next one."""
+        """Completes a batch and leases the next one."""
         if now >= self._beat_at:
             self._registry.heartbeat(self._worker, self._store.hand.summary())
             self._beat_at = now + BEAT_S

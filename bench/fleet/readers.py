@@ -1,4 +1,4 @@
-"""Who reads the node while its workers work: clients of /status, Prometheus, a console's page."""
+"""Readers of the node during its work: clients of /status, Prometheus, and a console page."""
 
 import asyncio
 import statistics
@@ -9,6 +9,7 @@ import httpx
 import psutil
 
 from bench.fleet.centre import Centre
+from bench.harness.machine import cpu_s
 
 STATUS_PAUSE_S = 0.1
 METRICS_PAUSE_S = 3.0
@@ -17,7 +18,7 @@ CONSOLE = "/api/v1/console/events"
 
 @dataclass(frozen=True)
 class Read:
-    """What readers saw, and what they cost the API."""
+    """What readers measured, and their cost for the API."""
 
     status_p50_ms: float
     status_p99_ms: float
@@ -30,13 +31,13 @@ class Read:
 
 
 def read_all(node: Centre, seconds: float) -> Read:
-    """Asks for `seconds`, each kind of reader beside the others."""
+    """Runs all kinds of readers together for `seconds`."""
     return asyncio.run(_read_all(node, seconds))
 
 
 async def _read_all(node: Centre, seconds: float) -> Read:
     api = psutil.Process(node.api_pid)
-    began, cpu = time.monotonic(), sum(api.cpu_times()[:2])
+    began, cpu = time.monotonic(), cpu_s(api)
     async with httpx.AsyncClient(base_url=node.base_url, timeout=60, trust_env=False) as client:
         (status_ms, status_kib), (metrics_ms, metrics_kib), received = await asyncio.gather(
             _ask(client, "/api/v1/pow/status", STATUS_PAUSE_S, began + seconds),
@@ -52,14 +53,14 @@ async def _read_all(node: Centre, seconds: float) -> Read:
         metrics_kib,
         received / 1024 / took_s,
         api.memory_info().rss / 1e6,
-        (sum(api.cpu_times()[:2]) - cpu) / took_s,
+        (cpu_s(api) - cpu) / took_s,
     )
 
 
 async def _ask(
     client: httpx.AsyncClient, path: str, pause_s: float, until: float
 ) -> tuple[list[float], float]:
-    """Milliseconds of each answer, and KiB of the last."""
+    """Returns the milliseconds of each answer, and the KiB of the last."""
     took_ms: list[float] = []
     while True:
         asked = time.monotonic()
@@ -72,7 +73,7 @@ async def _ask(
 
 
 async def _listen(client: httpx.AsyncClient, until: float) -> int:
-    """Bytes that a page received."""
+    """Returns the bytes that a page received."""
     n_bytes = 0
     async with client.stream("GET", CONSOLE) as answer:
         async for part in answer.aiter_raw():

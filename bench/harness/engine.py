@@ -1,11 +1,11 @@
-"""The engine of a benchmark: as `proofline bench` takes it, of a model or of dimensions."""
+"""The engine of a benchmark, with the options of `proofline bench`."""
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bench.harness import machine
-from bench.harness.report import console
+from bench.harness.report import say
 from cli.engine_options import takes_engine_options
 from lab.local_engine import clean_stdout, local_engine
 from lab.measure.dimensions import takes_dimensions
@@ -18,7 +18,7 @@ def takes_engine(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that replaces a parameter `engine_options` by the options of `proofline bench`.
 
-    `model` or `dimensions`: what is taken where the command line names neither.
+    `model` and `dimensions`: the defaults if the command line names neither.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -39,8 +39,7 @@ def takes_engine(
 
 @contextmanager
 def engine_of(options: EngineOptions) -> Iterator[Engine]:
-    """The loaded engine, alone in this process; says what runs where."""
+    """Loads an engine in this process, and prints the machine, the model and the dtype."""
     with clean_stdout(), local_engine(options) as engine:
-        what = f"{engine.info.name}, {engine.info.dtype}"
-        console.print(f"{machine.describe()}; {what}", highlight=False)
+        say(f"{machine.describe()}; {engine.info.name}, {engine.info.dtype}")
         yield engine

@@ -1,4 +1,4 @@
-"""How late workers' heartbeats come, as Redis is told of them."""
+"""The times between workers' heartbeats, as Redis stores them."""
 
 import threading
 import time
@@ -12,10 +12,10 @@ HEARTBEAT_LIMIT_S = 5.0  # half of the default POC_WORKER_TTL_S
 
 
 class HeartbeatWatch:
-    """The longest time between two heartbeats of each worker, from its first on."""
+    """A thread that measures the longest time between two heartbeats of each worker."""
 
     def __init__(self, url: str, look_s: float = 0.05) -> None:
-        """`look_s`: seconds between two looks; shorter than between two heartbeats."""
+        """`look_s`: seconds between two reads, less than between two heartbeats."""
         self._redis: Any = redis.Redis.from_url(url)
         self._look_s = look_s
         self._last: dict[str, float] = {}
@@ -35,16 +35,16 @@ class HeartbeatWatch:
         self._last[worker] = at
 
     def close(self) -> float:
-        """Returns the longest of all workers."""
+        """Ends the thread; returns the longest time of all workers."""
         self._stop.set()
         self._thread.join()
-        # One that is late at the end counts as well.
+        # The time since the last heartbeat counts too.
         for worker in self._last:
             self._note(worker, time.time())
         self._redis.close()
         return self.longest()
 
     def longest(self, prefix: str = "") -> float:
-        """Of workers whose id begins so, once closed; infinite where none was seen."""
+        """Returns the longest time of workers whose id has the prefix; inf if there are none."""
         seen = [s for worker, s in self._longest.items() if worker.startswith(prefix)]
         return max(seen, default=float("inf"))

@@ -1,8 +1,8 @@
-"""What a machine does while a benchmark runs: without it figures of a shared one mean little."""
+"""The machine during a benchmark: how much CPU time other programs use, and the GPUs' memory."""
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,33 +15,27 @@ from poc_core.gpus import nvml
 
 T = TypeVar("T")
 
-# Cores that other programs may use: more, and a run is disturbed.
+# A run is disturbed if other programs use more cores.
 QUIET = 0.1
-
-# Disturbed runs are repeated until there are so many times the runs asked for.
+# Most calls of `repeated` for each call that is to count.
 _MOST_TRIES = 3
-
-# Seconds over which `wait_until_quiet` looks at the machine.
+# Seconds over which `wait_until_quiet` measures the CPU use.
 _LOOK_S = 1.0
-
-# Seconds before the first look: after its last batch a vLLM process spins for one before it sleeps.
+# Seconds before the first look: vLLM's processes spin for one second after their last batch.
 _SETTLE_S = 1.5
 
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU time of a stretch of wall time in cores: 0.5 is half a core, 2.0 two cores."""
+    """CPU time per second of wall time, in cores: 0.5 is half a core."""
 
-    wall_s: float
-    own: float  # this process and everything it started
-    others: float  # every other program, and what the hypervisor took
-    load_before: float  # 1-minute load average; it lags behind and counts our own processes too
-    load_after: float
+    own: float  # of this process and everything it started
+    others: float  # of all other programs, and what the hypervisor took
 
 
 @dataclass(frozen=True)
 class Observed(Generic[T]):
-    """What a measurement yielded, and how far others disturbed it."""
+    """The result of a run, and how much other programs disturbed the run."""
 
     result: T
     others: float  # cores that other programs used
@@ -49,33 +43,30 @@ class Observed(Generic[T]):
 
 
 class UsageMeter:
-    """Measures CPU time from its creation on."""
+    """A measurement of CPU time that starts with the meter's creation."""
 
     def __init__(self) -> None:
-        self._load = os.getloadavg()[0]
-        self._own_s = sum(tree_cpu_s(os.getpid()).values())
-        self._busy_s = _busy_s()
+        self._own_s, self._busy_s = tree_cpu_s(os.getpid()), _busy_s()
         self._began = time.monotonic()
 
     def read(self) -> Usage:
         wall_s = time.monotonic() - self._began
-        busy_s = _busy_s() - self._busy_s
-        own_s = max(0.0, sum(tree_cpu_s(os.getpid()).values()) - self._own_s)
-        return Usage(
-            wall_s,
-            own_s / wall_s,
-            max(0.0, busy_s - own_s) / wall_s,
-            self._load,
-            os.getloadavg()[0],
-        )
+        own_s = max(0.0, tree_cpu_s(os.getpid()) - self._own_s)
+        return Usage(own_s / wall_s, max(0.0, _busy_s() - self._busy_s - own_s) / wall_s)
+
+
+def measured(work: Callable[[], T], quiet_wait_s: float) -> tuple[T, Usage]:
+    """Waits for a quiet machine, then calls `work`; returns the result and the CPU use."""
+    wait_until_quiet(quiet_wait_s)
+    meter = UsageMeter()
+    return work(), meter.read()
 
 
 def repeated(measure: Callable[[int], tuple[T, float]], repeat: int) -> list[Observed[T]]:
-    """Calls `measure` until `repeat` calls went undisturbed, but at most three times as often.
+    """Calls `measure` until `repeat` calls were undisturbed, at most three times as often.
 
-    Then the `repeat` calls with the quietest machine count; what they measured has no say in that.
-    `measure` is given the number of the
-    call and returns its result and the cores that others used meanwhile.
+    `measure` gets the number of the call and returns its result and the cores that other programs
+    used during the call. The `repeat` calls with the least disturbance count.
     """
     found: list[tuple[T, float]] = []
     while (
@@ -86,8 +77,13 @@ def repeated(measure: Callable[[int], tuple[T, float]], repeat: int) -> list[Obs
     return [Observed(result, others, counts=others <= limit) for result, others in found]
 
 
+def counted(runs: Sequence[Observed[T]]) -> list[T]:
+    """Returns the results of the runs that count."""
+    return [run.result for run in runs if run.counts]
+
+
 def wait_until_quiet(patience_s: float) -> None:
-    """Waits until other programs are quiet, but no longer than `patience_s` seconds."""
+    """Waits until other programs are quiet, for at most `patience_s` seconds."""
     time.sleep(_SETTLE_S)
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -97,30 +93,25 @@ def wait_until_quiet(patience_s: float) -> None:
             return
 
 
-def tree_cpu_s(root: int) -> dict[int, float]:
-    """pid -> CPU seconds, of `root` and everything that descends from it and still runs."""
-    tree: dict[int, float] = {}
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(root)
-        for member in (process, *process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
-                tree[member.pid] = cpu_s(member)
-    return tree
+def tree_cpu_s(*roots: int) -> float:
+    """Returns the CPU seconds of the processes `roots` and of all their running descendants."""
+    total = 0.0
+    for root in roots:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(root)
+            for member in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # it has ended
+                    total += cpu_s(member)
+    return total
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of one process, without those of its children. NoSuchProcess: it ended."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def trees_cpu_s(roots: Iterable[int]) -> float:
-    """CPU seconds of several process trees."""
-    return sum(sum(tree_cpu_s(root).values()) for root in roots)
+    """Returns the CPU seconds of one process, without its children. NoSuchProcess: it has ended."""
+    return float(sum(process.cpu_times()[:2]))
 
 
 def gpu_mib() -> int:
-    """MiB that are taken of the GPUs this process may use, together; 0 without any."""
+    """Returns the MiB in use on all GPUs that this process may use; 0 without a GPU."""
     with nvml() as library:
         if library is None:
             return 0
@@ -129,7 +120,7 @@ def gpu_mib() -> int:
 
 
 def describe() -> str:
-    """The machine in a line."""
+    """Returns the CPU model, the number of cores and the memory as one line."""
     model = "unknown CPU"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

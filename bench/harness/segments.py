@@ -1,37 +1,31 @@
-"""A segment of a PoC challenge: a round with a hash, nonces and a receiver of its own."""
+"""The segments of a PoC challenge: rounds with their own hashes, nonces and receivers."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import redis
 
 from bench.faults.reference import same_artifacts
+from bench.faults.work import Expected
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.state import keys
 from tests.peers.receiver import Receiver, unrepeated
 from tests.stacks.computed import Computed, last_round
 from tests.stacks.round_client import RoundClient, round_body
 
-# Seconds until a receiver answers, at most, and for which one that is not ready answers 503.
+# Most seconds until a receiver answers.
 LATE_S = 0.5
-NOT_READY_S = 1.0
-# Of the receivers, those that are not ready at first.
-NOT_READY = 0.2
-
-Artifacts = list[dict[str, Any]]
-Expected = Callable[[str, Sequence[int]], Artifacts]
-"""The right artifacts of a block hash and nonces."""
+# Share of the receivers that answer 503 at first, and for how many seconds.
+NOT_READY, NOT_READY_S = 0.2, 1.0
 
 
 @dataclass
 class Segment:
-    """One segment, with a receiver that listens from its start until it is closed."""
+    """One segment and its receiver, which listens until `close`."""
 
     number: int
     receiver: Receiver = field(default_factory=Receiver)
@@ -49,7 +43,7 @@ class Segment:
             threading.Timer(NOT_READY_S, setattr, (self.receiver, "status", 200)).start()
 
     def run(self, client: RoundClient, connection: redis.Redis, seconds: float) -> float:
-        """Runs the segment on the node. Returns its nonces/s."""
+        """Runs the segment on the node; returns its nonces/s."""
         url = {"url": self.receiver.url + self.path}
         body = round_body(
             None,
@@ -68,7 +62,7 @@ class Segment:
         return float(stats["total_processed"] / stats["elapsed_seconds"])
 
     def is_over(self, connection: redis.Redis) -> bool:
-        """Whether all is delivered, and nothing of the segment is in a worker's hands."""
+        """Returns whether everything is delivered and no worker holds a lease of the segment."""
         names = [f"{keys.round(self.round_id)}:leases", f"{keys.outbox(self.round_id)}:entries"]
         return connection.exists(*names) == 0
 
@@ -77,9 +71,9 @@ class Segment:
         return self.computed.round_id
 
     def close(self, expected: Expected, n_values: int | None) -> tuple[int, list[str]]:
-        """How many nonces came, and what is wrong with them, a sentence each.
+        """Returns the number of nonces that came, and a sentence for each problem.
 
-        `n_values`: of how many the values are computed again; None: of all.
+        `n_values`: the number of values that are computed again; None for all.
         """
         self.receiver.go_away()
         try:

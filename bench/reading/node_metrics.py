@@ -1,10 +1,8 @@
-"""What a read of /api/v1/metrics takes at a node of many engines, and what it costs the API.
+"""How long a read of /api/v1/metrics takes for a node of many engines, and its cost for the API.
 
     .venv/bin/python -m bench.reading.node_metrics
 
-The engines are stand-ins, servers in a process of their own that answer as vLLM 0.32 does; API and
-Redis are real. Targets at 64 engines: a read within 100 ms, and below 1 % of a core at one read in
-10 s.
+The engines are servers in a separate process that answer as vLLM 0.32 does; API and Redis are real.
 """
 
 import asyncio
@@ -25,9 +23,9 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.node_metrics.families import GPU
+from bench.fleet.centre import centre
 from bench.harness.machine import cpu_s, describe
-from bench.harness.report import console, exit_with
-from cli.supervise.stack import Stack
+from bench.harness.report import at_most, measures, run, say
 from poc_core.machine_figures import GpuFigures, MachineFigures
 from poc_core.records import WorkerRecord
 from poc_core.serving.deployments import HostReport, HostState
@@ -35,7 +33,6 @@ from poc_core.settings import load_settings
 from poc_core.state import DeploymentStore, WorkerRegistry, connect
 from tests.harness.samples import worker_record
 from tests.vllm_metrics import metrics_text
-from workers.engines.options import EngineOptions
 
 READY_TIMEOUT_S = 120.0
 PATH = "/api/v1/metrics"
@@ -45,6 +42,7 @@ GPUS_OF_A_HOST = 8
 HEARTBEAT_S = 2.0
 
 
+@measures
 def main(
     engines: Annotated[
         int, typer.Option(min=1, help="Stand-ins for engines, eight to a host.")
@@ -52,18 +50,41 @@ def main(
     reads: Annotated[int, typer.Option(min=1, help="That count, after one that does not.")] = 12,
     pause: Annotated[float, typer.Option(min=0, help="Seconds from one read to the next.")] = 10.0,
     serve: Annotated[bool, typer.Option(hidden=True)] = False,
-) -> None:
-    """Exits with 1 when reads, by their median, take longer than the target, or the API more of
-    a core.
-    """
+) -> bool | None:
+    """Exits with 1 if the median read takes 100 ms, or reads take 1 % of a core."""
     if serve:
         asyncio.run(stand_ins(engines))
-    else:
-        exit_with(lambda: measure(engines, reads, pause))
+        return None
+    say(describe())
+    with served(engines) as ports, centre() as node:
+        api = psutil.Process(node.api_pid)
+        with (
+            registered(ports, str(node.redis_url)),
+            httpx.Client(base_url=node.base_url, trust_env=False) as client,
+        ):
+            text = first(client, engines)
+            idle_s = -cpu_s(api)
+            time.sleep(reads * pause)
+            idle_s += cpu_s(api)
+            busy_s, took_ms = -cpu_s(api), []
+            for _ in range(reads):
+                began = time.monotonic()
+                client.get(PATH).raise_for_status()
+                took_ms.append((time.monotonic() - began) * 1000)
+                time.sleep(pause)
+            busy_s += cpu_s(api)
+    n_series = sum(len(family.samples) for family in text_string_to_metric_families(text))
+    say(f"{engines} engines: {n_series} series, {len(text.encode())} bytes")
+    cores = (busy_s - idle_s) / (reads * max(pause, 1e-9))
+    checks = [
+        at_most("a read, median, ms", statistics.median(took_ms), MOST_MS, ".1f"),
+        at_most(f"cores more with a read every {pause:g} s", cores, MOST_CORES, ".4f"),
+    ]
+    return all(checks)
 
 
 async def stand_ins(n: int) -> None:
-    """Serves until its standard input ends; says its ports."""
+    """Prints the ports of `n` servers, and serves until standard input ends."""
     body = metrics_text().encode()
     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
 
@@ -80,7 +101,7 @@ async def stand_ins(n: int) -> None:
 
 @contextmanager
 def served(n: int) -> Iterator[list[int]]:
-    """The ports of so many stand-ins, in a process of their own."""
+    """Runs `n` stand-ins in a separate process; yields their ports."""
     command = [sys.executable, "-m", "bench.reading.node_metrics", "--serve", "--engines", str(n)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -92,7 +113,7 @@ def served(n: int) -> Iterator[list[int]]:
 
 @contextmanager
 def registered(ports: list[int], redis_url: str) -> Iterator[None]:
-    """Within, the node takes the stand-ins for engines of hosts with GPUs."""
+    """Sends heartbeats of the stand-ins as engines on hosts with GPUs."""
     settings = load_settings(redis_url=redis_url)
     redis = connect(settings)
     registry, hosts = WorkerRegistry(redis, settings), DeploymentStore(redis, settings)
@@ -103,10 +124,9 @@ def registered(ports: list[int], redis_url: str) -> Iterator[None]:
     ended = threading.Event()
 
     def beat() -> None:
-        while True:
-            tell(registry, hosts, records)
-            if ended.wait(HEARTBEAT_S):
-                return
+        report(registry, hosts, records)
+        while not ended.wait(HEARTBEAT_S):
+            report(registry, hosts, records)
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -117,7 +137,8 @@ def registered(ports: list[int], redis_url: str) -> Iterator[None]:
         thread.join()
 
 
-def tell(registry: WorkerRegistry, hosts: DeploymentStore, records: list[WorkerRecord]) -> None:
+def report(registry: WorkerRegistry, hosts: DeploymentStore, records: list[WorkerRecord]) -> None:
+    """Stores one heartbeat of each worker, and one report of each host and its GPUs."""
     sensors = {family.name.removeprefix("mlnode_gpu_"): 81.5 for family in GPU}
     for record in records:
         registry.heartbeat(record)
@@ -131,51 +152,16 @@ def tell(registry: WorkerRegistry, hosts: DeploymentStore, records: list[WorkerR
         hosts.store_machine(name, MachineFigures(host=name, read_at=time.time(), gpus=tuple(gpus)))
 
 
-def measure(n_engines: int, n_reads: int, pause_s: float) -> bool:
-    console.print(describe())
-    options = EngineOptions(model="tiny-qwen3", engine="synthetic")
-    with served(n_engines) as ports, Stack(options, workers=1) as stack:
-        stack.wait_ready(READY_TIMEOUT_S)
-        assert stack.redis_url is not None
-        assert stack.api_pid is not None
-        with (
-            registered(ports, stack.redis_url),
-            httpx.Client(base_url=stack.base_url, trust_env=False) as client,
-        ):
-            text = first(client, n_engines)
-            api = psutil.Process(stack.api_pid)
-            idle_s = -cpu_s(api)
-            time.sleep(n_reads * pause_s)
-            idle_s += cpu_s(api)
-            busy_s, took_ms = -cpu_s(api), []
-            for _ in range(n_reads):
-                began = time.monotonic()
-                client.get(PATH).raise_for_status()
-                took_ms.append((time.monotonic() - began) * 1000)
-                time.sleep(pause_s)
-            busy_s += cpu_s(api)
-    cores = (busy_s - idle_s) / (n_reads * pause_s)
-    n_series = sum(len(family.samples) for family in text_string_to_metric_families(text))
-    console.print(f"{n_engines} engines: {n_series} series, {len(text.encode())} bytes")
-    console.print(
-        f"a read: median {statistics.median(took_ms):.1f} ms, longest {max(took_ms):.1f} ms"
-    )
-    console.print(
-        f"the API: {cores:.4f} of a core more than without reads, at one in {pause_s:g} s"
-    )
-    return statistics.median(took_ms) < MOST_MS and cores < MOST_CORES
-
-
 def first(client: httpx.Client, n_engines: int) -> str:
-    """The first answer that has all engines."""
+    """Waits for the first answer with the metrics of all engines, and returns it."""
     until = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < until:
         text = client.get(PATH).raise_for_status().text
         if text.count("vllm:num_requests_running{") == n_engines:
             return text
         time.sleep(1.5)
-    raise TimeoutError(f"not all of {n_engines} engines are told")
+    raise TimeoutError(f"the metrics of {n_engines} engines are incomplete")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

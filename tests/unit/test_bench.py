@@ -11,7 +11,7 @@ from api.chat.prefixes import Prefix
 from bench import challenge, queue_overhead, queue_scale
 from bench.fleet import pump
 from bench.fleet.figures import Look, Stretch
-from bench.harness import growth, machine, timed_job
+from bench.harness import machine
 from bench.harness.machine import Observed, Usage
 from bench.harness.timed_job import JobRun
 from bench.prefix_routing import __main__ as prefix_routing
