@@ -1,3 +1,1 @@
-"""Requests made from the API's own description by schemathesis: every answer must be described
-there (`make fuzz`).
-"""
+"""Requests that schemathesis generates from the API's document, which must describe every answer."""

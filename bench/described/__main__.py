@@ -1,15 +1,13 @@
-"""Requests made from the API's own description, against a real node with synthetic engines.
+"""Requests generated from the API's OpenAPI document, to a real node with synthetic engines.
 
-    .venv/bin/python -m bench.described --cases 10000          # what `make fuzz` does
-    .venv/bin/python -m bench.described --keys                 # that too
-    .venv/bin/python -m bench.described --in-process --seed 7 # in this process: more situations, no
-    engines
+    .venv/bin/python -m bench.described --cases 10000         # as `make fuzz` does
+    .venv/bin/python -m bench.described --keys                # the same with keys
+    .venv/bin/python -m bench.described --in-process --seed 7 # more situations, but no engines
 
-An answer that is not described, or a 5xx other than 503 with Retry-After, ends it with the request
-that got it.
+Fails at the first answer that the document does not describe, or that is a 5xx other than 503 with
+Retry-After.
 """
 
-import argparse
 import logging
 import tempfile
 import time
@@ -20,16 +18,14 @@ from pathlib import Path
 from bench.described.node import Node
 from bench.described.requests import Target, ask_all
 from bench.described.stack import RealNode
+from bench.harness.report import parser_of
 
-# An operation that takes nothing is asked once a turn and situation, however many cases there shall
-# be.
+# An operation without parameters gets one case a turn and situation.
 _CASES_A_TURN = 40
 
 
 def campaign(target: Target, n_cases: int, seed: int, until: float) -> dict[str, Counter[int]]:
-    """How often each operation answered with each status. Ends after `n_cases`, or at the time
-    `until`.
-    """
+    """Sends `n_cases` requests until the time `until`; counts the statuses of each operation."""
     seen: dict[str, Counter[int]] = {}
     while (
         sum(statuses.total() for statuses in seen.values()) < n_cases and time.monotonic() < until
@@ -41,33 +37,21 @@ def campaign(target: Target, n_cases: int, seed: int, until: float) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", type=int, default=10_000, help="over all operations")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="at most, and the turn that has begun"
-    )
-    parser.add_argument(
-        "--in-process",
-        action="store_true",
-        help="the API alone, in front of a Redis in this process",
-    )
-    parser.add_argument(
-        "--keys", action="store_true", help="a node that wants keys, asked with each kind and none"
-    )
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--cases", type=int, default=10_000, help="over all operations")
+    add("--seed", type=int, default=int(time.time()))
+    add("--minutes", type=float, default=60.0, help="at most, and the turn that has begun")
+    add("--in-process", action="store_true", help="only the API, with a Redis in this process")
+    add("--keys", action="store_true", help="a node that requires keys; each kind, and none")
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     with ExitStack() as exits:
-        folder = Path(
-            exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-described-"))
-        )
-        target: Target = (
-            Node(folder)
-            if options.in_process
-            else exits.enter_context(RealNode(folder, wants_keys=options.keys))
-        )
+        temporary = tempfile.TemporaryDirectory(prefix="proofline-described-")
+        folder = Path(exits.enter_context(temporary))
+        target: Target = Node(folder)
+        if not options.in_process:
+            target = exits.enter_context(RealNode(folder, wants_keys=options.keys))
         began = time.monotonic()
         seen = campaign(target, options.cases, options.seed, began + 60 * options.minutes)
         took_s = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""The API in front of a Redis in this process, in whatever situation a request may find it."""
+"""The API with a Redis in this process, in all situations that a request may meet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.harness.samples import (
 
 REPO = "acme/small"
 VECTOR = "A" * 32  # of twelve zeros
-# What every node knows that serves MODEL, and what belongs together in a request.
+# Values that a node which serves MODEL accepts together in a request.
 KNOWN: dict[str, Any] = {
     "model": MODEL,
     "seq_len": 64,
@@ -56,15 +56,17 @@ _WAITS_FOR_HOSTS = {"POST /api/v1/stop", "POST /api/v1/inference/down", "POST /a
 
 
 class _NoDownloads(Downloads):
+    """Downloads that never proceed."""
+
     def begin(self, download: Download) -> None:
-        """Nobody comes to have it."""
+        """Does not download."""
 
 
 class Node:
-    """A Target. Jobs are never computed here: whoever waits for one soon hears so."""
+    """A Target without workers: a request that waits for a job soon gets an answer without it."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: for models and keys, of which there are none at first."""
+        """`folder`: an empty folder for models and keys."""
         settings = Settings(
             generate_chunk_timeout_sec=0.02,
             worker_ttl_s=86_400,
@@ -84,7 +86,7 @@ class Node:
         looks = KeyFile(strict.api_keys_file).add("looks", [Role.READ])
         does = KeyFile(strict.api_keys_file).add("does", list(Role))
         self._keys = {"no key": "", "a key that may only look": looks, "small bodies": does}
-        # What the next request meets.
+        # The app and the headers of the next request.
         self._asked = self._open
         self._headers: dict[str, str] = {}
         self.document: dict[str, Any] = self._open.openapi()
@@ -110,7 +112,7 @@ class Node:
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
         services = self._services
         if situation == "a host starts a model" and operation in _WAITS_FOR_HOSTS:
-            situation = "idle"  # this one never gets anywhere
+            situation = "idle"  # a start never ends here
         self._server.connected = True
         self._redis.flushall()
         self._open.state.services = self._strict.state.services = services
@@ -118,12 +120,8 @@ class Node:
         services.workers.heartbeat(worker)
         self._asked, self._headers = self._open, {}
         if situation in self._keys:
-            self._asked = self._strict
-            self._headers = (
-                {"Authorization": f"Bearer {self._keys[situation]}"}
-                if self._keys[situation]
-                else {}
-            )
+            self._asked, key = self._strict, self._keys[situation]
+            self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         return {**KNOWN, "url": None, "callback_url": None, **self._enter[situation]()}
 
     def send(self, case: Any) -> Any:
@@ -147,9 +145,7 @@ class Node:
         jobs = JobStore(self._redis, settings)
         self._without_waiting(settings)
         for n in range(3):
-            self._services.downloads.store.start(
-                f"acme/{n}", None, self._services.downloads.machine
-            )
+            self._download(f"acme/{n}")
         return {"request_id": jobs.create(self._new_job())}
 
     def _job(self) -> dict[str, Any]:
@@ -163,7 +159,7 @@ class Node:
         return {"request_id": self._computed(self._new_job(validation={"artifacts": claimed}))}
 
     def _generating(self) -> dict[str, Any]:
-        self._without_waiting()  # else a request would wait for the round's end
+        self._without_waiting()  # otherwise a request would wait for the end of the round
         rounds = self._services.rounds
         round_id = rounds.store(round_config(), RoundState.GENERATING)
         record = rounds.read(round_id)
@@ -191,14 +187,17 @@ class Node:
         deployments = self._services.deployments
         deployments.report(HostReport(id="h1", host="h1", state=HostState.IDLE, generation=0))
         generation = deployments.deploy(Deployment(model="acme/other"))
-        deployments.report(
-            HostReport(id="h1", host="h1", state=HostState.STARTING, generation=generation)
-        )
+        starting = HostReport(id="h1", host="h1", state=HostState.STARTING, generation=generation)
+        deployments.report(starting)
         return {}
 
     def _downloading(self) -> dict[str, Any]:
-        self._services.downloads.store.start(REPO, None, self._services.downloads.machine)
+        self._download(REPO)
         return {"hf_commit": None}
+
+    def _download(self, repo: str) -> None:
+        downloads = self._services.downloads
+        downloads.store.start(repo, None, downloads.machine)
 
     def _services_for(self, settings: Settings) -> Services:
         made = Services(settings, self._redis, cast(Dispatcher, RecordingDispatcher()))
@@ -212,11 +211,8 @@ class Node:
         self._open.state.services = services
 
     def _new_job(self, **changes: Any) -> NewJob:
-        return admit(
-            GenerateBody.model_validate(body(**changes)),
-            self._services.settings,
-            self._services.workers,
-        )
+        asked = GenerateBody.model_validate(body(**changes))
+        return admit(asked, self._services.settings, self._services.workers)
 
     def _computed(self, job: NewJob) -> str:
         jobs = self._services.jobs

@@ -1,6 +1,4 @@
-"""Makes requests of every operation, right ones and wrong ones, and judges each answer by the
-description.
-"""
+"""Generates right and wrong requests of every operation, and checks each answer."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-# The seconds after which a client may come again are said with these.
+# Statuses that need a Retry-After header.
 _COME_AGAIN = (429, 503)
 
 
 class Target(Protocol):
-    """A node that is asked."""
+    """A node that answers requests."""
 
     document: dict[str, Any]
 
@@ -38,31 +36,25 @@ class Target(Protocol):
     def situations(self) -> Sequence[str]: ...
 
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
-        """Puts the node into a situation in which the operation can be asked; values of fields
-        that it knows then.
-        """
+        """Puts the node into a situation; returns values of fields that the node accepts then."""
 
     def send(self, case: Any) -> Any:
-        """schemathesis' answer to its case."""
+        """Sends a case of schemathesis and returns the answer."""
 
     def share(self, operation: str) -> float:
-        """The part of the cases that an operation gets; below 1 for what takes long."""
+        """Returns an operation's share of the cases, below 1 for slow operations."""
 
 
 def ask_all(target: Target, cases_each: int, seed: int) -> dict[str, Counter[int]]:
-    """How often each operation answered with each status. AssertionError or schemathesis'
-    Failure: the request that was answered wrongly.
+    """Sends requests of every operation; counts the statuses of each.
+
+    AssertionError or schemathesis' Failure: a request got a wrong answer.
     """
     seen: dict[str, Counter[int]] = {}
     for operation in operations(target.document):
-        seen[operation.label] = Counter()
-        _ask(
-            target,
-            operation,
-            seen[operation.label],
-            max(1, int(cases_each * target.share(operation.label))),
-            seed,
-        )
+        statuses = seen[operation.label] = Counter()
+        n_cases = max(1, int(cases_each * target.share(operation.label)))
+        _ask(target, operation, statuses, n_cases, seed)
     return seen
 
 
@@ -78,7 +70,8 @@ def _ask(target: Target, operation: Any, statuses: Counter[int], n_cases: int, s
         modes.append(GenerationMode.NEGATIVE)
     cases = st.one_of([operation.as_strategy(generation_mode=mode) for mode in modes])
 
-    # Not derandomized: from the seed, of which each turn has another.
+    # Not derandomized, because each turn has its own seed. Without shrinking, which would send
+    # hundreds of requests more.
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=n_cases,
@@ -86,9 +79,7 @@ def _ask(target: Target, operation: Any, statuses: Counter[int], n_cases: int, s
         database=None,
         derandomize=False,
         suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[
-            hypothesis.Phase.generate
-        ],  # what fails is shown as it was sent; to shrink it would ask hundreds more
+        phases=[hypothesis.Phase.generate],
     )
     @hypothesis.given(
         case=cases, situation=st.sampled_from(target.situations), names_known=st.booleans()
@@ -112,9 +103,7 @@ def _ask(target: Target, operation: Any, statuses: Counter[int], n_cases: int, s
 
 
 def put_known(case: Any, known: Mapping[str, Any]) -> None:
-    """Gives fields the values that the node knows: hardly a request else would be refused for
-    anything but a name.
-    """
+    """Sets fields to values that the node accepts, because it would refuse most other names."""
     if isinstance(case.body, dict):
         _put(case.body, known)
     for name in case.path_parameters or {}:

@@ -1,6 +1,4 @@
-"""A real node that is asked: `proofline up` with synthetic engines, all its processes and its
-own Redis.
-"""
+"""A complete node: `proofline up` with synthetic engines and its own Redis."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ from tests.harness.samples import MODEL, body, distance_body, round_body
 from tests.stacks.up import Up
 
 POW = "/api/v1/pow"
-# Nothing listens there; callbacks go nowhere else, so that a made-up name is never looked up.
+# Nothing listens there. All callbacks use it, so that generated names are never resolved.
 NOWHERE = "http://127.0.0.1:9"
 # Seconds for one answer.
 TIMEOUT_S = 60
-# Of a node that wants keys; opens everything.
+# The key of a node that requires keys, with all roles.
 OWN_KEY = "described-opens-everything"
-# That end processes or start them: a second or more each.
+# Operations that end or start processes, which takes a second or more.
 _PROCESSES = {
     "POST /api/v1/stop",
     "POST /api/v1/inference/down",
@@ -42,11 +40,12 @@ SITUATIONS = (
 
 
 class RealNode:
-    """A Target, and a context manager. Between requests it goes on with what they began."""
+    """A Target, as a context manager. Earlier requests may still be in progress."""
 
     def __init__(self, folder: Path, wants_keys: bool = False) -> None:
-        """`folder`: for models and keys. `wants_keys`: whether the node does; what is asked with no
-        key or a lesser one is asked as the last request left the node.
+        """`folder`: for models and keys. `wants_keys`: the node requires keys.
+
+        Requests without a key or with fewer roles meet the node as the last request left it.
         """
         self._keys: dict[str, str] = {}
         env = {
@@ -70,7 +69,6 @@ class RealNode:
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.headers["Authorization"] = f"Bearer {OWN_KEY}"
-        # Of the next request.
         self._headers: dict[str, str] = {}
         self.document: dict[str, Any] = self._get("/openapi.json")
 
@@ -83,9 +81,8 @@ class RealNode:
 
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
         known = {**KNOWN, "url": NOWHERE, "callback_url": NOWHERE}
-        if (
-            self._get("/api/v1/state")["loaded_model"] != MODEL
-        ):  # a request has stopped it, or deployed another
+        # A request may have stopped the model or deployed another one.
+        if self._get("/api/v1/state")["loaded_model"] != MODEL:
             self._post("/api/v1/stop", None)
             self._post("/api/v1/inference/up", {"model": MODEL})
         self._headers = {}
@@ -114,7 +111,7 @@ class RealNode:
         for name in ("url", "callback_url"):
             if sent.get(name):
                 sent[name] = NOWHERE
-        # A request that waits during a round does so until its end, which nobody brings.
+        # During a round such a request would wait for ever.
         if sent.get("wait") and self._get(f"{POW}/status")["state"] == "GENERATING":
             sent["wait"] = False
 

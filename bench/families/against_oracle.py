@@ -1,4 +1,4 @@
-"""Chains of an engine against those of the oracle, which shares no code with it."""
+"""The chains of an engine, compared with those of the oracle, which shares no code with it."""
 
 import json
 import os
@@ -21,20 +21,21 @@ from workers.pipeline import compute_all
 
 # Decode proofs read 256 dimensions of a state.
 _WIDTH = 256
-# Positions that real models' sparse attention takes without choosing are more than chains have.
+# Chains are shorter than the positions that real models' sparse attention uses without choosing.
 _ALL_TAKEN = {"index_topk": 512}
 # Longer than the families' windows and blocks.
 _PLAN = Wanted("block", "key", seq_len=100, max_tokens=256, nonces=(0, 7, 100_001))
-# A margin is a claim's, of two engines that round float32 otherwise, and of bfloat16 or 8 bits.
+# Largest margins of right claims: of engines that round float32 differently, and of bfloat16 or 8
+# bits.
 _FLOAT32_MARGIN, _ROUNDED_MARGIN = 1e-3, 0.03
-# Where the oracle's best two points lie nearer than this, an engine may choose the other.
+# If the oracle's best two scores are nearer than this, an engine may choose the second point.
 _NEAR_TIE = 1e-4
-# What chains of another model, state or token are off by at least.
+# Least margin of chains of another model, state or token.
 _WRONG = 0.1
 
 
 class Opinions(NamedTuple):
-    """The oracle's chains by nonce: its own, along claims, and its own's scores with other ids."""
+    """The oracle's chains by nonce: free ones, along claims, and along free ones with other ids."""
 
     free: dict[int, Chain]
     claimed: dict[int, Chain]
@@ -42,7 +43,7 @@ class Opinions(NamedTuple):
 
 
 def model(family: str, folder: Path) -> Path:
-    """The family's tiny model, as wide as chains need, in a folder within `folder`."""
+    """Makes the family's tiny model, as wide as chains need; returns its folder in `folder`."""
     config = text_config(family)
     changes = {"hidden_size": _WIDTH} if config["hidden_size"] < _WIDTH else {}
     return make(
@@ -51,7 +52,7 @@ def model(family: str, folder: Path) -> Path:
 
 
 def checked(engine: Any, family: str, folder: str) -> dict[str, Any]:
-    """What is seen of an engine's chains: refused with a sentence, or every comparison."""
+    """Returns the result of every comparison of an engine's chains, or the refusal."""
     if why_not := why_no_chains(engine.info):
         return {"right": "\n" not in why_not, "refused": why_not}
     exact = engine.info.dtype == "float32"
@@ -59,12 +60,11 @@ def checked(engine: Any, family: str, folder: str) -> dict[str, Any]:
 
 
 def opinions(family: str, folder: str) -> Opinions:
-    """The oracle's of the model in a folder: those kept there, or new ones."""
+    """Returns the oracle's chains of the model in a folder, stored there or computed now."""
 
     def ask() -> JsonValue:
         copy = os.path.join(folder, FOR_TRANSFORMERS) if is_quantized(family) else folder
-        # In a process without vLLM, whose own readings of some configurations transformers would
-        # take for its.
+        # In a process without vLLM, which registers its own configuration classes in transformers.
         with ProcessPoolExecutor(1, get_context("spawn")) as processes:
             asked = processes.submit(_asked, copy, _claims()).result()
         found: JsonValue = json.loads(json.dumps(asked))
@@ -76,7 +76,7 @@ def opinions(family: str, folder: str) -> Opinions:
 
 
 def _claims() -> dict[int, list[int]]:
-    """Random points, by nonce."""
+    """Returns random points by nonce."""
     chance = random.Random(0)
     return {
         nonce: [chance.randrange(16) for _ in range(_PLAN.max_tokens + 1)] for nonce in _PLAN.nonces
@@ -84,7 +84,7 @@ def _claims() -> dict[int, list[int]]:
 
 
 def _asked(folder: str, claims: dict[int, list[int]]) -> Opinions:
-    """On the processor, where nothing rounds float32 to TF32."""
+    """Asks the oracle on the CPU, because GPUs may round float32 to TF32."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
     free = chains(folder, _PLAN)
@@ -144,14 +144,14 @@ def _spec(**options: Any) -> ProofSpec:
 def _judged(
     engine: Any, claims: dict[int, list[int]], options: dict[str, Any]
 ) -> list[tuple[int, float]]:
-    """By nonce: how many of the claims the engine disagrees with, and the largest margin."""
+    """Returns for each nonce the number of rejected claims, and the largest margin."""
     enforced = {str(nonce): points for nonce, points in claims.items()}
     found: list[Any] = compute_all(engine, _spec(enforced=enforced, **options), _PLAN.nonces)
     return [(1 << 30, float("inf")) if one is None else (one[0], one[1]) for one in found]
 
 
 def _oracles(seen: dict[int, Chain], claims: dict[int, list[int]]) -> list[tuple[int, float]]:
-    """The same by the oracle's scores."""
+    """Returns the same as `_judged` by the oracle's scores."""
     found = []
     for nonce in _PLAN.nonces:
         margins = [
@@ -166,7 +166,7 @@ def _oracles(seen: dict[int, Chain], claims: dict[int, list[int]]) -> list[tuple
 
 
 def _undecided(chain: Chain) -> int:
-    """The first step at which another engine may go on otherwise."""
+    """Returns the first step at which another engine may choose another point."""
     for step, scores in enumerate(chain.scores):
         best, next_best = sorted(scores)[:-3:-1]
         if best - next_best < _NEAR_TIE:
@@ -175,6 +175,6 @@ def _undecided(chain: Chain) -> int:
 
 
 def _leaves(points: Sequence[int], expected: Sequence[int]) -> int:
-    """How many steps are alike from the first on."""
+    """Returns the number of equal steps before the first different step."""
     pairs = zip(points, expected, strict=True)
     return next((step for step, (a, b) in enumerate(pairs) if a != b), len(expected))

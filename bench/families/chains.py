@@ -1,27 +1,23 @@
-"""Decode proofs of each family's tiny model, here: steps against one forward, alone and together.
+"""Decode proofs of each family's tiny model: steps compared with one forward, alone and together.
 
-    python -m bench.families.chains [--jobs 4] [--variants bfloat16,fp8] [FAMILY ...]
+    python -m bench.families.chains [--jobs 4] [--variants bfloat16,graphs] [FAMILY ...]
 
-A line a family: refused with a sentence, or every check. Each engine has a process of its own, and
-a log in build/families. What is neither right nor refused is wrong: exit code 1.
+See `bench.families.matrix`. The variant `graphs` is bfloat16 with vLLM's CUDA graphs for chat.
 """
 
-import argparse
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pydantic import JsonValue
 
 from bench.families import against_oracle
 from bench.families.checks import greedy
-from bench.families.look import FOLDER, START_S, VARIANTS, options_of
-from bench.families.matrix import in_a_process
+from bench.families.look import FOLDER, START_S, options_of
+from bench.families.matrix import parser_for, run
 from cli.machine.gpus import visible_gpus
 from poc_core.errors import ProoflineError
 from poc_core.records import PassOrder, ProofSpec
@@ -32,19 +28,11 @@ from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
 FAMILIES = (
-    "deepseek-v4",
-    "glm-5.3-flash",
-    "kimi-linear",
-    "deepseek-v3.2",
-    "glm-5",
-    "qwen3-next",
-    "qwen3.5",
-    "deepseek-v3",
-    "kimi-k2.6",
-    "minimax-m2",
+    *("deepseek-v4", "glm-5.3-flash", "kimi-linear", "deepseek-v3.2", "glm-5", "qwen3-next"),
+    *("qwen3.5", "deepseek-v3", "kimi-k2.6", "minimax-m2"),
 )
 _NONCES = range(4)
-# Over several blocks and windows.
+# Longer than the families' blocks and windows.
 SPEC = ProofSpec(
     scheme="decode",
     block_hash="block",
@@ -52,28 +40,28 @@ SPEC = ProofSpec(
     seq_len=100,
     options={"max_tokens": 64},
 )
-# A variant of a GPU: chat's steps are vLLM's own CUDA graphs, whose metadata lies in buffers that
-# proofs' steps fill too.
+# A variant for GPUs: chat's steps are vLLM's CUDA graphs, whose metadata is in buffers that the
+# steps of proofs fill too.
 _GRAPHS = "graphs"
 _CHATS_GRAPHS = (
     "--no-enforce-eager",
     "--compilation-config",
     '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4, 8, 16]}',
 )
-# What honest nodes are granted; a chain of another state is off by 0.1 or more.
+# Largest margin of an honest node; the margin of a chain of another state is 0.1 or more.
 _MARGIN = 0.03
-# Beside others: nonces that a micro-batch holds at a time.
+# Nonces of a larger micro-batch.
 _AMONG = range(8)
 _FIRST_ID = 5_000_000
 _OTHER = ProofSpec(block_hash="other", public_key="key", seq_len=64)
 
 
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
-    """What is seen of one family's chains."""
+    """Loads the family's engine and returns the result of every check, or the refusal."""
     from workers.load import load_engine
 
-    graphs, variant = variant == _GRAPHS, "bfloat16" if variant == _GRAPHS else variant
-    words = _CHATS_GRAPHS if graphs else ()
+    words = _CHATS_GRAPHS if variant == _GRAPHS else ()
+    variant = "bfloat16" if words else variant
     options = options_of(family, variant, on_gpu, wide=True, words=words)
     began = time.monotonic()
     try:
@@ -90,7 +78,7 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
 
 
 def checked(engine: Any, spec: ProofSpec) -> dict[str, Any]:
-    """Every check of an engine that computes chains."""
+    """Returns the result of every check of an engine that computes chains."""
     engine.use_graphs(False)
     limits = ChainLimits.of(engine.info)
     seen: dict[str, Any] = {"kept_tokens": limits.kept_tokens, "kept_state": limits.kept_state}
@@ -115,7 +103,7 @@ def checked(engine: Any, spec: ProofSpec) -> dict[str, Any]:
     others = [*chains[1:], chains[0]]
     seen["of other nonces"] = f"{_margin(engine, _claimed(spec, others), _NONCES):.3f}"
     beside = _beside_chat(engine, spec, chains)
-    # Other sizes round otherwise on a GPU, and a chain leaves another at the first near tie.
+    # A GPU rounds differently with other sizes, so chains part at the first near tie.
     full = limits.max_batch(spec, engine.info)
     for name, others in {
         "in parts": _in_parts(engine, spec),
@@ -137,19 +125,19 @@ def _claimed(spec: ProofSpec, chains: Sequence[Any], **options: JsonValue) -> Pr
 
 
 def _among(engine: Any, spec: ProofSpec, chains: Sequence[Any]) -> ProofSpec:
-    """Claims of the chains of the first nonces, as they are where more are computed at a time."""
+    """Returns a spec with claims of the first nonces, computed in a larger micro-batch."""
     more: list[Any] = compute_all(engine, spec, _AMONG)
     return _claimed(spec, more[: len(chains)])
 
 
 def _margin(engine: Any, spec: ProofSpec, nonces: Sequence[int]) -> float:
-    """The largest margin of claims; infinite where there is none."""
+    """Returns the largest margin of the claims; inf if a nonce has no margin."""
     judged: list[Any] = compute_all(engine, spec, nonces)
     return max(float("inf") if one is None else float(one[1]) for one in judged)
 
 
 def _same(seen: Sequence[Any], expected: Sequence[Any]) -> str:
-    """In words; of a chain that leaves its own, from which step on."""
+    """Returns "same", or the first chain that differs and its first different step."""
     for nonce, (one, other) in enumerate(zip(seen, expected, strict=True)):
         if one != other:
             pairs = zip(one or [], other, strict=False)
@@ -159,7 +147,7 @@ def _same(seen: Sequence[Any], expected: Sequence[Any]) -> str:
 
 
 def _in_parts(engine: Any, spec: ProofSpec) -> list[JsonValue]:
-    """With prefills of at most three nonces."""
+    """Computes the chains with prefills of at most three nonces."""
     whole = engine.info
     engine.info = dataclasses.replace(whole, max_batch_tokens=3 * spec.seq_len)
     try:
@@ -169,7 +157,7 @@ def _in_parts(engine: Any, spec: ProofSpec) -> list[JsonValue]:
 
 
 def _replayed(engine: Any, spec: ProofSpec, chains: Sequence[Any]) -> str:
-    """With steps recorded: what they give, twice, and how many graphs there were."""
+    """Compares two runs with CUDA graphs; returns the result and the number of graphs."""
     with _graphs(engine) as tell:
         seen: list[JsonValue] = []
         for _ in range(2):
@@ -184,7 +172,7 @@ def _replayed(engine: Any, spec: ProofSpec, chains: Sequence[Any]) -> str:
 
 @contextmanager
 def _graphs(engine: Any) -> Iterator[Any]:
-    """Within, steps are recorded where they can be; gives what tells how many were."""
+    """Records steps as CUDA graphs if possible; yields a function that returns their number."""
     before = engine.use_graphs(True)["recorded"]
 
     def tell() -> dict[str, Any]:
@@ -198,7 +186,7 @@ def _graphs(engine: Any) -> Iterator[Any]:
 
 
 def _beside_chat(engine: Any, spec: ProofSpec, chains: Sequence[Any]) -> dict[str, str]:
-    """Chains between whose steps chat answers and other proofs run; the answers, from alone."""
+    """Compares chains, and chat between their steps, with those computed alone."""
     alone = greedy(engine)
     found = {}
     for graphs in (False, True):
@@ -219,7 +207,7 @@ def _beside_chat(engine: Any, spec: ProofSpec, chains: Sequence[Any]) -> dict[st
 def _step_by_step(
     engine: Any, spec: ProofSpec, own: int
 ) -> Iterator[tuple[int, Sequence[JsonValue] | None]]:
-    """Runs a micro-batch step by step: number and values, which come with the last."""
+    """Runs a micro-batch step by step; yields each step and, with the last, the values."""
     for step in range(PassOrder(len(_NONCES), len(_NONCES), passes_of(spec)).n_passes):
         begin = [MicroBatch(spec, _NONCES, id=own)] if step == 0 else []
         one = Slice(own, 0, engine.info.n_layers, step, step + 1)
@@ -227,38 +215,13 @@ def _step_by_step(
 
 
 def main() -> None:
-    on_gpu = bool(visible_gpus())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("families", nargs="*", metavar="FAMILY", default=FAMILIES)
-    parser.add_argument("--variants", default="bfloat16", help=f"of {','.join(VARIANTS)},{_GRAPHS}")
-    parser.add_argument("--jobs", type=int, default=4 if on_gpu else 1, help="engines at a time")
-    parser.add_argument("--limit", type=float, default=170.0, help="seconds of one engine")
-    parser.add_argument("--one", action="store_true", help="in this process, as JSON")
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(look(options.families[0], options.variants, on_gpu)), flush=True)
+    given = parser_for(__doc__, "chains.json", "bfloat16", 170.0).parse_args()
+    families = given.families or FAMILIES
+    if given.one:
+        print(json.dumps(look(families[0], given.variants, bool(visible_gpus()))), flush=True)
         return
-    for family in options.families:
-        with suppress(Exception):  # the family's own process tells what is wrong with it
-            against_oracle.model(family, FOLDER)
-    wrong = 0
-    with ThreadPoolExecutor(options.jobs) as pool:
-        waiting = {
-            pool.submit(in_a_process, family, variant, options.limit, "chains"): (family, variant)
-            for family in options.families
-            for variant in options.variants.split(",")
-        }
-        for done in as_completed(waiting):
-            family, variant = waiting[done]
-            seen = done.result()
-            words = ", ".join(f"{name} {value}" for name, value in seen.items() if name != "right")
-            mark = "WRONG" if not seen["right"] else "refused" if "refused" in seen else "right"
-            wrong += mark == "WRONG"
-            print(f"{mark:7} {family:14} {variant:9} {words}", flush=True)
-    print(f"{wrong} wrong of {len(waiting)}")
-    sys.exit(bool(wrong))
+    pairs = [(family, variant) for family in families for variant in given.variants.split(",")]
+    run(pairs, given, "chains", lambda family: against_oracle.model(family, FOLDER))
 
 
 if __name__ == "__main__":

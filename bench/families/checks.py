@@ -1,6 +1,4 @@
-"""What must hold of every model on a real engine: caches, slices, a second opinion, and chat
-beside proofs.
-"""
+"""Checks of every model on a real engine: caches, slices, a second opinion, chat during proofs."""
 
 import asyncio
 import itertools
@@ -25,16 +23,16 @@ SPEC = ProofSpec(block_hash="block", public_key="key", seq_len=200)
 NONCES = range(5)
 # Tokens of chat's prompt and of its answer.
 PROMPT, ANSWER = 300, 8
-# Runs that are alike, which tell how far an engine lies from itself.
+# Equal runs, which show how much an engine's results vary.
 _REPEATS = 4
-# Of the micro-batches that run beside chat: others than a pipeline's.
+# Ids of the micro-batches that run during chat, which a pipeline does not use.
 FIRST_ID = 1_000_000
 _IDS = itertools.count(FIRST_ID)
 _TIMEOUT_S = 120
 
 
 def shared_against_private(engine: Any, spec: ProofSpec = SPEC) -> Difference:
-    """L2 of artifacts with caches that layers share from those with a cache for each layer."""
+    """Compares artifacts with caches that layers share to those with a cache for each layer."""
     private = engine.info.caches == "private"
     engine.settle(private=False, replicated=True)
     shared = compute_all(engine, spec, NONCES)
@@ -45,14 +43,12 @@ def shared_against_private(engine: Any, spec: ProofSpec = SPEC) -> Difference:
 
 
 def slices_against_whole(engine: Engine, spec: ProofSpec = SPEC) -> Difference:
-    """L2 of artifacts of layers run one by one from those of all in one go."""
+    """Compares artifacts of layers that run one by one to those of one forward pass."""
     return _against_repeats(engine, spec, compute_all(engine, spec, NONCES, SlicePlan(0.0, 1)))
 
 
 def _against_repeats(engine: Engine, spec: ProofSpec, seen: Sequence[JsonValue]) -> Difference:
-    """Of what was seen from a whole micro-batch; where there is one, also of such micro-batches
-    from each other.
-    """
+    """Compares values to those of a whole micro-batch, and such micro-batches to each other."""
     expected = compute_all(engine, spec, NONCES)
     return _told(engine, spec, expected, of_values(seen, expected))
 
@@ -60,7 +56,7 @@ def _against_repeats(engine: Engine, spec: ProofSpec, seen: Sequence[JsonValue])
 def _told(
     engine: Engine, spec: ProofSpec, expected: Sequence[JsonValue], seen: float
 ) -> Difference:
-    """Where something was seen, also how far the engine lies from itself."""
+    """Returns the difference, with the variation of the engine's results if it is not 0."""
     if seen == 0.0:
         return Difference(0.0, 0.0)
     return Difference(
@@ -68,33 +64,25 @@ def _told(
     )
 
 
-def batch_against_alone(engine: Engine) -> np.ndarray:
-    """L2 of artifacts of a batch from those of batches of one."""
-    return golden.l2(
-        compute_all(engine, SPEC, NONCES),
-        [compute_all(engine, SPEC, [nonce])[0] for nonce in NONCES],
-        12,
-    )
-
-
 def against(engine: Engine, other: Engine) -> np.ndarray:
-    """L2 of the artifacts of two engines."""
+    """Returns the L2 distances between the artifacts of two engines."""
     return golden.l2(compute_all(engine, SPEC, NONCES), compute_all(other, SPEC, NONCES), 12)
 
 
 def chat_beside_proofs(
     engine: Engine, spec: ProofSpec = SPEC, prompt: int = PROMPT
 ) -> dict[str, Difference]:
-    """Greedy answers between any two slices of proofs, and one between whose steps they run,
-    from answers without proofs ("chat"); the proofs' values from those without chat ("beside
-    chat").
+    """Compares greedy answers and proofs that run together with those that run alone.
+
+    "chat": the answers, between any two slices of proofs, and one during whose steps proofs run;
+    "beside chat": the proofs' values.
     """
     expected, alone = compute_all(engine, spec, NONCES), answered(engine, prompt)
     values, answers = _beside(engine, spec, prompt)
     apart = max(of_values(one, expected) for one in values)
     if all(answer == alone for answer in answers):
         return {"chat": Difference(0.0, 0.0), "beside chat": _told(engine, spec, expected, apart)}
-    # Log probabilities tell how far; vLLM compiles something for the first of them.
+    # Log probabilities measure the difference. vLLM compiles code for the first of them.
     once = max(of_answers(one, alone) for one in answers)
     alone, *others = [answered(engine, prompt, logprobs=True) for _ in range(1 + _REPEATS)]
     more, answers = _beside(engine, spec, prompt, logprobs=True)
@@ -107,12 +95,11 @@ def chat_beside_proofs(
 def _beside(
     engine: Engine, spec: ProofSpec, prompt: int, logprobs: bool = False
 ) -> tuple[list[Sequence[JsonValue]], list[Answer]]:
-    """Values of proofs, and answers beside them."""
+    """Runs proofs and chat together; returns the values and the answers."""
     values: list[Sequence[JsonValue]] = []
     answers: list[Answer] = []
-    others = spec.model_copy(
-        update={"block_hash": "other"}
-    )  # which a wrong cache or buffer would mix with these
+    # A wrong cache or buffer would mix these values with the spec's.
+    others = spec.model_copy(update={"block_hash": "other"})
     compute_all(engine, others, NONCES)
     for one in slices_of_one(engine, spec):
         values += [] if one is None else [one]
@@ -126,7 +113,7 @@ def _beside(
 
 
 def slices_of_one(engine: Engine, spec: ProofSpec) -> Iterator[Sequence[JsonValue] | None]:
-    """Runs a micro-batch layer by layer, where that can be; its values after the last slice."""
+    """Runs a micro-batch layer by layer if possible; yields None, and the values at the end."""
     own = next(_IDS)
     for stage in engine.stages:
         for first in stage if engine.sliceable else [stage.start]:
@@ -136,16 +123,14 @@ def slices_of_one(engine: Engine, spec: ProofSpec) -> Iterator[Sequence[JsonValu
 
 
 def greedy(engine: Engine, n_tokens: int = ANSWER) -> list[int]:
-    """Tokens of an answer that the engine gives to a prompt of several blocks, which it has not
-    cached.
-    """
+    """Returns the tokens of an answer to an uncached prompt of several blocks."""
     return answered(engine, n_tokens=n_tokens).tokens
 
 
 def answered(
     engine: Engine, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False
 ) -> Answer:
-    """The same, with a prompt of so many tokens."""
+    """Returns the answer to an uncached prompt of `prompt` tokens."""
     return ask(engine, prompt, n_tokens, logprobs).result(_TIMEOUT_S)
 
 
@@ -156,7 +141,7 @@ def ask(
     logprobs: bool = False,
     salt: str = "",
 ) -> "Future[Answer]":
-    """The same without waiting for it. `salt`: of its prefix in the cache; empty: a new one."""
+    """Sends a greedy request. `salt`: of the prompt in the prefix cache; empty for a new one."""
     from vllm import SamplingParams
 
     name = uuid.uuid4().hex

@@ -1,9 +1,8 @@
-"""How far what was done in another way lies from what it should be, told apart from how far an
-engine lies from itself.
+"""Differences between two ways of computing, and the variation of equal runs of one engine.
 
-Kernels that add in the order in which their threads arrive (sparse attention's choice of tokens,
-some mixtures of experts) give other bits each time. A difference that two runs show which were
-alike is no fault of what was done between them.
+Some kernels (sparse attention's choice of tokens, some mixtures of experts) add in the order in
+which their threads arrive, so their results vary. A difference that equal runs show too is no fault
+of either way.
 """
 
 from collections.abc import Sequence
@@ -11,17 +10,17 @@ from typing import Any, NamedTuple
 
 from tests.harness import golden
 
-# As many times as an engine lies from itself in a few runs another few may lie apart.
+# Largest ratio of a difference to the variation of a few equal runs.
 _MARGIN = 3.0
-# Of two tokens that are as likely: not nothing.
+# The difference of two equally likely tokens, which must not count as 0.
 _TIE = 1e-6
 
 
 class Difference(NamedTuple):
-    """Of one check; no numbers of two checks are of one kind."""
+    """The result of one check, in the unit of that check."""
 
     seen: float
-    again: float  # between runs that were alike; 0: the engine repeats itself bit for bit
+    again: float  # between equal runs; 0 if the engine is bit-reproducible
 
     @property
     def exact(self) -> bool:
@@ -29,7 +28,7 @@ class Difference(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Nothing, or no more than what the engine does by itself."""
+        """Returns whether the difference is within the engine's own variation."""
         return self.seen <= _MARGIN * self.again
 
     def __str__(self) -> str:
@@ -40,15 +39,15 @@ class Difference(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Of a greedy request."""
+    """The answer to a greedy request."""
 
     tokens: list[int]
-    logprobs: list[float]  # of each; empty: not asked for
-    cached: int = 0  # of the prompt: found in the prefix cache
+    logprobs: list[float]  # of each token; empty if not requested
+    cached: int = 0  # tokens of the prompt found in the prefix cache
 
 
 def of_values(seen: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest L2 of artifacts from what they should be: infinite where one is missing."""
+    """Returns the largest L2 between artifacts; inf if one is missing."""
     if list(seen) == list(expected):
         return 0.0
     if len(seen) != len(expected) or None in seen or None in expected:
@@ -57,9 +56,10 @@ def of_values(seen: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def of_answers(seen: Answer, expected: Answer) -> float:
-    """The largest difference of tokens' log probabilities up to the first token that is another
-    one, as what follows it has another context. Without log probabilities: the share of tokens
-    from that one on.
+    """Returns the largest difference of log probabilities up to the first different token.
+
+    Later tokens have another context. Without log probabilities: the share of tokens from the first
+    different one on.
     """
     pairs = zip(seen.tokens, expected.tokens, strict=True)
     other = next((index for index, (one, two) in enumerate(pairs) if one != two), None)

@@ -1,4 +1,4 @@
-"""What is seen of one family's tiny model on one real engine."""
+"""All checks of one family's tiny model on one real engine."""
 
 import json
 import os
@@ -23,6 +23,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "families"
 
 
 class Variant(NamedTuple):
+    """A way to start a family's engine."""
+
     dtype: str  # of the weights
     arguments: tuple[str, ...] = ()  # of vLLM
 
@@ -31,22 +33,21 @@ VARIANTS = {
     "float32": Variant("float32"),
     "bfloat16": Variant("bfloat16"),
     "fp8": Variant("bfloat16", ("--kv-cache-dtype", "fp8")),
-    # Of a GPU: latent attention by kernels that are not vLLM's first choice there (see
-    # `arguments`).
+    # For GPUs: latent attention by kernels that are not vLLM's first choice (see `arguments`).
     "flashmla": Variant("bfloat16"),
-    # Chains against an oracle, of a model as wide as they need (see `decode_dtype`).
+    # Chains compared with an oracle's, of a model as wide as they need (see `decode_dtype`).
     "decode": Variant("float32"),
 }
-# L2 of artifacts from transformers': the largest, of float32, and the mean, of bfloat16. A mixture
-# of experts flips a router now and then (docs/protocol.md, "Golden data"), two number formats of
-# transformers itself too: of these so many have to be as near.
+# Limits of the L2 to transformers' artifacts: the largest in float32, the mean in bfloat16. Routers
+# of experts sometimes choose other experts (docs/protocol.md, "Golden data"), so with experts only
+# this share of the artifacts must be within the limit.
 FLOAT32_MOST, BFLOAT16_MEAN, MOST_OF_THEM = 0.003, 0.05, 0.75
-# Nonces of which transformers is asked.
+# Nonces that transformers computes.
 _OPINIONS = range(20)
-# Of wrappers: no other tower is wanted here, and none has a processor.
+# For multimodal families: only the text model is loaded.
 _TEXT_ONLY = ("--language-model-only",)
-# Several engines share a GPU: each says what it takes, as none can tell from what is free. Tuning
-# FlashInfer runs sixteen sizes, for each of which DeepGEMM compiles kernels.
+# Several engines share a GPU, so each gets a fixed part. FlashInfer's tuning would compile DeepGEMM
+# kernels for sixteen sizes.
 SHARED_GPU = (
     "--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30),
     "--no-enable-flashinfer-autotune",
@@ -57,7 +58,7 @@ START_S = 400
 
 
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
-    """What is seen of one family: refused with a sentence, or every check."""
+    """Loads the family's engine and returns the result of every check, or the refusal."""
     from poc_core.errors import ProoflineError
     from workers.load import load_engine
 
@@ -69,11 +70,9 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     try:
         if of_chains:
             return against_oracle.checked(engine, family, options.model)
-        # A cache in 8 bits has none: transformers keeps no such. DeepSeek-V4 has no other, so its
-        # opinion counts.
-        return checked(
-            engine, options, family, with_opinion=variant != "fp8" or is_quantized(family)
-        )
+        # transformers has no cache in 8 bits to compare with, except for DeepSeek-V4.
+        with_opinion = variant != "fp8" or is_quantized(family)
+        return checked(engine, options, family, with_opinion)
     finally:
         engine.close()
 
@@ -81,9 +80,9 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
 def options_of(
     family: str, variant: str, on_gpu: bool, wide: bool = False, words: Sequence[str] = ()
 ) -> EngineOptions:
-    """Of the engine that one variant is looked at with; the model is made.
+    """Makes the model; returns the options of a variant's engine.
 
-    `wide`: as chains need it, which the variant `decode` has anyway; `words`: further arguments of
+    `wide`: as wide as chains need it, as in the variant `decode`. `words`: further arguments of
     vLLM.
     """
     decodes = variant == "decode"
@@ -99,39 +98,30 @@ def options_of(
 
 
 def decode_dtype(family: str, on_gpu: bool) -> str:
-    """The number format in which chains are looked at.
+    """Returns the number format of chains: float32 on CPUs, where it is exact.
 
-    float32 where it is exact: on a CPU, but for linear attention, which vLLM's CPUs compute in
-    bfloat16 only.
+    CPUs compute linear attention only in bfloat16.
     """
     is_linear = any(name.startswith("linear_") for name in text_config(family))
     return "bfloat16" if on_gpu or is_linear else "float32"
 
 
 def arguments(family: str, variant: str) -> list[str]:
-    """Of `vllm serve`."""
+    """Returns the arguments of `vllm serve`."""
     config = text_config(family)
-    found = [
-        "--enforce-eager",
-        "--max-model-len",
-        "512",
-        "--max-num-seqs",
-        "16",
-        *VARIANTS[variant].arguments,
-        *_without_warmup(),
-    ]
+    found = ["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"]
+    found += [*VARIANTS[variant].arguments, *_without_warmup()]
     if variant == "decode" and is_quantized(family):
         found += VARIANTS["fp8"].arguments
     if variant == "flashmla":
-        found += [
-            "--attention-backend",
-            "FLASHMLA_SPARSE" if "index_topk" in config else "FLASHMLA",
-        ]
+        backend = "FLASHMLA_SPARSE" if "index_topk" in config else "FLASHMLA"
+        found += ["--attention-backend", backend]
     return [*found, *_TEXT_ONLY] if "text_config" in given(family) else found
 
 
 def _without_warmup() -> list[str]:
-    """What keeps vLLM from compiling, at its start, kernels of sizes that tiny models never see:
+    """Returns the arguments that prevent compiling kernels for large sizes at the start.
+
     DeepSeek-V4's take minutes.
     """
     try:
@@ -143,7 +133,7 @@ def _without_warmup() -> list[str]:
 
 
 def checked(engine: Any, options: Any, family: str, with_opinion: bool) -> dict[str, Any]:
-    """Every check; `with_opinion`: transformers' too, where it knows the family."""
+    """Returns the results of all checks; `with_opinion` includes a comparison with transformers."""
     seen: dict[str, Any] = {
         "caches": engine.info.caches,
         "layers": engine.info.layers,
@@ -151,13 +141,12 @@ def checked(engine: Any, options: Any, family: str, with_opinion: bool) -> dict[
         "sliceable": engine.sliceable,
     }
     differences = all_differences(engine, family)
-    # Of caches that the engine shares no more, the difference only tells why.
-    judged = (
-        name
-        for name in differences
+    # If the engine does not share caches, that difference is only the reason.
+    right = all(
+        one.right
+        for name, one in differences.items()
         if engine.info.caches == "shared" or not name.startswith("shared")
     )
-    right = all(differences[name].right for name in judged)
     seen |= {name: str(one) for name, one in differences.items()}
     if with_opinion:
         agrees, seen["transformers"] = second_opinion(engine, options, family)
@@ -166,8 +155,9 @@ def checked(engine: Any, options: Any, family: str, with_opinion: bool) -> dict[
 
 
 def all_differences(engine: Any, family: str) -> dict[str, Difference]:
-    """Of an engine from itself; where attention is sparse, of as many tokens as it takes
-    without choosing, and of more.
+    """Returns the differences of an engine from itself.
+
+    With sparse attention: of as many tokens as it uses without choosing, and of more.
     """
     spec, most = checks.SPEC, text_config(family).get("index_topk", 1 << 30)
     if most >= spec.seq_len:
@@ -187,23 +177,20 @@ def differences_of(engine: Any, spec: ProofSpec, prompt: int) -> dict[str, Diffe
 
 
 def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
-    """Whether transformers agrees, and in which words."""
+    """Returns whether transformers agrees, and a description."""
     try:
         spec, theirs = artifacts(options, family)
-    except (
-        Exception
-    ) as error:  # whatever a model of another library raises: then there is no second opinion
-        return not is_quantized(
-            family
-        ), f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    except Exception as error:  # of another library's model: there is no second opinion
+        words = " ".join(str(error).split())[:120]
+        return not is_quantized(family), f"none ({type(error).__name__}: {words})"
     errors = golden.l2(compute_all(engine, spec, _OPINIONS), theirs, 12)
     return agree(errors, options.dtype, with_experts="experts" in json.dumps(text_config(family)))
 
 
 def artifacts(options: EngineOptions, family: str) -> tuple[ProofSpec, list[JsonValue]]:
-    """What transformers makes of some nonces with a model, kept beside it."""
-    # Sparse attention chooses by scores in 8 bits, transformers by exact ones: they agree where it
-    # takes all tokens.
+    """Returns a spec and transformers' artifacts of some nonces, stored in the model's folder."""
+    # Sparse attention chooses by 8-bit scores, transformers by exact scores. They agree if all
+    # tokens are used.
     most = text_config(family).get("index_topk", 1 << 30)
     spec = checks.SPEC.model_copy(update={"seq_len": min(checks.SPEC.seq_len, most)})
     plain = options.model_copy(
@@ -214,8 +201,7 @@ def artifacts(options: EngineOptions, family: str) -> tuple[ProofSpec, list[Json
         plain = plain.model_copy(update={"model": str(copy), "dtype": "float32"})
 
     def ask() -> list[JsonValue]:
-        # In a process without vLLM, whose own readings of some configurations transformers would
-        # take for its.
+        # In a process without vLLM, which registers its own configuration classes in transformers.
         with ProcessPoolExecutor(1, get_context("spawn")) as processes:
             return processes.submit(opinion, plain, spec).result()
 
@@ -225,9 +211,7 @@ def artifacts(options: EngineOptions, family: str) -> tuple[ProofSpec, list[Json
 
 
 def opinion(options: EngineOptions, spec: ProofSpec) -> list[JsonValue]:
-    """Artifacts by the engine of these options, on the processor, where nothing rounds float32
-    to TF32.
-    """
+    """Computes artifacts on the CPU, because GPUs may round float32 to TF32."""
     from workers.load import load_engine
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -235,9 +219,7 @@ def opinion(options: EngineOptions, spec: ProofSpec) -> list[JsonValue]:
 
 
 def agree(errors: np.ndarray, dtype: str, with_experts: bool) -> tuple[bool, str]:
-    """Whether L2 of artifacts from another engine's are what two right ones may have, and in
-    which words.
-    """
+    """Returns whether two right engines may differ by these L2 distances, and a description."""
     most = FLOAT32_MOST if dtype == "float32" else BFLOAT16_MEAN
     near = float(np.mean(errors <= most))
     if with_experts:

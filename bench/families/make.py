@@ -1,17 +1,13 @@
-"""Tiny models of the families that the network runs, with random weights, from the configurations
-beside this file.
+"""Tiny models of the network's families: random weights for the configurations in this folder.
 
-    python -m bench.families.make FOLDER [FAMILY ...]
-
-Weights are never committed: on one release of torch the same configuration gives the same weights,
-bfloat16 numbers from a fixed seed.
+Weights are not committed: they are drawn from a fixed seed, so one release of torch always makes
+the same bfloat16 weights of a configuration.
 """
 
 import hashlib
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -23,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parent
-# Whose tokenizer they get: all have its vocabulary of 512.
+# All models get this model's tokenizer, and have its vocabulary of 512.
 _TOKENIZER = FOLDER.parents[1] / "models" / "tiny-qwen3"
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -31,7 +27,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-# What vLLM wants to know of a wrapper's pictures, also where it takes none.
+# The image processors of multimodal families, which vLLM reads even without images.
 _PROCESSORS = {
     "kimi_k25": {
         "image_processor_type": "Kimi_K25ImageProcessor",
@@ -49,7 +45,7 @@ _PROCESSORS = {
         },
     }
 }
-# Parts of weights' names that transformers saves otherwise than vLLM reads them, by model type.
+# Model type -> parts of weights' names as transformers saves them, and as vLLM reads them.
 _RENAMED = {
     "deepseek_v4": ((".hc_head.hc_", ".hc_head_"), (".attn.norm.", ".attn.kv_norm.")),
     "kimi_k25": (
@@ -58,21 +54,20 @@ _RENAMED = {
     ),
     "kimi_linear": (("layers.0.block_sparse_moe.", "layers.0.mlp."),),
 }
-# Model types whose attention does not divide by the square root of the head size: weights of the
-# norm of queries do. With ones there, scores are so far apart that bfloat16 alone moves artifacts
-# by 0.08.
+# Model types whose norm of queries replaces the division by the square root of the head size. With
+# weights of 1, bfloat16 alone would move artifacts by 0.08.
 _SCALED_BY_NORMS = ("gemma4_text", "gemma3n_text")
-# Model types whose last norm vLLM leaves to the logits: ones there would hide one that is left out.
+# Model types whose last norm vLLM applies with the logits. Weights of 1 would hide a missing norm.
 _NORMED_LATE = ("kimi_linear", "qwen2")
-# What of DeepSeek-V4 is published in 8 bits, and in which blocks.
+# Names of DeepSeek-V4's weights that are published in 8 bits, and the size of their blocks.
 _IN_8_BITS = re.compile(
     r"(\.attn|\.indexer|experts\.\d+|shared_experts)\.(wq_a|wq_b|wkv|wo_a|wo_b|w[123])\.weight$"
 )
 _BLOCK = 128
-# Within a model of 8 bits: a copy with the same numbers for transformers, which has no kernels for
-# these on CPUs.
+# Subfolder of an 8-bit model: a copy with the same numbers in bfloat16 for transformers, which has
+# no 8-bit kernels on CPUs.
 FOR_TRANSFORMERS = "unquantized"
-# Written when all else is: what has none is made again.
+# Written last: a model without this file is made again.
 _DONE = "made-from.sha256"
 
 
@@ -81,13 +76,13 @@ def families() -> list[str]:
 
 
 def given(family: str) -> dict[str, Any]:
-    """The family's configuration."""
+    """Returns the family's configuration."""
     config: dict[str, Any] = json.loads((FOLDER / f"{family}.json").read_text())
     return config
 
 
 def text_config(family: str) -> dict[str, Any]:
-    """That of the model in it which writes text."""
+    """Returns the configuration of the family's text model."""
     config = given(family)
     found: dict[str, Any] = config.get("text_config", config)
     return found
@@ -98,10 +93,9 @@ def is_quantized(family: str) -> bool:
 
 
 def make(family: str, folder: Path, **changes: Any) -> Path:
-    """The family's model in a folder of its own within `folder`, made unless it is there
-    already.
+    """Makes the family's model in a subfolder of `folder`, unless it exists; returns the subfolder.
 
-    `changes`: to the configuration of the model that writes text.
+    `changes`: to the configuration of the text model.
     """
     config = given(family)
     config.get("text_config", config).update(changes)
@@ -118,7 +112,7 @@ def make(family: str, folder: Path, **changes: Any) -> Path:
         shutil.copy(_TOKENIZER / name, model / name)
     if processor := _PROCESSORS.get(json.loads(text)["model_type"]):
         (model / "preprocessor_config.json").write_text(json.dumps(processor))
-    # As given: transformers writes its own reading of it, which not every vLLM reads.
+    # The original: not every vLLM reads what transformers writes.
     (model / "config.json").write_text(text)
     done.write_text(stamp)
     return model
@@ -127,56 +121,45 @@ def make(family: str, folder: Path, **changes: Any) -> Path:
 def _save_weights(config: dict[str, object], model: Path) -> None:
     import transformers
 
-    fields = {
-        name: value
-        for name, value in config.items()
-        if name not in ("model_type", "quantization_config")
-    }
-    read = transformers.AutoConfig.for_model(
-        str(config["model_type"]), **deepcopy(fields)
-    )  # it writes into them
-    kind = (
-        transformers.AutoModelForImageTextToText
-        if "text_config" in config
-        else transformers.AutoModelForCausalLM
-    )
+    fields = {name: value for name, value in config.items() if name != "quantization_config"}
+    model_type = str(fields.pop("model_type"))
+    # A copy, because transformers changes the fields.
+    read = transformers.AutoConfig.for_model(model_type, **deepcopy(fields))
+    is_multimodal = "text_config" in config
+    task = "ImageTextToText" if is_multimodal else "CausalLM"
+    kind = getattr(transformers, f"AutoModelFor{task}")
     torch.manual_seed(0)
     loaded = kind.from_config(read)
     spread = read.get_text_config().initializer_range
     with torch.no_grad():
         for name, weight in sorted(loaded.state_dict().items()):
             if weight.is_floating_point() and weight.numel() and not weight.isfinite().all():
-                weight.normal_(std=spread)  # what the library leaves as it finds it
+                weight.normal_(std=spread)  # transformers leaves it uninitialised
             if name.endswith(("e_score_correction_bias", "sinks")):
                 weight.normal_(std=spread)
-            if name.endswith("q_norm.weight") and config["model_type"] in _SCALED_BY_NORMS:
+            if name.endswith("q_norm.weight") and model_type in _SCALED_BY_NORMS:
                 weight.fill_(len(weight) ** -0.5)
-            if name == "model.norm.weight" and config["model_type"] in _NORMED_LATE:
+            if name == "model.norm.weight" and model_type in _NORMED_LATE:
                 weight.uniform_(0.25, 4)
             if name.endswith("tid2eid"):  # a token's experts
-                weight.copy_(
-                    torch.rand(len(weight), read.n_routed_experts).topk(weight.shape[1]).indices
-                )
+                scores = torch.rand(len(weight), read.n_routed_experts)
+                weight.copy_(scores.topk(weight.shape[1]).indices)
     loaded.to(torch.bfloat16).save_pretrained(model)
     path = model / "model.safetensors"
     if "quantization_config" in config:
         rounded = in_8_bits(load_file(path))
         save_file(rounded, path, {"format": "pt"})
         _save_for_transformers(from_8_bits(rounded), config, model / FOR_TRANSFORMERS)
-    for old, new in _RENAMED.get(str(config["model_type"]), ()):
-        save_file(
-            {name.replace(old, new): weight for name, weight in load_file(path).items()},
-            path,
-            {"format": "pt"},
-        )
+    for old, new in _RENAMED.get(model_type, ()):
+        weights = {name.replace(old, new): weight for name, weight in load_file(path).items()}
+        save_file(weights, path, {"format": "pt"})
 
 
 def in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same in float8_e4m3fn with a float32 scale for each block of 128 x 128, where DeepSeek-V4
-    is published so.
+    """Returns the weights with DeepSeek-V4's 8-bit weights in float8_e4m3fn.
 
-    Scales are powers of two, as vLLM's kernels on an H200 would make them, and bfloat16 has all
-    such numbers.
+    Each block of 128 x 128 has a float32 scale. Scales are powers of two, as vLLM's kernels on an
+    H200 make them, so bfloat16 can represent all the numbers.
     """
     found = dict(weights)
     for name, weight in weights.items():
@@ -184,16 +167,15 @@ def in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             rows, columns = (size // _BLOCK for size in weight.shape)
             blocks = weight.float().view(rows, _BLOCK, columns, _BLOCK)
             largest = blocks.abs().amax((1, 3), keepdim=True)
-            scale = torch.exp2(
-                torch.ceil(torch.log2(largest / torch.finfo(torch.float8_e4m3fn).max))
-            )
+            most = torch.finfo(torch.float8_e4m3fn).max
+            scale = torch.exp2(torch.ceil(torch.log2(largest / most)))
             found[name] = (blocks / scale).view(weight.shape).to(torch.float8_e4m3fn)
             found[name.removesuffix("weight") + "scale"] = scale.view(rows, columns)
     return found
 
 
 def from_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same as bfloat16 numbers."""
+    """Returns the weights of `in_8_bits` as bfloat16 numbers."""
     found = {}
     for name, weight in weights.items():
         if weight.dtype == torch.float8_e4m3fn:
@@ -208,8 +190,10 @@ def from_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def _save_for_transformers(
     weights: dict[str, Tensor], config: dict[str, object], folder: Path
 ) -> None:
-    """The last norm is not found again under the name that transformers gave it, and becomes
-    ones: which it was.
+    """Saves a model for transformers.
+
+    transformers does not find the last norm under its saved name and sets the weights to 1, which
+    is their value anyway.
     """
     folder.mkdir()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -218,9 +202,9 @@ def _save_for_transformers(
 
 
 def kept(path: Path, asked: str, ask: Callable[[], JsonValue]) -> JsonValue:
-    """The answer in a file if it is one to what is `asked`; else a new one, which is kept there.
+    """Returns the answer in a file if it belongs to `asked`; else calls `ask` and stores it.
 
-    The file lies in the model's folder, which is removed when another model is made.
+    The file is in the model's folder, which is removed when another model is made.
     """
     stamp = hashlib.sha256(asked.encode()).hexdigest()
     if path.exists():
@@ -233,13 +217,3 @@ def kept(path: Path, asked: str, ask: Callable[[], JsonValue]) -> JsonValue:
     part.write_text(json.dumps({"asked": stamp, "answer": answer}))
     part.rename(path)
     return answer
-
-
-def main() -> None:
-    folder, *names = sys.argv[1:]
-    for family in names or families():
-        print(make(family, Path(folder)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""Chains of points by another hand: a family's transformers class run step by step in float32.
+"""An independent implementation of chains: a family's transformers class, step by step in float32.
 
-Nothing of the product is used here but the codebook's bytes. All seeds, inputs, reflections, picks
-and experts are written anew from the specification's words, so that a mistake is not made twice.
+Of the product only the codebook file is used. Seeds, inputs, reflections, picks and experts are
+implemented again from the specification, so that a mistake is not repeated.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ from torch import Tensor, nn
 _CODEBOOK = Path(__file__).parents[2] / "poc_core" / "schemes" / "decode" / "codebook.f32"
 _DIMENSIONS = 256
 _EMBED, _PICK, _TOKEN = 0x0D, 0x91, 0x57
-# Where transformers' models have their decoder layers, under the module that runs them.
+# Paths of the modules that run the decoder layers in transformers' models.
 _DECODERS = ("language_model", "model.language_model", "")
 _FIRST_LOGIT, _OTHER_LOGITS = 100, -10000.0
 
 
 class Chain(NamedTuple):
-    """Of one nonce."""
+    """The chain of one nonce."""
 
     points: list[int]
     scores: list[list[float]]  # of each step, by point
 
 
 class Wanted(NamedTuple):
-    """Which chains; `claims`: by nonce, the points that the steps follow instead of their own."""
+    """The chains to compute. `claims`: points by nonce that steps follow instead of their own."""
 
     block_hash: str
     public_key: str
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
     max_tokens: int
     nonces: tuple[int, ...]
     claims: Mapping[int, Sequence[int]] | None = None
-    other_ids: bool = False  # token ids of another proof: what they weigh
+    other_ids: bool = False  # uses the token ids of another proof, to see their influence
 
 
 def seed(text: str) -> int:
@@ -48,7 +48,7 @@ def seed(text: str) -> int:
 
 
 def hashes(keys: Any, start: int) -> np.ndarray:
-    """MurmurHash3 of 32-bit keys without the length: uint32, in the shape of `keys`."""
+    """Returns MurmurHash3 of 32-bit keys without the length, uint32 in the shape of `keys`."""
     key = np.asarray(keys, dtype=np.uint64)
 
     def product(x: Any, factor: int) -> np.ndarray:
@@ -67,7 +67,7 @@ def hashes(keys: Any, start: int) -> np.ndarray:
 
 
 def normal(start: int, n: int) -> Tensor:
-    """float32 (n,)."""
+    """Returns normally distributed numbers, float32 (n,)."""
     half = (n + 1) // 2
     uniform = hashes(np.arange(2 * half), start).astype(np.float32) / np.float32(2**32)
     radius = np.sqrt(-2 * np.log(np.maximum(uniform[:half], np.float32(1e-10))))
@@ -77,14 +77,14 @@ def normal(start: int, n: int) -> Tensor:
 
 
 def picked(start: int, hidden: int) -> Tensor:
-    """The dimensions of smallest hash, ascending but for the one of the largest, which is last."""
+    """Returns the dimensions with the smallest hashes, ascending, the one of the largest hash last."""
     found = hashes(np.arange(hidden), start)
     order = np.argsort(found, kind="stable")[:_DIMENSIONS]
     return torch.tensor([*sorted(order[:-1].tolist()), int(order[-1])])
 
 
 class Nonce:
-    """One chain under way."""
+    """A chain in progress."""
 
     def __init__(self, wanted: Wanted, number: int) -> None:
         self.wanted, self.number = wanted, number
@@ -102,7 +102,7 @@ class Nonce:
         return int(hashes(mixed % 2**32, self.base))
 
     def inputs(self, hidden: int) -> Tensor:
-        """(positions, hidden)."""
+        """Returns the embeddings of the next step (positions, hidden)."""
         if self.t == 0:
             return normal(self.base, self.wanted.seq_len * hidden).view(-1, hidden)
         return normal(self.step_seed(_EMBED), hidden)[None]
@@ -120,7 +120,7 @@ class Nonce:
         return int(hashes(self.t, start)) % n_experts
 
     def take(self, state: Tensor) -> None:
-        """Takes the state (hidden,) of the last position."""
+        """Adds the point of the state (hidden,) at the last position."""
         start = (
             seed(f"{self.name}_nonce_{self.number}_pick_{_DIMENSIONS}_decode0")
             if self.t == 0
@@ -135,7 +135,7 @@ class Nonce:
 
 
 def chains(model: str, wanted: Wanted) -> dict[int, Chain]:
-    """The chains of a model in a folder, by nonce, on the processor in float32."""
+    """Returns the chains by nonce of a model in a folder, computed on the CPU in float32."""
     import transformers
 
     loaded: Any = transformers.AutoModel.from_pretrained(model, dtype=torch.float32)
@@ -155,7 +155,7 @@ def chains(model: str, wanted: Wanted) -> dict[int, Chain]:
 
 
 def _decoder(model: nn.Module, n_layers: int) -> Any:
-    """The module that runs the layers of the model that writes text."""
+    """Returns the module that runs the layers of the text model."""
     for path in _DECODERS:
         try:
             found: Any = model.get_submodule(path)
@@ -168,7 +168,7 @@ def _decoder(model: nn.Module, n_layers: int) -> Any:
 
 @contextmanager
 def _reflected(layers: Sequence[nn.Module], block_hash: str, hidden: int) -> Iterator[None]:
-    """Within, every layer's output is reflected, in wrappers too."""
+    """Reflects the output of every layer inside the context."""
 
     def hook(index: int) -> Callable[[Any, Any, Any], Any]:
         v = normal(seed(f"{block_hash}_layer_{index}_householder"), hidden)
@@ -189,7 +189,7 @@ def _reflected(layers: Sequence[nn.Module], block_hash: str, hidden: int) -> Ite
 
 @contextmanager
 def _told(layers: Sequence[nn.Module], ids: Tensor) -> Iterator[None]:
-    """Within, layers with a table of tokens' experts get the ids (nonces, positions)."""
+    """Passes the ids (nonces, positions) to layers with a table of tokens' experts."""
 
     def tell(_module: Any, args: Any, others: dict[str, Any]) -> Any:
         return args, others | {"input_ids": ids}
@@ -203,7 +203,7 @@ def _told(layers: Sequence[nn.Module], ids: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _led(layers: Sequence[nn.Module], nonces: Sequence[Nonce], config: Any) -> Iterator[None]:
-    """Within, gates choose the seeded experts; those with a table of tokens do as ever."""
+    """Makes gates choose the seeded experts, except gates with a table of tokens' experts."""
     gates = []
     for layer in layers:
         for block in layer.modules():

@@ -1,4 +1,4 @@
-"""A campaign: a stack under work, faults one after the other, and what must hold after it."""
+"""A campaign: a stack under work, faults one after the other, and the check at the end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from redis import Redis
 
@@ -30,18 +31,21 @@ from workers.engines.kinds import EngineKind
 from workers.engines.options import EngineOptions
 from workers.load import load_engine
 
-# Seconds from a fault's end to the next nonce that a client sees.
+# Most seconds from a fault's end to the next nonce that a client sees.
 MOST_RECOVERY_S = 30.0
-# Seconds after which a restarted process has what it needs, a model too.
+# Seconds after which a restarted process has reached its usual memory, including a model.
 _SETTLE_S = 120.0
-_READY_S = 300.0
-# Seconds of computing the rounds' nonces again: a quiet core makes some 500 a second.
-_AGAIN_S = 300.0
+READY_S = 300.0
+# Seconds of computing the rounds' nonces again: a quiet core computes about 500 a second.
+AGAIN_S = 300.0
 
 
 @dataclass
 class Report:
+    """The results of a campaign."""
+
     seed: int
+    most_s: float = MOST_RECOVERY_S
     seconds: float = 0.0
     check_s: float = 0.0  # of the check at the end
     faults: Counter[str] = field(default_factory=Counter)
@@ -56,7 +60,11 @@ class Report:
         lines += [f"  {n:>5} {what}" for what, n in sorted(self.faults.items())]
         if self.recoveries_s:
             median, longest = statistics.median(self.recoveries_s), max(self.recoveries_s)
-            lines.append(f"recovery: median {median:.1f} s, longest {longest:.1f} s")
+            survived = sum(seconds <= self.most_s for seconds in self.recoveries_s)
+            lines.append(
+                f"{survived} of {len(self.recoveries_s)} survived; work went on after"
+                f" {median:.1f} s (median), {longest:.1f} s (longest)"
+            )
         lines += [f"{what}: {n:,}" for what, n in sorted(self.counts.items())]
         lines += self.usage
         lines.append(f"the check at the end took {self.check_s:.0f} s")
@@ -66,10 +74,59 @@ class Report:
                 " drawn by the seed"
             )
         lines += self.histories
-        lines += [
-            f"PROBLEM: {problem} ({n} times)" for problem, n in Counter(self.problems).items()
-        ]
+        lines += [f"PROBLEM: {text} ({n} times)" for text, n in Counter(self.problems).items()]
         return "\n".join([*lines, f"{len(self.problems)} problems"])
+
+    def wait_for_work(
+        self,
+        work: Work,
+        what: str,
+        since: float | None = None,
+        poll: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Waits until a client sees a new nonce after a fault; notes and returns the seconds.
+
+        `since`: the time of the fault, by default now. `poll` is called repeatedly meanwhile.
+        """
+        since, before = since or time.monotonic(), work.progress
+        while work.progress == before and time.monotonic() - since < 4 * self.most_s:
+            time.sleep(0.05)
+            poll()
+        recovery_s = time.monotonic() - since
+        self.recoveries_s.append(recovery_s)
+        if recovery_s > self.most_s:
+            self.problems.append(f"work went on {recovery_s:.1f} s after: {what}")
+        return f"work went on after {recovery_s:.1f} s"
+
+
+def options_of(engine: EngineKind) -> EngineOptions:
+    """Returns the options of a campaign's workers."""
+    args = ("--enforce-eager",) if engine == "vllm" else ()
+    return with_chosen_model(
+        EngineOptions(
+            model=MODEL, engine=engine, dtype="float32", synthetic_step_ms=40.0, vllm_args=args
+        )
+    )
+
+
+def reference_of(options: EngineOptions) -> Reference:
+    """Returns the engines that compute nonces again, synthetic ones without their pauses."""
+    is_vllm = options.engine == "vllm"
+    second = {"synthetic_step_ms": 0.0} | ({"engine": "transformers"} if is_vllm else {})
+    return Reference(partial(load_engine, options.model_copy(update=second)))
+
+
+def logging_to(lines: deque[str]) -> dict[str, Any]:
+    """Returns the arguments of a stack that adds its logs to `lines`."""
+    return {
+        "on_line": lambda name, line: lines.append(f"{name} | {line}"),
+        "announce": lambda message: lines.append(f"stack | {message}"),
+    }
+
+
+def kept_for(minutes: float) -> dict[str, str]:
+    """Returns the setting that keeps jobs' results until the campaign has checked them."""
+    return {"POC_GENERATE_RESULT_TTL_SEC": str(int(minutes * 60) + 3600)}
 
 
 def run(
@@ -81,48 +138,30 @@ def run(
     log: Callable[[str], None],
     tls: bool = False,
 ) -> Report:
-    """One campaign on two workers of `engine`; `pause_s`: mean pause after a recovery. `tls`:
-    wherever a node can speak it.
+    """Runs one campaign on two workers of `engine`.
+
+    `pause_s`: mean pause after a recovery. `tls`: all connections use TLS where a node supports it.
     """
-    report = Report(seed)
+    report, lines = Report(seed), deque[str](maxlen=LOG_LINES)
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-faults-")))
         clock = MovedClock(folder / "clock")
         ways = exits.enter_context(by_tls(folder)) if tls else Ways()
         has_disk = exits.enter_context(small_disk(folder / "disk"))
-        lines: deque[str] = deque(maxlen=LOG_LINES)
-        args = ("--enforce-eager",) if engine == "vllm" else ()
-        options = with_chosen_model(
-            EngineOptions(
-                model=MODEL, engine=engine, dtype="float32", synthetic_step_ms=40.0, vllm_args=args
-            )
-        )
+        options = options_of(engine)
         stack = FaultyStack(
             options,
             workers=2,
             data_dir=None if tls else folder / "disk" / "redis",
             redis_url=ways.redis_url,
-            env={
-                **FAST,
-                **clock.env,
-                **ways.env,
-                "POC_GENERATE_RESULT_TTL_SEC": str(int(minutes * 60) + 3600),
-            },
+            env={**FAST, **clock.env, **ways.env, **kept_for(minutes)},
             max_fast_crashes=1000,
-            on_line=lambda name, line: lines.append(f"{name} | {line}"),
-            announce=lambda message: lines.append(f"stack | {message}"),
+            **logging_to(lines),
         )
         receiver = exits.enter_context(Receiver(tls=ways.receiver))
-        # At the end all rounds' nonces are computed again, and not at a synthetic engine's pace.
-        second: dict[str, object] = (
-            {"synthetic_step_ms": 0.0} if engine == "synthetic" else {"engine": "transformers"}
-        )
-        reference = exits.enter_context(
-            Reference(partial(load_engine, options.model_copy(update=second)))
-        )
+        reference = exits.enter_context(reference_of(options))
         exits.enter_context(stack)
-        stack.wait_ready(_READY_S)
-        size = 400 if engine == "synthetic" else 100
+        stack.wait_ready(READY_S)
         client = ways.client_of(exits, stack.port)
         work = Work(
             client,
@@ -131,39 +170,31 @@ def run(
             same_artifacts,
             seed,
             chat=engine == "vllm",
-            size=size,
+            size=400 if engine == "synthetic" else 100,
             inside=Inside(exits.enter_context(Redis.from_url(stack.own_url)), MODEL),
         )
         began = time.monotonic()
-        # What hung and was cut leaves connections and buffers in pools.
+        # Faults leave connections and buffers in pools.
         limits = (_SETTLE_S, 256, 200) if faults else (minutes * 6, 64, 20)
         usage = Usage(lambda: uses_of(stack.children()), *limits)
-        work.start()
-        try:
+        disk = folder / "disk" if has_disk else None
+        victims = Victims(stack, receiver, clock, disk, random.Random(seed))
+        with work:
             until = began + minutes * 60
-            victims = Victims(
-                stack, receiver, clock, folder / "disk" if has_disk else None, random.Random(seed)
-            )
             while time.monotonic() < until:
                 if faults:
                     _one_fault(faults, victims, work, report, pause_s, log)
                 else:
                     time.sleep(min(5.0, max(0.0, until - time.monotonic())))
                 usage.look()
-        finally:
-            work.stop()
-        report.seconds = time.monotonic() - began
         ended = time.monotonic()
-        log(
-            "the work has ended; what is under way is awaited, and the rounds' nonces are computed"
-            " again"
-        )
-        _check_end(stack, client, work, report, max(_AGAIN_S, report.seconds))
+        report.seconds = ended - began
+        log("the work has ended; payloads in progress are awaited, and nonces computed again")
+        _check_end(stack, client, work, report, max(AGAIN_S, report.seconds))
         report.check_s = time.monotonic() - ended
-        report.usage = usage.text()
-        report.problems += usage.growth()
-        report.histories = work.histories
-        report.counts, report.problems = work.counts, work.problems + report.problems
+        report.usage, report.histories = usage.text(), work.histories
+        report.counts = work.counts
+        report.problems = [*work.problems, *report.problems, *usage.growth()]
         if report.problems:
             log("\n".join(lines))
     return report
@@ -178,36 +209,26 @@ def _one_fault(
     log: Callable[[str], None],
 ) -> None:
     fault = victims.rng.choice(faults)
-    work.happened(f"begins: {fault.__name__.replace('_', ' ')}")
+    name = fault.__name__.replace("_", " ")
+    work.happened(f"begins: {name}")
     done = fault(victims)
     work.happened(f"ends: {done}")
-    ended, before = time.monotonic(), work.progress
-    while work.progress == before and time.monotonic() - ended < 4 * MOST_RECOVERY_S:
-        time.sleep(0.05)
-    recovery_s = time.monotonic() - ended
-    report.faults[fault.__name__.replace("_", " ")] += 1
-    report.recoveries_s.append(recovery_s)
-    log(f"{done}; work went on after {recovery_s:.1f} s")
-    if recovery_s > MOST_RECOVERY_S:
-        report.problems.append(f"work went on {recovery_s:.1f} s after: {done}")
+    report.faults[name] += 1
+    log(f"{done}; {report.wait_for_work(work, done)}")
     time.sleep(victims.rng.expovariate(1 / pause_s) if pause_s else 0)
 
 
 def _check_end(
     stack: FaultyStack, client_of: Client, work: Work, report: Report, again_s: float
 ) -> None:
-    with (
-        client_of() as http,
-        Redis.from_url(stack.own_url) as connection,
-    ):
+    with client_of() as http, Redis.from_url(stack.own_url) as connection:
         report.problems += undelivered(RoundClient(http))
         work.check_rounds(again_s)
         work.check_callbacks()
-        eternal = {
-            key.decode() for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1
-        } - {keys.DEPLOYMENT}
+        ours = (key.decode() for key in connection.scan_iter("poc:*"))
+        eternal = {key for key in ours if connection.ttl(key) == -1} - {keys.DEPLOYMENT}
         if eternal:
             report.problems.append(f"{len(eternal)} keys have no TTL: {sorted(eternal)[:10]}")
-        messages = {queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}",)}
-        if sum(messages.values()) > 100:
-            report.problems.append(f"messages are left: {messages}")
+        messages: Any = connection.llen(f"poc.model.{MODEL}")
+        if messages > 100:
+            report.problems.append(f"{messages} messages are left")

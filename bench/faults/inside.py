@@ -1,4 +1,4 @@
-"""What lies in a node's Redis while faults are done to it: asked for past the proxy."""
+"""The contents of a node's Redis during faults, read without the proxy."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from poc_core.queues import messages, model_queue
 from poc_core.state import keys
 from tests.stacks.computed import Computed, last_round
 
-# Of a job's batches, leases and messages as many are told.
+# The most batches, leases and messages of a job that are listed.
 _TOLD = 12
 _TOLD_OF_JOB = ("status", "n_done", "n_total", "n_batches", "waiting_for", "finish_tries", "error")
 
 
 class Inside:
-    """Looks into the Redis of a node that serves one model. For many threads."""
+    """Reads the Redis of a node that serves one model. Thread-safe."""
 
     def __init__(self, redis: Redis, model: str) -> None:
         self._redis: Any = redis
         self._model = model
 
     def last_round(self) -> Computed | None:
-        """See `last_round` of tests/stacks/computed.py. RedisError: it is away."""
+        """Calls `last_round` of tests/stacks/computed.py. RedisError: Redis is unavailable."""
         return last_round(self._redis)
 
     def of_job(self, job_id: str) -> str:
-        """All that may keep a job from its end, as of now, in lines. Raises nothing of Redis."""
+        """Returns the state of a job in Redis as lines, or the error of Redis."""
         try:
             return "\n  ".join([time.strftime("%H:%M:%S"), *self._of_job(job_id)])
         except RedisError as error:

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that delays, hangs or cuts connections, also in mid-stream."""
+"""A TCP proxy on loopback that delays, blocks or closes connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_S = 0.05
 
 
 class Proxy:
-    """A proxy, as a context manager. `port` leads to `target`, as `mood` says."""
+    """A proxy from `port` to `target`, as a context manager; `mood` determines what it does."""
 
     def __init__(self, target: tuple[str, int], delay_s: float = 0.05) -> None:
         self.mood: Mood = "pass"
@@ -37,7 +37,7 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Ends all connections; new ones are accepted."""
+        """Closes all connections; new connections are still accepted."""
         with self._lock:
             connections, self._open = self._open, set()
         for connection in connections:

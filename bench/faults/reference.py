@@ -1,7 +1,6 @@
-"""The right artifacts of a campaign, from the plain model code: an engine of one thread a core.
+"""The right artifacts of a campaign, computed by one single-threaded engine per core.
 
-Two threads that share each operation of so small a model are slower than one, so batches are
-shared out. An engine runs for one thread at a time.
+The model is so small that two threads per operation are slower than one.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ import numpy as np
 import torch
 
 from bench.faults.work import Artifacts
+from bench.harness.node import K_DIM
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine
 from workers.pipeline import compute_all
 
-K_DIM = 12
-# L2 distance of one nonce's float32 vectors from other engines or other micro-batches.
+# Largest L2 distance of one nonce's float32 vectors from other engines or other micro-batches.
 TOLERANCE = 0.003
-# Nonces of a forward: few enough that its tensors stay in a core's cache.
+# Nonces of a forward pass, so few that the tensors stay in a core's cache.
 _BATCH = 32
 
 
 class Reference:
-    """The engines, as a context manager; `artifacts` may be called from any thread."""
+    """The engines, as a context manager. `artifacts` is thread-safe."""
 
     def __init__(self, load: Callable[[], Engine], n_engines: int | None = None) -> None:
-        """`load`: makes one engine. `n_engines`: default one a core."""
+        """`load` returns an engine. `n_engines`: by default one per core."""
         self._engines = [load() for _ in range(n_engines or len(os.sched_getaffinity(0)))]
         self._idle: SimpleQueue[Engine] = SimpleQueue()
         for engine in self._engines:
             self._idle.put(engine)
-        # torch's number of threads holds for the thread that sets it.
+        # torch keeps this setting per thread.
         one_each = partial(torch.set_num_threads, 1)
         self._pool = ThreadPoolExecutor(len(self._engines), "reference", initializer=one_each)
 
@@ -50,7 +49,7 @@ class Reference:
             engine.close()
 
     def artifacts(self, block_hash: str, nonces: Sequence[int]) -> Artifacts:
-        """The artifacts of the campaign's spec with this block hash, in the order of the nonces."""
+        """Returns the artifacts of the nonces, in their order."""
         spec = ProofSpec(
             block_hash=block_hash,
             public_key="key",
@@ -74,7 +73,7 @@ class Reference:
 
 
 def same_artifacts(found: Artifacts, expected: Artifacts) -> bool:
-    """Whether each nonce has the vector that it should have, as near as engines are."""
+    """Returns whether both have the same nonces and, within TOLERANCE, the same vectors."""
     if [one["nonce"] for one in found] != [one["nonce"] for one in expected]:
         return False
     if found == expected:

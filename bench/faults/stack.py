@@ -1,4 +1,4 @@
-"""The stack of a campaign: Redis behind a proxy and maybe on a small disk, its clock moveable."""
+"""The stack of a campaign: its Redis has a proxy and maybe a small disk, its clock can be set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOCK_FOLDER = Path(__file__).parent / "clock"
 
 
 class FaultyStack(Stack):
-    """A stack whose processes all reach Redis through `proxy`."""
+    """A stack whose processes connect to Redis through `proxy`."""
 
     proxy: Proxy
     own_url: str  # of Redis itself
@@ -32,7 +32,7 @@ class FaultyStack(Stack):
         self.redis_url = self.own_url.replace(f":{parts.port}/", f":{self.proxy.port}/")
 
     def children(self, kind: str = "") -> list[Child]:
-        """The running "api", "redis", "courier" or "worker" processes; without a name all."""
+        """Returns the running processes whose name begins with `kind`, such as "worker"."""
         return [
             child for child in self._children() if child.spec.name.startswith(kind) and child.pid
         ]
@@ -44,7 +44,7 @@ class FaultyStack(Stack):
 
 
 class MovedClock:
-    """The clock of all processes of a stack that was started with `env`."""
+    """The clock of all processes that are started with `env`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -62,17 +62,10 @@ class MovedClock:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mounts a disk of DISK_MIB at `folder` and yields whether that was allowed."""
+    """Mounts a disk of DISK_MIB at `folder`; yields whether this user may mount."""
     folder.mkdir(exist_ok=True)
-    command = [
-        "mount",
-        "-t",
-        "tmpfs",
-        "-o",
-        f"size={DISK_MIB}m,mode=700",
-        "proofline-faults",
-        str(folder),
-    ]
+    options = f"size={DISK_MIB}m,mode=700"
+    command = ["mount", "-t", "tmpfs", "-o", options, "proofline-faults", str(folder)]
     mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
     try:
         yield mounted
@@ -82,7 +75,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def fill(folder: Path) -> Path:
-    """Takes all free space of a disk; returns the file to remove again."""
+    """Fills a disk; returns the file that takes the space."""
     filler = folder / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:

@@ -1,4 +1,4 @@
-"""Memory and descriptors of a stack's processes over a campaign: neither may grow for ever."""
+"""Memory and file descriptors of a stack's processes, which must not keep growing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 from cli.supervise.processes import Child
 
-# Greatest use of a process at its last look, over that at its first look that counts.
+# Largest ratio of a process's use at its last look to that at the first look that counts.
 MOST_GROWTH = 1.5
 _MIB = 2**20
 
@@ -24,7 +24,7 @@ class Use(NamedTuple):
 
 
 def uses_of(children: Iterable[Child]) -> Iterator[Use]:
-    """What each of a stack's processes uses now, and each that it has started."""
+    """Yields the use of each of a stack's processes and of their descendants."""
     for child in children:
         try:
             process = psutil.Process(child.pid)
@@ -39,7 +39,7 @@ def uses_of(children: Iterable[Child]) -> Iterator[Use]:
 
 
 class Usage:
-    """Compares each process with itself when it had run for a while; ended ones to their end."""
+    """Compares the use of each process at its last look with the use after `settle_s`."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Usage:
         free_descriptors: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`settle_s`: from when a process is first seen to the first look that counts.
+        """`settle_s`: seconds of a process's life before the first look that counts.
 
-        The others: what a process may take besides growing by half, as for connections.
+        A process may grow by half; `free_mib` and `free_descriptors` are allowed in any case.
         """
         self._measure = measure
         self._settle_s = settle_s
@@ -70,7 +70,7 @@ class Usage:
                 self._last[use.pid] = use
 
     def growth(self) -> list[str]:
-        """What grew, one sentence each."""
+        """Returns a sentence for each process that grew too much."""
         found = []
         for pid, last in self._last.items():
             first = self._first[pid]
@@ -87,7 +87,7 @@ class Usage:
         return found
 
     def text(self) -> list[str]:
-        """The process of each name that uses most, one line each."""
+        """Returns a line for each name: the process with the most memory."""
         largest: dict[str, Use] = {}
         for use in self._last.values():
             if use.name not in largest or use.rss > largest[use.name].rss:

@@ -1,4 +1,4 @@
-"""How the parts of a campaign reach each other: plainly, or by TLS wherever a node can."""
+"""The connections between the parts of a campaign: without TLS, or with TLS where possible."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ Client = Callable[[], httpx.Client]
 
 @dataclass(frozen=True)
 class Ways:
-    redis_url: str | None = None  # None: the stack's own Redis
+    """The urls and TLS contexts of a campaign."""
+
+    redis_url: str | None = None  # None: the stack starts a Redis
     env: Mapping[str, str] = field(default_factory=dict)
     receiver: ssl.SSLContext | None = None
     front: ssl.SSLContext | None = None
     clients: ssl.SSLContext | bool = True
 
     def client_of(self, exits: ExitStack, port: int) -> Client:
-        """Makes clients of the API on that port, until `exits` end."""
+        """Returns a function that makes clients of the API; its proxy ends with `exits`."""
         url = f"http://{HOST}:{port}"
         if self.front is not None:
             url = f"https://{HOST}:{exits.enter_context(tls_front(port, self.front))}"
@@ -38,7 +40,7 @@ class Ways:
 
 @contextmanager
 def by_tls(folder: Path) -> Iterator[Ways]:
-    """Redis by TLS, callbacks and the API's clients by mutual TLS; skips without such a Redis."""
+    """Yields TLS for Redis, and mutual TLS for callbacks and clients; skips without a TLS Redis."""
     names = ("node", "receiver", "front", "client")
     pairs = {name: make_certificate(folder, name) for name in names}
     both = folder / "node.both"
@@ -60,7 +62,7 @@ def by_tls(folder: Path) -> Iterator[Ways]:
 
 
 def _taking(own: tuple[Path, Path], only: Path) -> ssl.SSLContext:
-    """Of a server that talks to whoever shows that one certificate."""
+    """Returns the context of a server that accepts only clients with the certificate `only`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*own)
     context.verify_mode = ssl.CERT_REQUIRED

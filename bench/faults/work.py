@@ -1,13 +1,15 @@
-"""What a stack does in a campaign: jobs, validations, rounds and chat at once, all checked."""
+"""The work of a stack in a campaign: jobs, validations, rounds and chat at once, all checked."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 import httpx
 from redis.exceptions import RedisError
@@ -18,27 +20,31 @@ from tests.stacks.computed import Computed
 from tests.stacks.round_client import RoundClient, round_body
 
 PREFIX = "/api/v1/pow"
-# Seconds within which a job ends, whatever happens: else it is lost.
+# Seconds after which a job that has not ended counts as lost.
 JOB_TIMEOUT_S = 180.0
-# Seconds after which a job is looked at, again and again: should it never end, that says why.
+# Seconds between two looks at a job in Redis, which explain why it does not end.
 _SLOW_S = 30.0
 SLOW = f"jobs that took {_SLOW_S:g} s or more"
 TIMEOUT_S = 30.0  # of one request
-_AWAY_S = 60.0  # for which Redis or the API may be away
+_AWAY_S = 60.0  # for which Redis or the API may be unavailable
 _DELIVERY_S = 120.0  # until everything is delivered, after the last work was submitted
 # Nonces of a round that are computed again at a time.
 _PART = 512
 ROUND_NONCES, ROUND_NONCES_AGAIN = "nonces of rounds", "nonces of rounds computed again"
-_AWAY = (httpx.HTTPError,)
 
 Artifacts = list[dict[str, Any]]
 Expected = Callable[[str, Sequence[int]], Artifacts]
-"""The right artifacts of a block hash and nonces."""
+"""Computes the right artifacts of a block hash and nonces."""
 Same = Callable[[Artifacts, Artifacts], bool]
 
 
+def printed_at(text: str) -> None:
+    """Prints a text with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
 def undelivered(client: RoundClient) -> list[str]:
-    """Waits until all callbacks are delivered; returns the problem if they are not in time."""
+    """Waits until all callbacks are delivered; returns a problem if that takes too long."""
     try:
         client.wait(
             lambda: client.status()["callbacks_waiting"] == 0,
@@ -51,7 +57,10 @@ def undelivered(client: RoundClient) -> list[str]:
 
 
 class Work:
-    """Threads that submit and check until they are told to stop; `problems` are what they find."""
+    """Threads that submit work and check the results, as a context manager.
+
+    `problems` has a sentence for each wrong result. The end of the context waits for all work.
+    """
 
     def __init__(
         self,
@@ -64,9 +73,9 @@ class Work:
         size: int,
         inside: Inside,
     ) -> None:
-        """`client()`: one of the node's API. `size`: nonces of the largest job."""
+        """`client()` returns a client of the API. `size`: the most nonces of a job."""
         self._inside = inside
-        self._happened: list[tuple[float, str]] = []  # when, by time.monotonic, and what
+        self._happened: list[tuple[float, str]] = []  # time.monotonic() and description
         self._computed: dict[str, Computed] = {}  # by round id
         self._client = client
         self._receiver = receiver
@@ -75,29 +84,24 @@ class Work:
         self._seed = seed
         self._size = size
         self._stop = threading.Event()
-        kinds: list[tuple[str, Callable[[int], None], int]] = [
-            ("jobs", self._jobs, 3),
-            ("rounds", self._rounds, 1),
-        ]
-        kinds += [("chat", self._chat, 2)] if chat else []
+        kinds = [*[self._jobs] * 3, self._rounds, *[self._chat] * (2 if chat else 0)]
         self._threads = [
-            threading.Thread(target=self._ended, args=(does, number), name=f"{name}-{number}")
-            for name, does, n in kinds
-            for number in range(n)
+            threading.Thread(target=self._ended, args=(does, number), name=does.__name__)
+            for number, does in enumerate(kinds)
         ]
         self._lock = threading.Lock()
-        self._stops: list[float] = []  # when a /stop was sent, and answered
+        self._stops: list[float] = []  # times before and after each /stop
         self.problems: list[str] = []
         self.histories: list[str] = []  # of jobs that did not end in time
         self.counts: Counter[str] = Counter()
-        self.waits_for_callback: dict[str, list[int]] = {}  # request_id: nonces
+        self.waits_for_callback: dict[str, list[int]] = {}  # nonces by request_id
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
+        return self
 
-    def stop(self) -> None:
-        """Lets all work under way end and be checked."""
+    def __exit__(self, *_exception: object) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -111,20 +115,20 @@ class Work:
             self.problems.append(text)
 
     def happened(self, what: str) -> None:
-        """Notes what may be why a job does not end: a fault, a round's end."""
+        """Notes a fault or a round's end, which may explain why a job does not end."""
         with self._lock:
             self._happened.append((time.monotonic(), f"{time.strftime('%H:%M:%S')} {what}"))
 
     @property
     def progress(self) -> int:
-        """A number that rises with every nonce that a client could see."""
+        """Returns the number of nonces that clients have seen."""
         with self._lock:
             return self.counts["nonces of jobs"] + self.counts["nonces of rounds seen"]
 
     def _ended(self, does: Callable[[int], None], number: int) -> None:
         try:
             does(number)
-        except Exception as error:  # a thread that is no more finds no problems either
+        except Exception as error:  # a thread that has ended finds no further problems
             self.problem(f"the campaign's own {threading.current_thread().name} ended: {error!r}")
 
     def _jobs(self, number: int) -> None:
@@ -133,9 +137,8 @@ class Work:
             while not self._stop.is_set():
                 first, n = rng.randrange(10**6), rng.randint(1, self._size)
                 nonces = list(range(first, first + n))
-                body = round_body(
-                    None, nonces=nonces, batch_size=rng.choice([1, 8, 32]), wait=False
-                )
+                size = rng.choice([1, 8, 32])
+                body = round_body(None, nonces=nonces, batch_size=size, wait=False)
                 if rng.random() < 0.3:
                     body["url"] = self._receiver.url
                 wrong: set[int] = set()
@@ -143,39 +146,39 @@ class Work:
                     claims = self._expected("block", nonces)
                     wrong = set(rng.sample(range(n), k=n // 10))
                     for place in wrong:
-                        claims[place] = claims[place] | {
-                            "vector_b64": claims[place - 1]["vector_b64"]
-                        }
+                        other = claims[place - 1]["vector_b64"]
+                        claims[place] = claims[place] | {"vector_b64": other}
                     body["validation"] = {"artifacts": claims}
                 submitted_at = time.monotonic()
                 request_id = self._submit(http, body)
-                if request_id is not None:
-                    job = self._wait(http, request_id)
-                    if job["status"] == "cancelled" and any(
-                        at >= submitted_at for at in self._stops
-                    ):
-                        self.count("jobs cancelled by the end of a round")
-                    else:
-                        self._check_job(request_id, nonces, wrong, body, job)
+                if request_id is None:
+                    time.sleep(0.2)
+                    continue
+                job = self._wait(http, request_id)
+                stopped = any(at >= submitted_at for at in self._stops)
+                if job["status"] == "cancelled" and stopped:
+                    self.count("jobs cancelled by the end of a round")
+                else:
+                    self._check_job(request_id, nonces, wrong, body, job)
 
     def _submit(self, http: httpx.Client, body: dict[str, Any]) -> str | None:
-        """The id of the job; None when it was not accepted, or nobody can say."""
+        """Returns the id of the job; None if it was refused, or the answer got lost."""
         try:
             answer = http.post(f"{PREFIX}/generate", json=body)
-        except _AWAY:
+        except httpx.HTTPError:
             self.count("submissions without an answer")
-            time.sleep(0.2)
             return None
         if answer.status_code == 200:
             self.count("jobs accepted")
             return str(answer.json()["request_id"])
         self.count(f"submissions answered {answer.status_code}")
-        if answer.status_code not in (409, 429, 503):  # a round runs; too much; Redis is away
+        # A round runs; too much work waits; Redis is unavailable.
+        if answer.status_code not in (409, 429, 503):
             self.problem(f"a job was answered {answer.status_code} {answer.text[:200]}")
-        time.sleep(0.2)
         return None
 
     def _wait(self, http: httpx.Client, request_id: str) -> dict[str, Any]:
+        """Polls a job to its end; returns its last document, or a status of our own."""
         began, seen = time.monotonic(), 0
         looks: list[str] = []
         while (took_s := time.monotonic() - began) < JOB_TIMEOUT_S:
@@ -183,12 +186,13 @@ class Work:
                 looks.append(self._inside.of_job(request_id))
             try:
                 answer = http.get(f"{PREFIX}/generate/{request_id}")
-            except _AWAY:
+            except httpx.HTTPError:
                 time.sleep(0.2)
                 continue
-            if answer.status_code == 404:
+            status = answer.status_code
+            if status == 404:
                 return {"status": "lost"}
-            if answer.status_code == 200:
+            if status == 200:
                 job: dict[str, Any] = answer.json()
                 if job["status"] not in ("queued", "running"):
                     self.count(SLOW, int(took_s >= _SLOW_S))
@@ -196,10 +200,8 @@ class Work:
                 done = job.get("n_done", 0)
                 self.count("nonces of jobs", max(0, done - seen))
                 seen = max(seen, done)
-            elif answer.status_code not in (503,):
-                self.problem(
-                    f"job {request_id} was answered {answer.status_code} {answer.text[:200]}"
-                )
+            elif status != 503:
+                self.problem(f"job {request_id} was answered {status} {answer.text[:200]}")
             time.sleep(0.1)
         looks.append(self._inside.of_job(request_id))
         with self._lock:
@@ -220,11 +222,9 @@ class Work:
         if job["status"] != "completed":
             self.problem(f"job {request_id} of {len(nonces)} nonces: {job}"[:400])
         elif "validation" in body:
-            if (job["n_mismatch"], job["n_total"]) != (len(wrong), len(nonces)):
-                told = f"{job['n_mismatch']} of {job['n_total']}"
-                self.problem(
-                    f"job {request_id}: {told} mismatches instead of {len(wrong)} of {len(nonces)}"
-                )
+            found, right = (job["n_mismatch"], job["n_total"]), (len(wrong), len(nonces))
+            if found != right:
+                self.problem(f"job {request_id}: (mismatches, nonces) {found} instead of {right}")
         elif not self._same(job["artifacts"], self._expected("block", nonces)):
             self.problem(f"job {request_id}: artifacts are missing, doubled or wrong")
         if "url" in body and "validation" not in body:
@@ -232,57 +232,48 @@ class Work:
 
     def _rounds(self, _number: int) -> None:
         rng = random.Random(f"{self._seed}-rounds")
-        number = 0
         with self._client() as http:
             client = RoundClient(http)
-            while not self._stop.is_set():
-                number += 1
+            for number in itertools.count(1):
+                if self._stop.is_set():
+                    return
                 self.note_round()
                 self._round(client, f"block-{number}", rng.uniform(5, 25))
                 self._stop.wait(rng.uniform(2, 10))
 
     def _round(self, client: RoundClient, block_hash: str, seconds: float) -> None:
         body = round_body(self._receiver, block_hash=block_hash)
-        if self._insistent(client.http, "/init/generate", body) is None:
+        if not self._insistent(client.http, "/init/generate", body):
             return
         self.count("rounds")
         self.happened(f"round of {block_hash} for {seconds:.0f} s")
         until, seen = time.monotonic() + seconds, 0
         while time.monotonic() < until and not self._stop.is_set():
-            try:
+            with suppress(httpx.HTTPError, AssertionError, KeyError):
                 total = client.processed()
                 self.count("nonces of rounds seen", max(0, total - seen))
                 seen = max(seen, total)
-            except (*_AWAY, AssertionError, KeyError):
-                pass
             time.sleep(0.2)
         self._stops.append(time.monotonic())
         self._insistent(client.http, "/stop", {})
         self._stops.append(time.monotonic())
         self.happened(f"round of {block_hash} stopped")
 
-    def _insistent(
-        self, http: httpx.Client, path: str, body: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        """POSTs until the API accepts it, as an aggregator does."""
+    def _insistent(self, http: httpx.Client, path: str, body: dict[str, Any]) -> bool:
+        """POSTs until the API accepts it, as the network does; returns False after _AWAY_S."""
         until = time.monotonic() + _AWAY_S
         while time.monotonic() < until:
-            try:
+            with suppress(httpx.HTTPError):
                 answer = http.post(f"{PREFIX}{path}", json=body)
-            except _AWAY:
-                time.sleep(0.5)
-                continue
-            if answer.status_code == 200:
-                found: dict[str, Any] = answer.json()
-                return found
-            # The answer got lost: the round runs.
-            if answer.status_code == 409 and path.startswith("/init"):
-                return {}
-            if answer.status_code != 503:
-                self.problem(f"{path} was answered {answer.status_code} {answer.text[:200]}")
+                # 409: the round runs, and the answer to an earlier request got lost.
+                is_begun = answer.status_code == 409 and path.startswith("/init")
+                if answer.status_code == 200 or is_begun:
+                    return True
+                if answer.status_code != 503:
+                    self.problem(f"{path} was answered {answer.status_code} {answer.text[:200]}")
             time.sleep(0.5)
-        self.problem(f"{path} was not taken within {_AWAY_S:g} s")
-        return None
+        self.problem(f"{path} was not accepted within {_AWAY_S:g} s")
+        return False
 
     def _chat(self, number: int) -> None:
         rng = random.Random(f"{self._seed}-chat-{number}")
@@ -291,13 +282,13 @@ class Work:
             while not self._stop.wait(rng.expovariate(1)):
                 try:
                     answer = http.post("/v1/completions", json=body)
-                except _AWAY:
+                except httpx.HTTPError:
                     self.count("chat without an answer")
                     continue
                 self.count(f"chat {answer.status_code}")
 
     def note_round(self) -> None:
-        """Notes what the last round has computed: the node forgets one that another follows."""
+        """Notes what the last round has computed, before the node forgets it for another round."""
         until = time.monotonic() + _AWAY_S
         while time.monotonic() < until:
             try:
@@ -306,13 +297,12 @@ class Work:
                 return
             except RedisError:
                 time.sleep(0.5)
-        self.problem(f"Redis was away for {_AWAY_S:g} s")
+        self.problem(f"Redis was unavailable for {_AWAY_S:g} s")
 
     def check_rounds(self, most_seconds: float) -> None:
-        """Each nonce that a round counts came once and right; none is missing that was computed.
+        """Checks that each nonce that a round counts came once, with the right value.
 
-        Values are computed again for `most_seconds`: all, or as many as that allows, drawn by the
-        seed.
+        Values are computed again for at most `most_seconds`, in an order drawn by the seed.
         """
         self.note_round()
         by_round: dict[str, list[Payload]] = {}
@@ -333,10 +323,11 @@ class Work:
             for problem in computed.problems(nonces, range(2**62)):
                 self.problem(problem)
             rng.shuffle(artifacts)
-            for start in range(0, len(artifacts), _PART):
-                parts.append(
-                    (round_id, payloads[0].body["block_hash"], artifacts[start : start + _PART])
-                )
+            block_hash = payloads[0].body["block_hash"]
+            parts += [
+                (round_id, block_hash, artifacts[start : start + _PART])
+                for start in range(0, len(artifacts), _PART)
+            ]
         rng.shuffle(parts)
         until = time.monotonic() + most_seconds
         for round_id, block_hash, artifacts in parts:
@@ -348,7 +339,7 @@ class Work:
             self.count(ROUND_NONCES_AGAIN, len(nonces))
 
     def check_callbacks(self) -> None:
-        """Checks that every job with a url came to its receiver."""
+        """Checks that the receiver got the callback of every job with a url."""
         came = {payload.body.get("request_id"): payload for payload in self._receiver.taken()}
         for request_id, nonces in self.waits_for_callback.items():
             payload = came.get(request_id)

@@ -1,11 +1,10 @@
-"""Requests made from vLLM's request models, against one engine of this process.
+"""Requests generated from vLLM's request models, to one engine in this process.
 
-    .venv/bin/python -m bench.poison.campaign --cases 10000          # what `make fuzz` does
+    .venv/bin/python -m bench.poison.campaign --cases 10000          # as `make fuzz` does
     .venv/bin/python -m bench.poison.campaign --minutes 3 --seed 7
 
-Some requests are under way at a time. After each, the engine must live; after every hundred, with
-none under way, answer a chat as before and remember nothing. A 5xx ends the campaign too, with the
-request that got it.
+Several requests are in progress at a time. After each request the engine must be alive. After every
+hundred requests it must have no unfinished requests and answer a chat as before. A 5xx fails too.
 """
 
 import argparse
@@ -31,17 +30,17 @@ from tests.stacks.deployments import QWEN3
 from workers.vllm.release import api_server
 from workers.vllm.start import cpu_threads
 
-# What vLLM says to what this model or node does not have.
+# vLLM's statuses for features that this model or node does not have.
 _NOT_HERE = (501, 503)
-# vLLM closes a connection after a 500, maybe when the next request is on it.
+# vLLM closes a connection after a 500, maybe during the next request.
 _HEADERS = {"Content-Type": "application/json", "Connection": "close"}
-# Requests under way at a time, and between two looks at the engine with none under way.
+# Requests in progress at a time, and between two checks of the engine.
 _AT_ONCE, _BETWEEN_LOOKS = 8, 100
 
 
 @contextmanager
 def noted_app(patch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Within: vLLM's application is noted as it is made."""
+    """Yields a list to which vLLM's application is added when it is created."""
     made: list[Any] = []
     make = api_server.openai_app
 
@@ -55,8 +54,7 @@ def noted_app(patch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def models_of(app: Any, paths: Sequence[str]) -> list[tuple[str, type[BaseModel]]]:
-    """What vLLM reads of each path that the node passes on; a path has one model or several. Those
-    without a body read nothing."""
+    """Returns (path, request model) for each path that the node passes on to vLLM."""
     found = []
     for route in app.routes:
         body = getattr(route, "body_field", None)
@@ -67,7 +65,7 @@ def models_of(app: Any, paths: Sequence[str]) -> list[tuple[str, type[BaseModel]
 
 
 class Campaign:
-    """Against one engine."""
+    """Requests to one engine."""
 
     def __init__(
         self, server: Server, models: list[tuple[str, type[BaseModel]]], verbose: bool = False
@@ -78,8 +76,10 @@ class Campaign:
         self.seen: dict[str, Counter[int]] = {path: Counter() for path, _ in models}
 
     def run(self, n_cases: int, seed: int, until: float, wrong: list[str] | None = None) -> int:
-        """How many were asked. AssertionError: one was answered wrongly; with `wrong` those are
-        added to it instead."""
+        """Sends requests and returns their number.
+
+        AssertionError: an answer is wrong; with a list `wrong`, the answer is added to it instead.
+        """
         n, cases = 0, Maker(seed).requests(self._models)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             while n < n_cases and time.monotonic() < until:
@@ -109,13 +109,13 @@ class Campaign:
         self.seen[path][answer.status_code] += 1
         self._server.engine.check()
         is_wrong = answer.status_code >= 500 and answer.status_code not in _NOT_HERE
-        # What vLLM's own reader breaks on, and the API refuses before, has reached no engine.
+        # Requests that the API refuses never reach an engine, so vLLM may fail to parse them.
         if is_wrong and not isinstance(excess(path, body, [self._server.engine.info]), Excess):
             return f"{said}: {answer.status_code} {answer.text[:300]}"
         return ""
 
     def _unlike(self) -> str:
-        """How the engine differs from what it was; nothing may be under way."""
+        """Returns how the idle engine differs from its first state; empty if it does not."""
         found = text_of(self._server.ask(self._reference))
         if found != self._expected:
             return f"{found!r} instead of {self._expected!r}"

@@ -1,4 +1,4 @@
-"""Makes requests of a model of vLLM's server: a good one, with poison in some of its fields."""
+"""Generates requests to vLLM's server: valid ones with extreme values in some fields."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 TEXT = "The sea is"
 _MESSAGE = {"role": "user", "content": TEXT}
-# What makes a request of a path a good one, and of one that renders it; the least that it computes.
-# A path with several models has the fields of each.
+# Path -> the fields of a small valid request; for a path with several models the fields of each.
 GOOD: Mapping[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [_MESSAGE], "max_tokens": 3},
     "/v1/chat/completions/batch": {"messages": [[_MESSAGE]], "max_tokens": 3},
@@ -25,7 +24,7 @@ GOOD: Mapping[str, dict[str, Any]] = {
     "/tokenize": {"prompt": TEXT, "messages": [_MESSAGE]},
     "/detokenize": {"tokens": [5, 6]},
 }
-# Fields that only together are more than an engine holds.
+# Fields that are only together too much for an engine.
 _TOGETHER: list[dict[str, Any]] = [
     {"seed": 2**63 - 1, "n": 2, "temperature": 1.0},
     {"min_tokens": 2, "stop_token_ids": list(range(300))},
@@ -35,7 +34,7 @@ _TOGETHER: list[dict[str, Any]] = [
     {"use_beam_search": True, "n": 3, "length_penalty": 1e308},
     {"bad_words": [f"{n} words" for n in range(120)], "allowed_token_ids": [5, 6]},
 ]
-# Fields of which any large value is only much work.
+# Fields whose large values only cause much work.
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _EDGES = [2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30, 10**400]
 _NUMBERS = [0, 1, -1, 2, *_EDGES, *(-one - 1 for one in _EDGES)]
@@ -98,7 +97,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 class Maker:
-    """Of one seed, always the same requests."""
+    """A generator of requests, which are always the same for a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -106,7 +105,7 @@ class Maker:
     def requests(
         self, models: Sequence[tuple[str, type[BaseModel]]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(path, body), on and on; each field of each model alone in turn, then some together."""
+        """Yields (path, body) without end: each field of each model in turn, some with others."""
         alone = [(*one, name) for one in models for name in _names(one[1])]
         while True:
             self._random.shuffle(alone)
@@ -160,7 +159,7 @@ class Maker:
         return choose(kinds)()
 
     def _of_type(self, annotation: Any, depth: int) -> Any:
-        """Of a field's own type, so that it comes past the first check."""
+        """Returns a value of a field's own type, which passes the first check."""
         choose = self._random.choice
         origin, parts = get_origin(annotation), get_args(annotation)
         if depth == 0:
