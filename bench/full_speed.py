@@ -1,7 +1,6 @@
 """What the whole stack with the defaults gets out of an engine.
 
     python -m bench.full_speed --dimensions qwen3-8b --seq-len 1024 --what round  # on a GPU host
-    python -m bench.full_speed ... --parts --chains 128  # several figures of one start
     python -m bench.full_speed ... --turn /tmp/turn  # several engines start at the same time
 
 Policy `yield` unless --chat-policy names another, chat server running and idle, dummy weights. The
@@ -9,7 +8,6 @@ bare loop on the same engine computes full micro-batches back to back.
 """
 
 import fcntl
-import json
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,11 +62,6 @@ def main(
     repeat: Repeat = 2,
     chat_policy: ChatPolicy = "yield",
     parts: Annotated[bool, typer.Option(help="Where the time of a micro-batch goes, too.")] = False,
-    chains: Annotated[
-        list[int] | None,
-        typer.Option(help="Also decode proofs of so many nonces at a time; may be repeated."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Steps of --chains.")] = 256,
     turn: Annotated[
         Path | None,
         typer.Option(help="Measure while no other benchmark that names this file does."),
@@ -103,13 +96,8 @@ def main(
                     one, f"{length}", *(f"{x:.1f}" for x in (of_stack, of_loop)), f"{ratio:.3f}"
                 )
                 passed.append(at_least(f"{one} at seq_len {length}", ratio, TARGET))
-        first = (seq_len or [1024])[0]
-        with kept_on("parts"):
-            if parts:
-                say_parts(stack, first)
-        for n in chains or ():
-            with kept_on(f"chains of {n} nonces"):
-                say_chains(stack, first, max_tokens, n)
+        if parts:
+            say_parts(stack, (seq_len or [1024])[0])
         console.print(rows)
     return all(passed)
 
@@ -127,18 +115,13 @@ def turn_of(file: Path | None) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def kept_on(what: str) -> Iterator[None]:
-    """Prints an error of the worker instead of raising it, so that other figures are not lost."""
-    try:
-        yield
-    except OpenWorkerError as error:
-        say(f"no {what}: {error}", markup=False)
-
-
 def say_parts(stack: OpenStack, seq_len: int) -> None:
-    """Prints the parts of a micro-batch's time, and its longest kernels."""
-    found = stack.parts(spec_of(seq_len, "parts"), BATCH_SIZE)
+    """Prints the parts of a micro-batch's time and its longest kernels, or why there are none."""
+    try:
+        found = stack.parts(spec_of(seq_len, "parts"), BATCH_SIZE)
+    except OpenWorkerError as error:  # the other figures are still printed
+        say(f"no parts: {error}", markup=False)
+        return
     if found is None:
         say("no parts: the engine cannot measure them")
         return
@@ -146,14 +129,6 @@ def say_parts(stack: OpenStack, seq_len: int) -> None:
     say_json(seq_len=seq_len, parts_ms=ms)
     for part, name, taken_s in found.longest:
         say(f"{1000 * taken_s:9.2f} ms  {part}: {name[:120]}", markup=False)
-
-
-def say_chains(stack: OpenStack, seq_len: int, max_tokens: int, n: int) -> None:
-    """Prints the rate of decode proofs, and their tokens/s over vLLM's own."""
-    found = stack.chains(seq_len, max_tokens, n)
-    ours, own = statistics.median(found.seconds), statistics.median(found.own_seconds)
-    rates = {"nonces_per_min": round(60 * n / ours, 1), "over_own": round(own / ours, 3)}
-    say(json.dumps({"chains": n, **found._asdict(), **rates}), markup=False)
 
 
 @dataclass(frozen=True)

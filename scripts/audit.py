@@ -1,15 +1,14 @@
-"""Finds known holes in what is installed and locked, and checked-in secrets: `make audit`.
+"""Finds vulnerable versions, installed or locked, and checked-in secrets: `make audit`.
 
-Needs no network. Both are a net with wide meshes: the holes are those of locks/advisories.toml, and
-a secret is found by its form alone.
+Works without a network: the vulnerabilities are those of locks/advisories.toml, and secrets are
+found only by their form.
 """
 
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "locks"
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
-# Larger files are weights and pictures.
-_MOST_BYTES = 2_000_000
-# A value that nobody chose, in services' own forms; each begins as only a secret does.
+_MOST_BYTES = 2_000_000  # larger files are weights and pictures
+# Kind of secret -> its form.
 SECRETS = {
     "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{32}",
     "a key of Proofline's API": r"\bproofline_[A-Za-z0-9_-]{43}\b",
@@ -42,75 +40,51 @@ SECRETS = {
 }
 
 
-@dataclass(frozen=True)
-class Advisory:
-    package: str
-    fixed: Version  # the first version without the hole
-    what: str
+def advisories() -> list[dict[str, str]]:
+    found: list[dict[str, str]] = tomllib.loads((LOCKS / "advisories.toml").read_text())["advisory"]
+    return found
 
 
-def advisories() -> list[Advisory]:
-    found = tomllib.loads((LOCKS / "advisories.toml").read_text())["advisory"]
-    return [
-        Advisory(canonicalize_name(one["package"]), Version(one["fixed"]), one["what"])
-        for one in found
-    ]
-
-
-def installed() -> Iterator[tuple[str, str]]:
-    """(name, version) of everything in this environment."""
+def versions() -> Iterator[tuple[str, str]]:
+    """Yields (name, version) of everything in this environment and in the locks."""
     for distribution in metadata.distributions():
         yield distribution.metadata["Name"], distribution.version
-
-
-def locked() -> Iterator[tuple[str, str]]:
-    """(name, version) of everything in the locks."""
     for lock in sorted(LOCKS.glob("*.txt")):
         yield from PIN.findall(lock.read_text())
 
 
-def holes(versions: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> list[str]:
-    """A sentence for each version that has a known hole."""
+def holes(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns a sentence for each version that has a known vulnerability."""
     known = advisories()
     return sorted(
         {
-            f"{name} {version} has a known hole, mended in {one.fixed}: {one.what}."
-            for name, version in versions
+            f"{name} {version} has a known vulnerability, fixed in {one['fixed']}: {one['what']}."
+            for name, version in found
             for one in known
-            if one.package == canonicalize_name(name) and Version(version) < one.fixed
+            if canonicalize_name(one["package"]) == canonicalize_name(name)
+            and Version(version) < Version(one["fixed"])
         }
     )
 
 
 def secrets_in(text: str) -> list[str]:
-    """What kinds of secrets a text seems to hold."""
+    """Returns the kinds of secrets that a text seems to contain."""
     return [kind for kind, pattern in SECRETS.items() if re.search(pattern, text)]
 
 
 def secrets() -> list[str]:
-    """A sentence for each checked-in file that seems to hold one."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
-    ).stdout
-    found = []
-    for name in sorted(filter(None, listed.decode().split("\0"))):
-        path = ROOT / name
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            continue
-        found += [
-            f"{name} seems to hold {kind}." for kind in secrets_in(path.read_text(errors="replace"))
-        ]
-    return found
-
-
-def main() -> int:
-    problems = [*holes([*installed(), *locked()]), *secrets()]
-    print(
-        "\n".join(problems)
-        or f"No hole of the {len(advisories())} that are listed, and no secret seen."
-    )
-    return 1 if problems else 0
+    """Returns a sentence for each checked-in file that seems to contain a secret."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    paths = [ROOT / name for name in sorted(listed.stdout.decode().split("\0")) if name]
+    return [
+        f"{path.relative_to(ROOT)} seems to contain {kind}."
+        for path in paths
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES
+        for kind in secrets_in(path.read_text(errors="replace"))
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    problems = [*holes(versions()), *secrets()]
+    print("\n".join(problems) or f"None of {len(advisories())} vulnerabilities, and no secret.")
+    sys.exit(bool(problems))

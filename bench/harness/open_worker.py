@@ -1,10 +1,10 @@
-"""A worker for benchmarks to reach into: a bare loop on its engine, and a chat server to switch.
+"""A worker with access for benchmarks: a bare loop on its engine, and a chat server to switch.
 
-The very same engine, not another of its kind: two engine processes started alike differ in speed
-for as long as they live, by where in memory their pages happen to lie.
+Two engine processes differ in speed for their whole lives, because their pages lie elsewhere in
+memory. So the bare loop must run on the same engine as the queue.
 
-As a module this is the command of a supervised worker, with loop and switch on offer to whoever
-opens its socket.
+This module is also the command of the worker's process, which serves a socket with the methods of
+`_Access`.
 """
 
 import os
@@ -13,20 +13,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 from pydantic import JsonValue
 
-from bench import decode_speed as bench
 from cli.supervise.stack import Stack
 from lab.measure.time_parts import TimeParts, time_parts
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
@@ -34,30 +31,16 @@ from workers.pipeline import compute_all, plan_of
 from workers.proofs import Proofs
 
 RUN_TIMEOUT_S = 600.0
-LONGEST = 30  # kernels of a micro-batch that are told
-CHAIN_TURNS = 2
-CHAT_POLICY_HELP = (
-    "POC_CHAT_POLICY of the worker. Any but off adds what chat costs: slices of at most"
-    " POC_MAX_STEP_MS, which the bare loop does not make."
-)
+LONGEST = 30  # kernels of a micro-batch that are printed
 _SOCKET = "PROOFLINE_BENCH_SOCKET"
 
 
 class OpenWorkerError(ProoflineError):
-    """What was asked of the worker failed, or the worker is gone."""
-
-
-class Chains(NamedTuple):
-    """Decode proofs beside vLLM's own generation of as many tokens, in turns."""
-
-    seconds: list[float]
-    own_seconds: list[float]
-    differing_tokens: float  # of a step of vLLM's own
-    why_no_graphs: str  # empty: steps are recorded
+    """A call of the worker failed, or the worker has ended."""
 
 
 class OpenStack(Stack):
-    """A stack of one worker that can be reached into while nothing is queued."""
+    """A stack of one worker, whose engine benchmarks may use while nothing is queued."""
 
     def start(self) -> None:
         self._socket = Path(tempfile.mkdtemp(prefix="open-worker-")) / "socket"
@@ -72,51 +55,36 @@ class OpenStack(Stack):
 
     def worker_command(self) -> list[str]:
         command = super().worker_command()
-        return [
-            sys.executable,
-            "-P",
-            "-m",
-            "bench.harness.open_worker",
-            *command[command.index("supervised-worker") :],
-        ]
+        module = [sys.executable, "-P", "-m", "bench.harness.open_worker"]
+        return [*module, *command[command.index("supervised-worker") :]]
 
     def loop(
-        self,
-        spec: ProofSpec,
-        nonces: Sequence[int],
-        batch_size: int,
-        max_step_ms: float | None = None,
+        self, spec: ProofSpec, nonces: Sequence[int], batch_size: int, max_ms: float | None = None
     ) -> tuple[float, list[JsonValue]]:
-        """Seconds that the loop took, and the values by nonce, in order.
+        """Computes nonces in the bare loop; returns the seconds, and the values in order.
 
-        `max_step_ms`: in slices of that length, as beside chat; None: not cut.
+        `max_ms`: the length of slices, as with chat; None for full micro-batches.
         """
-        answer: tuple[float, list[JsonValue]] = self._ask(
-            "loop", spec, list(nonces), batch_size, max_step_ms
-        )
-        return answer
+        seconds, values = self._ask("loop", spec, list(nonces), batch_size, max_ms)
+        return seconds, values
 
     def parts(self, spec: ProofSpec, n: int) -> TimeParts | None:
-        """Where the time of a micro-batch of `n` nonces goes; None: the engine cannot tell."""
+        """Returns the parts of the time of `n` nonces; None if the engine cannot measure them."""
         found: TimeParts | None = self._ask("parts", spec, n)
         return found
 
     def spent(self) -> list[dict[str, float]]:
-        """Where each rank's time went since the last call, see VllmEngine.spent."""
+        """Returns the parts of each rank's time since the last call (`VllmEngine.spent`)."""
         spent: list[dict[str, float]] = self._ask("spent")
         return spent
 
-    def chains(self, seq_len: int, max_tokens: int, n: int) -> Chains:
-        """Chains of `n` nonces at a time, each of so many positions and then steps."""
-        return Chains(*self._ask("chains", seq_len, max_tokens, n))
-
     def serve_chat(self, max_step_ms: float) -> int:
-        """Starts a chat server and its gate as for `yield`; returns the port on this host."""
+        """Starts a chat server with the policy `yield`; returns its port on this host."""
         port: int = self._ask("serve_chat", max_step_ms)
         return port
 
     def end_chat(self) -> None:
-        """Ends chat server and gate, as POC_CHAT_POLICY=off, with which the worker must start."""
+        """Ends the chat server. The worker must have started with POC_CHAT_POLICY=off."""
         self._ask("end_chat")
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -134,7 +102,7 @@ class OpenStack(Stack):
 
 
 class _Access:
-    """A worker's parts in its process, and what is done with them."""
+    """The methods that a worker's process offers, with access to its engine."""
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
@@ -142,7 +110,7 @@ class _Access:
         self.chat_server: Any = None
 
     def offer(self, socket: str) -> None:
-        """Answers (method, arguments) with (value, error), one connection after the other."""
+        """Serves one connection at a time: (method, arguments) is answered with (value, error)."""
         with Listener(socket, "AF_UNIX") as listener:
             while True:
                 with listener.accept() as pipe:
@@ -153,15 +121,11 @@ class _Access:
                         pipe.send((None, repr(error)))
 
     def loop(
-        self,
-        spec: ProofSpec,
-        nonces: Sequence[int],
-        batch_size: int,
-        max_step_ms: float | None,
+        self, spec: ProofSpec, nonces: Sequence[int], batch_size: int, max_ms: float | None
     ) -> tuple[float, list[JsonValue]]:
         assert self.engine is not None
         values: list[JsonValue] = []
-        plan = plan_of(self.engine, max_step_ms)
+        plan = plan_of(self.engine, max_ms)
         began = time.perf_counter()
         for first in range(0, len(nonces), batch_size):
             values += compute_all(self.engine, spec, nonces[first : first + batch_size], plan)
@@ -174,30 +138,6 @@ class _Access:
     def spent(self) -> list[dict[str, float]]:
         engine: Any = self.engine
         return engine.spent() if hasattr(engine, "spent") else []
-
-    def chains(
-        self, seq_len: int, max_tokens: int, n: int
-    ) -> tuple[list[float], list[float], float, str]:
-        """See Chains, which is another class there: this module is its process's main one."""
-        engine: Any = self.engine
-        room = CONTRACT.max_batch(bench.spec_of(seq_len, max_tokens, ""), engine.info)
-        if n > room:
-            raise OpenWorkerError(f"{n} nonces have no room ({room} have); see --decode-memory-gb.")
-        engine.use_graphs(True)
-        bench.chains(engine, seq_len, bench.WARM_STEPS, n, "warm-up")
-        prompts = bench.random_prompts(engine, seq_len, n)
-        bench.generate(engine, prompts, bench.WARM_STEPS)
-        seconds, own = [], []
-        for index in range(CHAIN_TURNS):
-            ours = partial(bench.chains, engine, seq_len, max_tokens, n, f"turn-{index}")
-            seconds.append(bench.timed(ours))
-            own.append(bench.generate(engine, prompts, max_tokens))
-        return (
-            seconds,
-            [one.seconds for one in own],
-            own[-1].differing_tokens,
-            engine.use_graphs(True)["why_not"],
-        )
 
     def serve_chat(self, max_step_ms: float) -> int | None:
         assert self.engine is not None

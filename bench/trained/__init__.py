@@ -1,1 +1,1 @@
-"""What proofs and chats tell of a model that was trained."""
+"""Proofs and chats of a trained model, by honest machines and by cheats."""

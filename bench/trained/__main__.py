@@ -1,8 +1,9 @@
-"""What proofs and chats tell of a model that was trained: bench/results/trained.md, from which
-`make docs-tables` puts the tables into docs/proofs.md, decode.md and chat.md, and their picture.
+"""Distances of honest machines and cheats with a trained model: writes bench/results/trained.md.
+
+`make docs-tables` copies the tables into docs/proofs.md, decode.md and chat.md.
 
     python -m bench.trained
-    python -m bench.trained --tables  # of what the folder holds
+    python -m bench.trained --tables  # of the results in the folder
 
 Each machine's results are stored in --folder and not computed again, so a stopped run continues.
 """
@@ -16,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from bench.harness.report import console, run
+from bench.harness.report import run, say
 from bench.trained.machines import MACHINES, PARTS, Plan, ask_all, judge
 from bench.trained.tables import ROOT, distances, draw, proofs, tables
 from cli.demo_model import demo_model
@@ -29,15 +30,15 @@ def main(
     seed: Annotated[int, typer.Option(help="Of block hashes and samplers.")] = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(help=f"Parts that begin so, of {', '.join(PARTS)}; may be given again."),
+        typer.Option(help=f"Parts that begin with this, of {', '.join(PARTS)}; repeatable."),
     ] = None,
     machine: Annotated[
         list[str] | None,
-        typer.Option(help="Compute for this one only; may be given again. Default: all."),
+        typer.Option(help="Compute only for this machine; repeatable. Default: all."),
     ] = None,
     only_tables: Annotated[bool, typer.Option("--tables", help="Compute nothing.")] = False,
 ) -> None:
-    """Computes what is not in the folder yet, writes bench/results/trained.md and draws."""
+    """Computes missing results, writes bench/results/trained.md and draws the picture."""
     if not only_tables:
         parts = tuple(part for part in PARTS if part.startswith(tuple(only or PARTS)))
         compute(folder, Plan(seed, parts), machine)
@@ -72,7 +73,7 @@ def write(found: dict[str, list[str]], seed: int) -> None:
     for page, lines in found.items():
         text += ["", f"## {page}", "", *lines]
     RESULTS.write_text("\n".join(text) + "\n")
-    console.print("\n".join(text), highlight=False, markup=False, soft_wrap=True)
+    say("\n".join(text), markup=False)
 
 
 if __name__ == "__main__":

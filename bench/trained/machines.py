@@ -1,4 +1,4 @@
-"""Honest machines and cheats with one model: what each computes and answers, kept in files."""
+"""Honest machines and cheats with one model: their proofs and answers, stored in files."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.harness.report import console
+from bench.harness.report import say
 from cli.machine import cpu_memory
 from lab.judge import chat_distance
 from lab.judge.compute import request_of
@@ -29,7 +29,7 @@ from workers.engines.options import EngineOptions
 from workers.load import load_engine
 from workers.vllm.start import cpu_threads
 
-# seq_len -> block hashes, and nonces of each.
+# seq_len -> number of block hashes, and of nonces for each.
 PROOFS = {256: (5, 20), 1024: (2, 10)}
 N_CHAINS, CHAIN_SEQ_LEN = 20, 128
 N_ANSWERS, N_TOKENS = 20, 100
@@ -40,7 +40,7 @@ PARTS = (
     "answers",
     "chains",
 )
-# The chain's rules where it has calibrated a model, and where it has not.
+# The network's rules for models that it has calibrated, and for others.
 RULES = {
     "calibrated": executors.RULES,
     "others": chat_distance.Rules.of("a model", {}, "processed_logprobs"),
@@ -49,12 +49,14 @@ RULES = {
 
 @dataclass(frozen=True)
 class Machine:
+    """An executor of proofs and chats."""
+
     name: str
     honest: bool = True
     weights: str = ""  # a change of WEIGHTS
     engine: str = "vllm"
     dtype: str = "bfloat16"
-    at_once: int = 20  # nonces, chains and answers
+    at_once: int = 20  # nonces, chains or answers
 
 
 VALIDATOR = Machine("validator")
@@ -76,14 +78,14 @@ def slug(name: str) -> str:
 
 
 def _fp8(weight: Tensor) -> Tensor:
-    """Each row to float8_e4m3fn, its largest value to the largest of them."""
+    """Rounds each row to float8_e4m3fn, scaled by its largest value."""
     scale = weight.float().abs().amax(-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
     eighth = (weight.float() / scale).to(torch.float8_e4m3fn)
     return (eighth.float() * scale).to(weight.dtype)
 
 
 def _pruned(name: str, weight: Tensor) -> Tensor:
-    """Two layers add nothing: they need not be computed, and their reflections are there."""
+    """Returns zeros for two layers, whose computation a cheat can then skip."""
     left_out = any(f".layers.{layer}." in name for layer in (14, 15))
     return torch.zeros_like(weight) if left_out and name.endswith(_ADDING) else weight
 
@@ -98,7 +100,7 @@ WEIGHTS: dict[str, Callable[[str, Tensor], Tensor]] = {
 
 
 def changed(model: Path, change: str, folder: Path) -> Path:
-    """A copy of the model with the matrices of its layers changed; the model itself for ""."""
+    """Returns a copy of the model with changed matrices, or the model itself for ""."""
     copy = folder / f"weights-{change}"
     if not change or (copy / "done").exists():
         return copy if change else model
@@ -160,7 +162,7 @@ def question(seed: int, n: int, temperature: float = TEMPERATURE) -> dict[str, A
 
 
 def computed(machine: Machine, spec: ProofSpec, engine: Engine, n: int) -> dict[str, Any]:
-    """The first n nonces' proof, as `proofline compute --json` writes it."""
+    """Returns the proof of the first n nonces, as `proofline compute --json` writes it."""
     values = values_of(engine, spec, n, machine.at_once)
     contract = contract_of(spec.scheme)
     pairs = list(zip(range(n), values, strict=True))
@@ -176,26 +178,28 @@ def answers(machine: Machine, engine: Engine, model: Path, asked: list[dict[str,
 
 @contextmanager
 def patient(engine: Engine) -> Iterator[Server]:
-    """The engine's chat, on a machine as slow as may be."""
+    """Serves the engine's chat with a timeout for slow machines."""
     with serving(engine) as server:
         server.http.timeout = 1200
         yield server
 
 
 def ask_all(machines: tuple[Machine, ...], model: Path, folder: Path, plan: "Plan") -> None:
-    """Writes what the machines give that is not in the folder yet; one engine is loaded for all."""
+    """Computes and writes the machines' missing results with one engine."""
     first = machines[0]
     if not any(plan.lacking(folder, machine) for machine in machines):
         return
     with engine_of(first, model, folder) as engine:
         for machine in machines:
             for what in plan.lacking(folder, machine):
-                console.print(f"{machine.name}: {what}", highlight=False)
+                say(f"{machine.name}: {what}")
                 write(path(folder, machine.name, what), plan.ask(what, machine, engine, model))
 
 
 @dataclass(frozen=True)
 class Plan:
+    """The parts that are computed, and the seed of their block hashes and samplers."""
+
     seed: int
     parts: tuple[str, ...]
 
@@ -231,14 +235,14 @@ def read(folder: Path, name: str, what: str) -> Any:
 
 
 def judge_chains(engine: Engine, plan: Plan, claimed: dict[str, Any]) -> list[list[float]]:
-    """Of each chain: points that differ from the validator's, and the largest margin."""
+    """Returns for each chain the number of differing points and the largest margin."""
     points = {str(one["nonce"]): one["k_points_steps"] for one in claimed["artifacts"]}
     spec = chain_spec(plan.seed, enforced=points)
     return values_of(engine, spec, N_CHAINS, VALIDATOR.at_once)  # type: ignore[return-value]
 
 
 def judge_answers(server: Server, plan: Plan, executed: list[Any]) -> list[dict[str, Any]]:
-    """Of each answer: its similarity, and why it is invalid by both rules."""
+    """Returns for each answer the similarity, and the reason by both rules."""
     found = []
     for n, answer in enumerate(executed):
         ids = [int(one["token"]) for one in answer]
@@ -260,7 +264,7 @@ def hotter(server: Server, plan: Plan, _own: list[Any]) -> list[Any]:
     return executors.answers(server, asked, VALIDATOR.at_once)
 
 
-# Answers of cheats that have the model, made from its own.
+# Answers of cheats that have the model, made from the validator's answers.
 LIARS: dict[str, Callable[[Server, Plan, list[Any]], list[Any]]] = {
     f"temperature {WRONG_TEMPERATURE:g} in place of {TEMPERATURE:g}": hotter,
     f"every {executors.SWAPPED_EVERY}th token swapped": lambda _server, _plan, own: [
@@ -273,7 +277,7 @@ ANSWERED = [*(one.name for one in MACHINES), *LIARS]
 
 
 def judge(model: Path, folder: Path, plan: Plan) -> None:
-    """Writes the validator's verdicts on chains and answers that are not in the folder yet."""
+    """Computes and writes the validator's missing verdicts on chains and answers."""
 
     def lacking(part: str, names: list[str]) -> list[str]:
         judged = f"judged-{part}"

@@ -1,4 +1,4 @@
-"""The tables of docs/proofs.md, decode.md and chat.md, and their picture, of a folder's results."""
+"""The tables of docs/proofs.md, decode.md and chat.md, and the picture, from stored results."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,8 +34,8 @@ from poc_core.schemes.artifact.thresholds import network_terms
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = network_terms(DEMO_MODEL)
-TRIES, N_TRIED = 20, 10  # validations of as many nonces, drawn from the proofs
-RISK = 0.01  # of false alarms, for the tests that are tried beside the network's
+TRIES, N_TRIED = 20, 10  # validations, and their nonces, which are drawn from the proofs
+RISK = 0.01  # of false alarms, for tests other than the network's
 SIZES = (10, 50)  # nonces
 
 Samples = dict[str, npt.NDArray[np.float64]]
@@ -63,7 +63,7 @@ def header(*cells: str) -> list[str]:
 
 
 def proofs(folder: Path, seq_len: int) -> dict[str, list[dict[str, Any]]]:
-    """Machine -> its proofs, of those that all machines have."""
+    """Returns the proofs by machine, if all machines have them."""
     parts = [
         part
         for part in PARTS
@@ -79,7 +79,7 @@ def vectors(found: list[dict[str, Any]]) -> npt.NDArray[np.float64]:
 
 
 def distances(found: dict[str, list[dict[str, Any]]]) -> Samples:
-    """L2 distances to the validator, of machines other than it."""
+    """Returns the L2 distances to the validator by machine."""
     own = vectors(found[VALIDATOR.name])
     return {
         name: np.linalg.norm(vectors(theirs) - own, axis=1)
@@ -89,7 +89,7 @@ def distances(found: dict[str, list[dict[str, Any]]]) -> Samples:
 
 
 def validate(own: dict[str, Any], claimed: dict[str, Any], nonces: Sequence[int]) -> dict[str, Any]:
-    """The verdict that `proofline validate` gets for some nonces, without other options."""
+    """Returns the verdict of `proofline validate` on some nonces."""
     request = claimed["request"]
     body = job_body(
         model=DEMO_MODEL,
@@ -114,7 +114,7 @@ def validate(own: dict[str, Any], claimed: dict[str, Any], nonces: Sequence[int]
 
 
 def n_frauds(own: list[dict[str, Any]], claimed: list[dict[str, Any]]) -> int:
-    """Frauds among TRIES validations, each of other nonces."""
+    """Returns the number of frauds in TRIES validations of different nonces."""
     dice = np.random.default_rng(0)
     found = 0
     for n in range(TRIES):
@@ -155,7 +155,7 @@ def proof_table(folder: Path) -> Iterator[str]:
 
 
 def power_table(folder: Path) -> Iterator[str]:
-    """Terms by which the count tells int8, and the share of cheats that each test finds."""
+    """Yields the terms that detect int8, and the share of cheats that each test finds."""
     samples = {
         name: Sample(name, np.sort(apart)) for name, apart in distances(proofs(folder, 256)).items()
     }
@@ -185,7 +185,7 @@ def power_table(folder: Path) -> Iterator[str]:
 
 
 def chain_table(folder: Path) -> Iterator[str]:
-    """Of each machine's chains: where they part from the validator's own, and their verdicts."""
+    """Yields for each machine the first differences from the validator's chains, and margins."""
     yield from header(
         "Machine",
         f"Different, of {N_CHAINS}",
@@ -210,7 +210,7 @@ def chain_table(folder: Path) -> Iterator[str]:
 
 
 def first_differences(own: dict[str, Any], other: dict[str, Any]) -> Iterator[int]:
-    """The first step of each pair of chains that part."""
+    """Yields the first different step of each pair of chains."""
     for one, two in zip(own["artifacts"], other["artifacts"], strict=True):
         pairs = zip(one["k_points_steps"], two["k_points_steps"], strict=True)
         step = next((step for step, (a, b) in enumerate(pairs) if a != b), None)
@@ -243,7 +243,7 @@ def chat_table(folder: Path) -> Iterator[str]:
 
 
 def tables(folder: Path) -> dict[str, list[str]]:
-    """Page -> lines of its tables, as far as the folder has their results."""
+    """Returns the lines of tables by page, for pages whose results are complete."""
     found: dict[str, list[str]] = {}
     if all(proofs(folder, seq_len)[VALIDATOR.name] for seq_len in PROOFS):
         found["docs/proofs.md"] = [*proof_table(folder), "", *power_table(folder)]
@@ -257,7 +257,7 @@ def tables(folder: Path) -> dict[str, list[str]]:
 
 
 def draw(samples: Samples, picture: Path) -> None:
-    """A box for each machine's distances, half of them inside, and the network's threshold."""
+    """Draws a box plot of each machine's distances, and the network's threshold."""
     import matplotlib
 
     from lab.judge.report_pictures import HONEST, MARK, TAMPERED

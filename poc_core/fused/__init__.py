@@ -9,7 +9,7 @@ import os
 
 import torch
 
-# `off` in an engine's environment selects the plain expressions (bench.bits.fused_distance).
+# `off` in an engine's environment selects the plain expressions (bench.fused).
 SWITCH = "PROOFLINE_FUSED"
 
 

@@ -23,9 +23,3 @@ def test_areas_and_their_tests_are_there(mutants: dict[str, Any]) -> None:
     named = {name for area, tests in mutants["AREAS"].items() for name in (area, *tests)}
     assert len(named) > 10
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_each_equivalent_mutation_is_of_a_module_that_is_there(mutants: dict[str, Any]) -> None:
-    for module, lines in mutants["EQUIVALENT"].items():
-        assert (ROOT / module).is_file()
-        assert all(lines.values())

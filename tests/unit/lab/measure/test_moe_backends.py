@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from bench.bits import fused_distance
-from cli.model_choice import with_chosen_model
 from lab.measure.artifact_distance import Distance, distance
 from lab.measure.moe_backends import BATCH, NONCES, cause
 from lab.measure.speed import spec_of
@@ -159,15 +157,6 @@ def test_without_the_option_no_other_engine_starts(capfd: Capture) -> None:
 def test_engines_without_backends_are_refused_before_anything_is_loaded(capfd: Capture) -> None:
     assert run_here("bench", *MODEL, "--engine", "transformers", *trying("near")) == 2
     assert "--try-moe-backend needs --engine vllm" in capfd.readouterr().err
-
-
-def test_the_benchmark_of_distances_has_those_of_each_backend_that_starts() -> None:
-    options = with_chosen_model(EngineOptions(model="tiny-qwen3-moe"))
-    kernels, sizes, others = fused_distance.distances(options, ["near", "absent"], NONCES, 64)
-    assert kernels == Distance(0.0, 0.0)
-    assert sizes.mean == pytest.approx(BY_SIZE, rel=0.1)
-    assert list(others) == ["near"]
-    assert others["near"].largest == pytest.approx(0.01, rel=0.2)
 
 
 def test_a_nonce_that_only_one_side_could_compute_is_as_far_away_as_can_be() -> None:

@@ -1,8 +1,8 @@
 """The distance between artifacts of several runs of one engine, whole and cut between layers.
 
-    python -m bench.bits.repeats --model tiny-qwen3 --seq-len 64  # anywhere
-    python -m bench.bits.repeats --dimensions deepseek-v4-flash --layers 8 -- --max-model-len 2048
-    PROOFLINE_FUSED=off python -m bench.bits.repeats --dimensions ...  # experts' rows as they come
+    python -m bench.repeats --model tiny-qwen3 --seq-len 64  # anywhere
+    python -m bench.repeats --dimensions deepseek-v4-flash --layers 8 -- --max-model-len 2048
+    PROOFLINE_FUSED=off python -m bench.repeats --dimensions ...  # experts' rows as they come
 
 Most engines give the same bits each time, except sparse attention that chooses tokens, and Marlin's
 experts.
