@@ -331,8 +331,10 @@ def attacking(attack: Callable[..., None], *args: Any) -> Iterator[None]:
     process = context.Process(target=_attack, args=(begin, attack, args))
     process.start()
     begin.wait(READY_TIMEOUT_S)
-    yield
-    process.join()
+    try:
+        yield
+    finally:
+        process.join()
 
 
 def _attack(begin: Barrier, attack: Callable[..., None], args: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ from bench.faults.usage import uses_of
 from bench.harness import machine
 from bench.harness.chat_load import Threads
 from bench.harness.report import judged, measures, run, say
-from bench.harness.segments import Segment
+from bench.segments import Segment
 from cli.model_choice import with_chosen_model
 from poc_core.errors import OptionsError
 from poc_core.state import keys

@@ -1,8 +1,7 @@
 """Builds the documentation site, or serves it: `make docs`, `make docs-serve`.
 
-The pages are the Markdown files of docs/, and of the top what GitHub shows there. They keep their
-places, so links between them hold here as on GitHub. Without --serve any warning is an error.
-Needs no network.
+The pages are the Markdown files of docs/ and the main pages of the repository. Their paths stay the
+same, so links work here as on GitHub. Without --serve any warning is an error. Needs no network.
 """
 
 import os
@@ -16,17 +15,17 @@ ROOT = Path(__file__).resolve().parent.parent
 AT_THE_TOP = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = ROOT / "build" / "docs" / "pages"  # docs_dir of zensical.toml
 ADDRESS = "127.0.0.1:8001"  # 8000 is the API's
-LOOK_S = 0.5  # seconds between two looks for changes, when serving
+LOOK_S = 0.5  # seconds between two checks for changes, with --serve
 
 
 def sources() -> list[Path]:
-    """What the site is made of, pictures included."""
+    """Returns the files of the site, including pictures."""
     below = [path for path in (ROOT / "docs").rglob("*") if path.is_file()]
     return [*(path for name in AT_THE_TOP if (path := ROOT / name).exists()), *sorted(below)]
 
 
 def put_together() -> None:
-    """Copies what changed into zensical's one folder; it would not see links' targets change."""
+    """Copies changed files into zensical's folder, because it does not notice changes of links."""
     for source in sources():
         page = PAGES / source.relative_to(ROOT)
         if not page.exists() or page.stat().st_mtime_ns != source.stat().st_mtime_ns:

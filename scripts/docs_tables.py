@@ -1,7 +1,7 @@
-"""Writes the generated parts of the pages from code, tests and their data: `make docs-tables`.
+"""Writes the generated parts of pages from code, tests and their data: `make docs-tables`.
 
-A generated part stands between two comments, which stay: `<!-- generated: NAME -->` and
-`<!-- end -->`. tests/unit/documents/test_tables.py fails while a page differs.
+A generated part is between two comments: `<!-- generated: NAME -->` and `<!-- end -->`.
+tests/unit/documents/test_tables.py fails if a page differs.
 """
 
 import ast
@@ -56,7 +56,7 @@ def settings() -> str:
 
 
 def commands() -> str:
-    """The first sentence of each command's help."""
+    """Returns a table with the first sentence of each command's help."""
 
     def rows() -> Iterator[str]:
         for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def commands() -> str:
 
 
 def recipes() -> str:
-    """A command for each of the network's node configurations, by model."""
+    """Returns a command for each of the network's node configurations, by model."""
     found = defaultdict(list)
     for deployment in official():
         file, _, node = deployment.file.rpartition("-")
@@ -98,7 +98,7 @@ def taken(words: list[str], option: str) -> str:
 
 
 def wrapped(first: str, options: list[str]) -> str:
-    """The command over several lines; an option and its value stay together."""
+    """Returns the command on several lines; options stay together with their values."""
     lines = [first, ""]
     for option in (f"--{option.removeprefix('--')}" for option in options):
         if len(lines[-1]) + len(option) > _WIDTH - 7:
@@ -108,7 +108,7 @@ def wrapped(first: str, options: list[str]) -> str:
 
 
 def promises() -> str:
-    """Who is promised what (`pytest.mark.promise`), and the files of the tests that hold it."""
+    """Returns a table of promises (`pytest.mark.promise`) with the files of their tests."""
     found: defaultdict[str, set[tuple[str, Path]]] = defaultdict(set)
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if "mark.promise(" in (text := path.read_text()):
@@ -127,7 +127,7 @@ def promises() -> str:
 
 
 def trained() -> dict[str, str]:
-    """Page -> its part of what `python -m bench.trained` wrote."""
+    """Returns the tables of `python -m bench.trained` by page."""
     parts = (ROOT / "bench/results/trained.md").read_text().split("\n## ")[1:]
     return {page: text.strip() for page, _, text in (part.partition("\n") for part in parts)}
 
@@ -142,7 +142,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def current(page: str) -> str:
-    """The page's text with its generated part as it should be."""
+    """Returns the page's text with its generated part up to date."""
     name, made = PARTS[page]
     begin, text = f"<!-- generated: {name} -->\n", (ROOT / page).read_text()
     before, rest = text.split(begin)

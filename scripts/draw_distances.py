@@ -19,7 +19,7 @@ Artifacts = dict[tuple[Any, ...], np.ndarray[Any, np.dtype[np.float32]]]
 
 
 def artifacts(file: Path) -> Artifacts:
-    """The vectors of K_DIM numbers in a golden file, by all that they depend on."""
+    """Returns the vectors of K_DIM numbers in a golden file by everything they depend on."""
     return {
         (
             case["block_hash"],
@@ -38,7 +38,7 @@ def artifacts(file: Path) -> Artifacts:
 
 
 def distances(model: str) -> tuple[list[float], list[float]]:
-    """L2 between any two of the devices: of the same nonces, and of different ones."""
+    """Returns the L2 between any two devices of equal nonces, and of different nonces."""
     same: list[float] = []
     other: list[float] = []
     for one, two in itertools.combinations(

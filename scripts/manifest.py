@@ -1,4 +1,4 @@
-"""Writes docker/k8s/proofline.yaml, what the chart renders with its defaults: `make manifest`."""
+"""Renders the chart with its defaults to docker/k8s/proofline.yaml: `make manifest`."""
 
 import re
 import subprocess
@@ -28,9 +28,9 @@ metadata:
 
 
 def rendered(*options: str, text: str = "") -> str:
-    """What `helm template` makes of the chart, with values in `text` (YAML).
+    """Returns the chart rendered by `helm template`, with values in `text` (YAML).
 
-    CalledProcessError: a value is wrong; its stderr names the path.
+    CalledProcessError: a value is wrong; stderr names its path.
     """
     command = [str(HELM), "template", "node", str(CHART), "--namespace", NAMESPACE]
     command += ["--values", "-", *options]

@@ -1,8 +1,7 @@
 r"""Formulas of the documentation as MathML for browsers: $x^2$ in a line, $$x^2$$ as a paragraph.
 
-An extension of Python-Markdown. GitHub draws the same source by itself. `pymdownx.arithmatex` finds
-the formulas and leaves \(x^2\) or \[x^2\] in an element of its class; what is left here is to
-translate them.
+An extension of Python-Markdown. GitHub renders the same source itself. `pymdownx.arithmatex` finds
+the formulas and puts \(x^2\) or \[x^2\] into elements of its class, which this module translates.
 """
 
 import html
@@ -35,10 +34,10 @@ class MathML(Extension):
 
 
 def mathml(latex: str, display: Literal["inline", "block"] = "inline") -> str:
-    """A <math> element."""
+    """Returns a <math> element."""
     return convert(latex.strip(), display=display)
 
 
 def makeExtension(**options: Any) -> MathML:
-    """What Python-Markdown calls a module named as an extension by."""
+    """Called by Python-Markdown for a module that is named as an extension."""
     return MathML(**options)

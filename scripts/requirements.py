@@ -1,6 +1,6 @@
 """Prints Proofline's requirements, one a line: `python3 scripts/requirements.py [EXTRA...]`.
 
-An image installs these in a layer of their own, which a change of our code leaves as it is.
+An image installs the requirements in a separate layer, which changes of our code do not affect.
 """
 
 import re
@@ -14,7 +14,7 @@ OWN_EXTRA = re.compile(r"proofline\[([\w-]+)\]")
 
 
 def extra(name: str) -> list[str]:
-    """The requirements of one extra, with those of extras within. KeyError: no such extra."""
+    """Returns the requirements of an extra and of extras within it. KeyError: no such extra."""
     found: list[str] = []
     for requirement in _project()["optional-dependencies"][name]:
         own = OWN_EXTRA.fullmatch(requirement)
@@ -23,7 +23,7 @@ def extra(name: str) -> list[str]:
 
 
 def requirements(extras: list[str]) -> list[str]:
-    """The project's dependencies and those of the extras. KeyError: no such extra."""
+    """Returns the project's dependencies and those of the extras. KeyError: no such extra."""
     found = [
         *_project()["dependencies"],
         *(requirement for name in extras for requirement in extra(name)),

@@ -1,4 +1,4 @@
-"""Writes proofline/client/sync.py from asynchronous.py: part of `make format`."""
+"""Generates proofline/client/sync.py from asynchronous.py, as part of `make format`."""
 
 import subprocess
 import sys

@@ -1,18 +1,17 @@
-"""Runs on a GPU host what rows.toml names: each row on the GPUs that it wants, as they come free.
+"""Runs the rows of rows.toml on a GPU host: each on as many GPUs as it wants, when they are free.
 
     setsid nohup python3 -m scripts.gpu_host.lanes run &   # in a copy of this checkout
-    python3 -m scripts.gpu_host.lanes show 50              # waits 50 s, then tells how far it is
-    python3 -m scripts.gpu_host.lanes show 1 --caches      # also brings what was compiled
+    python3 -m scripts.gpu_host.lanes show 50              # waits 50 s, then prints the progress
+    python3 -m scripts.gpu_host.lanes show 1 --caches      # also copies compiled kernels
 
-A host that is lent by the minute is kept busy so: the first rows run while the packages of the next
-release are copied. Rows begin in their order; one that has to wait holds up those behind it. What
-is changed in the file meanwhile counts: a new row is run too, in its place, one that is gone is
-ended, and each ends at its new limit. `show` copies all logs to the folder $OUT. Wants Python 3.12
-alone.
+This keeps a rented host busy: the first rows run while the packages of the next release are copied.
+Rows start in their order, and a row that waits delays the following rows. Changes of the file apply
+to a running plan: new rows are added, removed rows are ended, and limits are updated. `show` copies
+all logs to the folder $OUT. Needs only Python 3.12.
 
-A row has a `name`, a `command` for bash, and `limit_s`, after which it is ended. It may have `gpus`
-(how many, 1 by default; 0.5: half of one; 0: beside any other), a `release` of vLLM (waits until
-all its pieces are in ~/up, and unpacks them), and `env`, further environment.
+A row has a `name`, a `command` for bash, and a `limit_s`, after which it is ended. It may have
+`gpus` (the number, 1 by default; 0.5: half of one; 0: none), a `release` of vLLM (the row waits
+until all pieces are in ~/up, and unpacks them), and `env`, further environment variables.
 """
 
 import argparse
@@ -32,16 +31,16 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 UP = Path("~/up").expanduser()
 LOGS = Path("~/logs").expanduser()
-# What vLLM, Triton, TileLang and DeepGEMM compile.
+# Caches of kernels that vLLM, Triton, TileLang and DeepGEMM compile.
 CACHES = ("~/.cache/vllm", "~/.triton/cache", "~/.tilelang/cache", "~/.deep_gemm")
-FILE_MB = 15  # of what comes back from a lent host in one piece
+FILE_MB = 15  # size of the pieces that a rented host sends back
 POLL_S = 0.5
-END_S = 15.0  # for a row to end by itself, once interrupted
+END_S = 15.0  # until an interrupted row is killed
 MARK = "PROOFLINE_ROW"  # in the environment of all processes of a row
 
 
 class Row(NamedTuple):
-    """One command to run, as the module's text says."""
+    """One command to run, as described above."""
 
     name: str
     command: str
@@ -55,10 +54,10 @@ class Row(NamedTuple):
 
 
 class Job:
-    """A row that runs."""
+    """A running row."""
 
     def __init__(self, row: Row, taken: dict[int, float], logs: Path) -> None:
-        self.row, self.taken = row, taken  # GPU: which part of it
+        self.row, self.taken = row, taken  # part by GPU
         self.began = time.monotonic()
         self._log = logs / f"{row.name}.log"
         paths = (ROOT, _registered(logs), *filter(None, [os.environ.get("PYTHONPATH")]))
@@ -81,7 +80,7 @@ class Job:
             )
 
     def outcome(self) -> str:
-        """How it ended, with no process of it left; empty: it runs."""
+        """Ends all processes of a row that is done or too late; returns how it ended, or empty."""
         code = self._process.poll()
         took_s = time.monotonic() - self.began
         if code is None and took_s < self.row.limit_s:
@@ -95,7 +94,7 @@ class Job:
         return f"{f'exit code {code}' if code is not None else 'CUT'} after {took_s:.0f} s"
 
     def _pids(self) -> Iterator[int]:
-        """All processes of the row: those that left its session too."""
+        """Yields all processes of the row, including those that left its session."""
         mark = f"{MARK}={self.row.name}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -104,7 +103,7 @@ class Job:
 
 
 def _registered(logs: Path) -> Path:
-    """A folder by which vLLM finds this checkout's plugin, as that of an installed package."""
+    """Returns a folder with metadata by which vLLM finds this checkout's plugin."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name, version = project["name"], project["version"]
     folder = logs / "registered" / f"{name}-{version}.dist-info"
@@ -126,7 +125,7 @@ def _signal(pids: Iterator[int], number: int) -> None:
 
 
 def rows_of(file: Path, names: Sequence[str]) -> list[Row]:
-    """The rows of a file, or those named, in their order. SystemExit: a row or a name is wrong."""
+    """Returns the rows of a file, or those named. SystemExit: a row or a name is wrong."""
     try:
         found = [Row(**row) for row in tomllib.loads(file.read_text())["row"]]
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
@@ -138,7 +137,7 @@ def rows_of(file: Path, names: Sequence[str]) -> list[Row]:
 
 
 def part_of(gpus: float, free: Mapping[int, float]) -> dict[int, float] | None:
-    """Which GPUs, and which part of each, such a row gets; None: it has to wait."""
+    """Returns the GPUs of a row and the part of each; None if the row must wait."""
     part = min(gpus, 1.0)
     fitting = sorted((left, gpu) for gpu, left in free.items() if left >= part)
     n = max(1, round(gpus))
@@ -146,7 +145,7 @@ def part_of(gpus: float, free: Mapping[int, float]) -> dict[int, float] | None:
 
 
 class Plan:
-    """The rows of a file, or those named, and what is changed there later."""
+    """The rows of a file, or those named, and later changes of the file."""
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
         self.waiting = rows_of(file, names)
@@ -154,7 +153,7 @@ class Plan:
         self._file, self._read_at = file, file.stat().st_mtime_ns
 
     def read_again(self, running: Sequence[Job]) -> str:
-        """Takes over what was changed; says why not, or nothing."""
+        """Applies changes of the file; returns why the file is wrong, or empty."""
         if (read_at := self._file.stat().st_mtime_ns) == self._read_at:
             return ""
         self._read_at = read_at
@@ -173,7 +172,7 @@ class Plan:
 
 
 def run(plan: Plan, n_gpus: int, up: Path, logs: Path) -> None:
-    """Runs all rows; returns when the last one has ended."""
+    """Runs all rows to their ends."""
     logs.mkdir(parents=True, exist_ok=True)
     began, free = time.monotonic(), dict.fromkeys(range(n_gpus), 1.0)
     running = list[Job]()
@@ -205,7 +204,7 @@ def run(plan: Plan, n_gpus: int, up: Path, logs: Path) -> None:
 
 
 def show(seconds: float, logs: Path, out: Path | None, caches: bool) -> None:
-    """Waits, at most until all have ended; then prints each log's last lines and fills `out`."""
+    """Waits, prints the last lines of each log, and copies all logs to `out`."""
     until = time.monotonic() + seconds
     lanes = logs / "lanes.txt"
     while time.monotonic() < until and "all rows have ended" not in _text(lanes):

