@@ -381,11 +381,13 @@ def measure(stack: Stack, kind: str, n: int, seconds: float, addresses: int, of_
             for name, body in (("chat", HONEST_CHAT), ("grammar", choice)):
                 seen[name] = []
                 clients.append(keep_asking(url, until, "POST", CHAT, body, seen[name]))
-        bodies, memory, own, *_ = await asyncio.gather(
-            large_bodies(url, until), largest_memory(process, until), late(until), *clients
-        )
+        bodies = asyncio.create_task(large_bodies(url, until))
+        memory = asyncio.create_task(largest_memory(process, until))
+        own = asyncio.create_task(late(until))
+        await asyncio.gather(*clients)
         honest = {name: summary(found) for name, found in seen.items()}
-        return Seen(kind, n, addresses if n else 0, honest, bodies, memory, own)
+        addresses_of = addresses if n else 0
+        return Seen(kind, n, addresses_of, honest, await bodies, await memory, await own)
 
     process, url = psutil.Process(stack.api_pid), stack.base_url
     with attacking(all_at_once, url, port_for(stack, kind), kind, n, seconds, addresses):

@@ -46,7 +46,8 @@ def main(
         with ThreadPoolExecutor(CLIENTS) as pool:
             codes = Counter(pool.map(lambda nonce: submit(client, nonce), range(jobs)))
         say(f"{jobs} jobs, {workers} workers: {dict(codes)} in {time.monotonic() - began:.1f} s")
-        scrapes, statuses = [], []
+        scrapes: list[float] = []
+        statuses: list[float] = []
         until = time.monotonic() + watch_s
         while time.monotonic() < until or not scrapes:
             scrapes.append(timed(client, "GET", "/metrics"))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
@@ -37,7 +37,8 @@ class Work:
         return {"model": model, "seq_len": self.seq_len, **own}
 
 
-class Mark(NamedTuple):
+@dataclass(frozen=True)
+class Mark:
     """The time at which a count changed, and the new count."""
 
     at: float
