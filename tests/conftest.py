@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import os
+import random
 from collections.abc import Generator, Iterator
 
 import httpx
@@ -23,10 +24,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # `make test` want.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Each process has free ports of its own: a port is free until the server that it was chosen for
-    # listens, which takes seconds.
+    # listens, which takes seconds. Those of another run on this machine are others.
     _number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    _first = 20_000 + 800 * (_number % 16)
-    vars(redis_server)["_PORTS"] = itertools.cycle(range(_first, _first + 796))
+    _part = (_number + int(os.environ["PYTEST_XDIST_TESTRUNUID"], 16)) % 16
+    _ports = range(20_000 + 798 * _part, 20_000 + 798 * (_part + 1))
+    vars(redis_server)["_PORTS"] = itertools.cycle(random.sample(_ports, len(_ports)))
 
 # Tests that share an engine or a stack run in one process, in this order: `make test` begins with
 # what takes longest, and what is quick fills the gaps. A module that is not named here and has no
