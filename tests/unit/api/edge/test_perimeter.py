@@ -25,16 +25,9 @@ class TestHost:
     @pytest.mark.parametrize(
         "host",
         [
-            *(
-                "127.0.0.1:8000",
-                "localhost",
-                "LOCALHOST:8000",
-                "[::1]:8000",
-                "10.0.0.7:80",
-                "api:8000",
-                "gpu_7",
-            ),
-            *("a.localhost", "host.docker.internal:8000", "node.local", "localhost."),
+            *("127.0.0.1:8000", "localhost", "LOCALHOST:8000", "[::1]:8000", "10.0.0.7:80"),
+            *("api:8000", "gpu_7", "a.localhost", "host.docker.internal:8000", "node.local"),
+            "localhost.",
         ],
     )
     def test_names_that_no_stranger_can_own_are_known(self, host: str) -> None:
@@ -43,13 +36,8 @@ class TestHost:
     @pytest.mark.parametrize(
         "host",
         [
-            "evil.example",
-            "evil.example:8000",
-            "localhost.evil.example",
-            "a/collective_rpc#",
-            "a b",
-            "",
-            "x@api",
+            *("evil.example", "evil.example:8000", "localhost.evil.example"),
+            *("a/collective_rpc#", "a b", "", "x@api"),
         ],
     )
     def test_others_are_not(self, host: str) -> None:
@@ -142,19 +130,16 @@ class TestBody:
         "kind", ["application/json", "Application/JSON; charset=utf-8", "application/ld+json"]
     )
     def test_json_by_any_of_its_names_is_read(self, client: TestClient, kind: str) -> None:
-        assert (
-            client.post(GENERATE, content=b"{}", headers={"Content-Type": kind}).status_code == 422
-        )
+        answer = client.post(GENERATE, content=b"{}", headers={"Content-Type": kind})
+        assert answer.status_code == 422
 
     def test_audio_may_come_in_a_form_but_from_no_page(self, client: TestClient) -> None:
         sound = {"file": ("a.wav", b"RIFF", "audio/wav")}
         # 503: it came through, and nobody serves audio.
         assert client.post("/v1/audio/transcriptions", files=sound).status_code == 503
         own_page = {"Origin": str(client.base_url)}
-        assert (
-            client.post("/v1/audio/transcriptions", headers=own_page, files=sound).status_code
-            == 415
-        )
+        by_page = client.post("/v1/audio/transcriptions", headers=own_page, files=sound)
+        assert by_page.status_code == 415
 
     def test_the_network_node_sends_json_without_a_type(self, client: TestClient) -> None:
         routes = client.app.routes  # type: ignore[attr-defined]
@@ -182,9 +167,8 @@ class TestBody:
         answer = client.post(path, content=b"{}", headers=headers)
         assert answer.status_code == 400
         assert "Content-Type: application/json" in answer.json()["error"]["message"]
-        assert (
-            client.post(path, content=b"{}", headers=headers | {"Origin": PAGE}).status_code == 403
-        )
+        by_page = client.post(path, content=b"{}", headers=headers | {"Origin": PAGE})
+        assert by_page.status_code == 403
 
     def test_a_body_in_chunks_is_one(self, client: TestClient) -> None:
         chunked = client.post(GENERATE, content=iter([b"{}"]), headers={"Content-Type": "a/b"})

@@ -1,5 +1,6 @@
 """What a download fetches, and what it says where it cannot."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +15,10 @@ from api.models.download import fetch
 from poc_core.state.downloads import Download
 from tests.peers.hub import COMMIT, REPO, Hub
 
+HubWith = Callable[[Mapping[str, bytes]], Hub]
+OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 SMALL = {
-    "config.json": b"{}",
-    "generation_config.json": b"{}",
-    "tokenizer.json": b"{}",
-    "tokenizer_config.json": b"{}",
+    **dict.fromkeys(OBJECTS, b"{}"),
     "merges.txt": b"a b",
     "chat_template.jinja": b"{{ x }}",
     "modeling_small.py": b"x = 1",
@@ -92,7 +92,7 @@ def here(cache: ModelCache) -> set[str]:
 @pytest.mark.parametrize("commit", [None, COMMIT])
 def test_what_the_engine_loads_comes_and_nothing_else(
     cache: ModelCache,
-    hub_with: Callable[[Mapping[str, bytes]], Hub],
+    hub_with: HubWith,
     weights: dict[str, bytes],
     loaded: set[str],
     commit: str | None,
@@ -103,12 +103,17 @@ def test_what_the_engine_loads_comes_and_nothing_else(
     assert cache.stage(REPO, commit) == "DOWNLOADED"
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", *SHARDED])
 @pytest.mark.parametrize(
-    "left", [None, b"", b"{", b"[]" * 60], ids=["gone", "empty", "cut", "other"]
+    ("name", "left"),
+    [
+        *itertools.product(
+            ["config.json", "tokenizer.json", *SHARDED], [None, b"", b"{", b"[]" * 60]
+        ),
+        ("config.json", b"{{"),  # of the right size, and no JSON
+    ],
 )
 def test_what_lacks_or_is_broken_is_completed(
-    cache: ModelCache, hub_with: Callable[[Mapping[str, bytes]], Hub], name: str, left: bytes | None
+    cache: ModelCache, hub_with: HubWith, name: str, left: bytes | None
 ) -> None:
     files = SMALL | SHARDED
     hub_with(files)
@@ -123,19 +128,8 @@ def test_what_lacks_or_is_broken_is_completed(
     assert cache.stage(REPO, None) == "DOWNLOADED"
 
 
-def test_a_file_of_the_right_size_that_is_no_json_comes_again(
-    cache: ModelCache, hub_with: Callable[[Mapping[str, bytes]], Hub]
-) -> None:
-    hub_with(SMALL | SHARDED)
-    assert fetch(a_download()) is None
-    path = cache.folder(REPO) / "snapshots" / COMMIT / "config.json"
-    path.resolve().write_bytes(b"{{")
-    assert fetch(a_download()) is None
-    assert path.read_bytes() == b"{}"
-
-
 def test_a_repository_without_a_part_fails_and_says_which(
-    cache: ModelCache, hub_with: Callable[[Mapping[str, bytes]], Hub]
+    cache: ModelCache, hub_with: HubWith
 ) -> None:
     hub_with({"config.json": b"{}", **SHARDED, SHARDS[1]: b""})
     error = fetch(a_download())
@@ -145,7 +139,7 @@ def test_a_repository_without_a_part_fails_and_says_which(
 
 def test_room_is_checked_before_anything_comes(
     cache: ModelCache,
-    hub_with: Callable[[Mapping[str, bytes]], Hub],
+    hub_with: HubWith,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub = hub_with(SMALL | {"model.safetensors": b"w" * 10**6})
@@ -162,9 +156,7 @@ def test_room_is_checked_before_anything_comes(
     assert fetch(a_download()) is None  # it is here
 
 
-def test_out_of_reach_it_says_what_is_here(
-    cache: ModelCache, hub_with: Callable[[Mapping[str, bytes]], Hub]
-) -> None:
+def test_out_of_reach_it_says_what_is_here(cache: ModelCache, hub_with: HubWith) -> None:
     hub = hub_with(SMALL | SHARDED)
     assert fetch(a_download()) is None
     hub.__exit__()

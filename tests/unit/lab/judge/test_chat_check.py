@@ -81,10 +81,11 @@ def node() -> Iterator[Node]:
     found.server.server_close()
 
 
+Check = Callable[..., tuple[int, str, str]]
+
+
 @pytest.fixture
-def check(
-    node: Node, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def check(node: Node, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Check:
     """Runs the command on a file of this answer; (exit code, stdout, stderr)."""
 
     def run(executed: Any, request: Any = REQUEST, *arguments: str) -> tuple[int, str, str]:
@@ -97,14 +98,14 @@ def check(
     return run
 
 
-def test_an_answer_that_is_confirmed_is_valid(node: Node, check: Callable[..., Any]) -> None:
+def test_an_answer_that_is_confirmed_is_valid(node: Node, check: Check) -> None:
     code, stdout, _ = check(answer(CONTENT))
     assert code == 0
     assert stdout.startswith("VALID: pass.")
     assert "Similarity 1.000000, which must be above 0.9;" in stdout
 
 
-def test_the_node_is_asked_as_a_validator_asks(node: Node, check: Callable[..., Any]) -> None:
+def test_the_node_is_asked_as_a_validator_asks(node: Node, check: Check) -> None:
     check(answer(CONTENT))
     tokens = [{"token": one, "top_tokens": [one, "99"]} for one in ("11", "12", "2")]
     assert node.body == {
@@ -125,7 +126,7 @@ def test_the_node_is_asked_as_a_validator_asks(node: Node, check: Callable[..., 
     }
 
 
-def test_a_stream_is_read_as_its_answer(node: Node, check: Callable[..., Any]) -> None:
+def test_a_stream_is_read_as_its_answer(node: Node, check: Check) -> None:
     chunks = [
         {"choices": [{"delta": {"role": "assistant"}, "logprobs": None}]},
         {"choices": [{"logprobs": {"content": CONTENT[:2]}}]},
@@ -157,7 +158,7 @@ def finished(reason: str, n: int, claimed: int) -> dict[str, Any]:
 )
 def test_an_answer_that_was_cut_off_is_said_to_be(
     node: Node,
-    check: Callable[..., Any],
+    check: Check,
     executed: dict[str, Any],
     validated: dict[str, Any],
     code: int,
@@ -171,7 +172,7 @@ def test_an_answer_that_was_cut_off_is_said_to_be(
     assert why in stdout
 
 
-def test_the_positions_furthest_apart_come_first(node: Node, check: Callable[..., Any]) -> None:
+def test_the_positions_furthest_apart_come_first(node: Node, check: Check) -> None:
     executed = deepcopy(CONTENT)
     executed[1] = position("12", -2.5)
     code, stdout, _ = check(answer(executed), {**REQUEST, "model": "GLM-5.3-Flash"})
@@ -182,48 +183,45 @@ def test_the_positions_furthest_apart_come_first(node: Node, check: Callable[...
     assert "which must be above 0.951" in stdout
 
 
-def test_an_answer_that_lies_too_far_is_invalid(node: Node, check: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("threshold", "code", "said"),
+    [
+        ((), 3, "INVALID: similarity at or below the threshold."),
+        (("--threshold", "0.5"), 0, "VALID"),
+    ],
+    ids=["the network's", "given"],
+)
+def test_an_answer_that_lies_too_far_is_invalid(
+    node: Node, check: Check, threshold: tuple[str, ...], code: int, said: str
+) -> None:
     node.answer = answer([position("11", -0.1)] * 100)
-    code, stdout, _ = check(answer([position("11", -1.0)] * 100))
-    assert code == 3
-    assert stdout.startswith("INVALID: similarity at or below the threshold.")
+    far = answer([position("11", -1.0)] * 100)
+    found, stdout, _ = check(far, REQUEST, "--against", node.url, *threshold)
+    assert (found, stdout[: len(said)]) == (code, said)
 
 
-def test_the_threshold_can_be_given(node: Node, check: Callable[..., Any]) -> None:
-    node.answer = answer([position("11", -0.1)] * 100)
-    arguments = ("--against", node.url, "--threshold", "0.5")
-    code, stdout, _ = check(answer([position("11", -1.0)] * 100), REQUEST, *arguments)
-    assert (code, stdout[:5]) == (0, "VALID")
-
-
-def test_what_the_validator_cuts_is_invalid(node: Node, check: Callable[..., Any]) -> None:
+def test_what_the_validator_cuts_is_invalid(node: Node, check: Check) -> None:
     node.answer = answer(CONTENT[:2])
     code, stdout, _ = check(answer(CONTENT))
     assert code == 3
     assert "The validator ends after 2 of 3 tokens" in stdout
 
 
-def test_a_node_that_decodes_tokens_of_its_own_is_seen(
-    node: Node, check: Callable[..., Any]
-) -> None:
+def test_a_node_that_decodes_tokens_of_its_own_is_seen(node: Node, check: Check) -> None:
     node.answer = answer([CONTENT[0], position("13", -1.0), CONTENT[2]])
     code, stdout, _ = check(answer(CONTENT))
     assert code == 3
     assert "The first token that differs is at position 1." in stdout
 
 
-def test_texts_for_tokens_are_invalid_whoever_validates(
-    node: Node, check: Callable[..., Any]
-) -> None:
+def test_texts_for_tokens_are_invalid_whoever_validates(node: Node, check: Check) -> None:
     code, stdout, _ = check(answer([position("Hello", -0.5)]))
     assert code == 3
     assert "Tokens must be ids in decimal" in stdout
     assert node.asked == []
 
 
-def test_tokens_that_the_validator_refuses_are_invalid(
-    node: Node, check: Callable[..., Any]
-) -> None:
+def test_tokens_that_the_validator_refuses_are_invalid(node: Node, check: Check) -> None:
     error = {"message": "there is no token 999999", "param": "enforced_tokens", "code": 400}
     node.status, node.answer = 400, {"error": error}
     code, stdout, _ = check(answer([position("999999", -0.5)]))
@@ -242,7 +240,7 @@ def test_tokens_that_the_validator_refuses_are_invalid(
     ],
 )
 def test_without_an_answer_there_is_no_verdict(
-    node: Node, check: Callable[..., Any], status: int, said: Any, told: str
+    node: Node, check: Check, status: int, said: Any, told: str
 ) -> None:
     node.status, node.answer = status, said
     code, stdout, stderr = check(answer(CONTENT))
@@ -250,7 +248,7 @@ def test_without_an_answer_there_is_no_verdict(
     assert told in stderr
 
 
-def test_a_node_that_is_not_there_is_named(check: Callable[..., Any]) -> None:
+def test_a_node_that_is_not_there_is_named(check: Check) -> None:
     code, _, stderr = check(answer(CONTENT), REQUEST, "--against", "http://127.0.0.1:9")
     assert code == 1
     assert "No answer from http://127.0.0.1:9" in stderr
@@ -263,10 +261,7 @@ def test_a_node_that_is_not_there_is_named(check: Callable[..., Any]) -> None:
         ("[]", "holds no chat's request"),
         ('{"request": {}, "answer": {}}', "holds no chat's request"),
         ('{"request": {"messages": []}}', "holds no answer with logprobs"),
-        (
-            '{"request": {"messages": []}, "answer": {"choices": [{"logprobs": null}]}}',
-            "there are none",
-        ),
+        ('{"request": {"messages": []}, "answer": {"choices": [{"logprobs": null}]}}', "are none"),
         ('{"request": {"messages": []}, "answer": ["data: 1"]}', "valid dictionary"),
         (
             '{"request": {"messages": []}, "answer": {"choices": [{"logprobs": {"content":'
@@ -315,7 +310,7 @@ class StandIn:
 
 
 def test_an_engine_of_its_own_validates(
-    node: Node, check: Callable[..., Any], stand_in: Callable[[Any], None]
+    node: Node, check: Check, stand_in: Callable[[Any], None]
 ) -> None:
     engine = StandIn(node.port)
     stand_in(engine)
@@ -326,9 +321,7 @@ def test_an_engine_of_its_own_validates(
 
 
 def test_an_engine_without_chat_cannot_validate(
-    check: Callable[..., Any],
-    stand_in: Callable[[Any], None],
-    capfd: pytest.CaptureFixture[str],
+    check: Check, stand_in: Callable[[Any], None]
 ) -> None:
     stand_in(StandIn(None))
     arguments = ("--model", "tiny-qwen3", "--engine", "transformers")
@@ -337,7 +330,7 @@ def test_an_engine_without_chat_cannot_validate(
     assert "--engine transformers has no chat" in stderr
 
 
-def test_a_node_and_an_engine_are_one_too_many(check: Callable[..., Any]) -> None:
+def test_a_node_and_an_engine_are_one_too_many(check: Check) -> None:
     arguments = ("--model", "tiny-qwen3", "--against", "http://127.0.0.1:9")
     code, _, stderr = check(answer(CONTENT), REQUEST, *arguments)
     assert code == 2

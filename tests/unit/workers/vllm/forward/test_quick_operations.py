@@ -71,6 +71,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
         yield found
 
 
+@pytest.fixture
+def quick() -> Any:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    return QuickOperations()
+
+
 def operation() -> Any:
     """What vLLM's model finds now."""
     from workers.vllm.release import custom_ops
@@ -86,10 +93,9 @@ def quantise(quick: Any, rows: int = 4, **named: Any) -> None:
     assert out.view(torch.uint8).eq(2).all()
 
 
-def test_the_kernel_computes_after_a_trial_and_vllms_own_outside(computed: Computed) -> None:
-    from workers.vllm.forward.quick_operations import QuickOperations
-
-    quick = QuickOperations()
+def test_the_kernel_computes_after_a_trial_and_vllms_own_outside(
+    computed: Computed, quick: Any
+) -> None:
     quantise(quick)
     assert computed.by == ["own", "kernel"] * 2 + ["kernel"]
     quantise(quick)
@@ -100,11 +106,8 @@ def test_the_kernel_computes_after_a_trial_and_vllms_own_outside(computed: Compu
 
 
 def test_where_bits_differ_vllms_own_stays(
-    computed: Computed, caplog: pytest.LogCaptureFixture
+    computed: Computed, caplog: pytest.LogCaptureFixture, quick: Any
 ) -> None:
-    from workers.vllm.forward.quick_operations import QuickOperations
-
-    quick = QuickOperations()
     computed.writes["kernel"] = 3
     quantise(quick)
     quantise(quick)
@@ -126,11 +129,8 @@ def test_a_kernel_that_cannot_run_leaves_vllms_own(
 
 
 def test_small_calls_and_unknown_ones_and_those_being_recorded_are_vllms_own(
-    computed: Computed, monkeypatch: pytest.MonkeyPatch
+    computed: Computed, monkeypatch: pytest.MonkeyPatch, quick: Any
 ) -> None:
-    from workers.vllm.forward.quick_operations import QuickOperations
-
-    quick = QuickOperations()
     quantise(quick, rows=3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     quantise(quick)
@@ -259,10 +259,7 @@ def routed(quick: Any, x: Tensor = X, *rest: Any) -> Tensor:
     return logits
 
 
-def test_each_rank_routes_its_share_after_a_trial(router: Router) -> None:
-    from workers.vllm.forward.quick_operations import QuickOperations
-
-    quick = QuickOperations()
+def test_each_rank_routes_its_share_after_a_trial(router: Router, quick: Any) -> None:
     quick.settle(replicated=True)
     for _ in range(2):
         assert torch.equal(routed(quick), X @ WEIGHT.T)
@@ -272,11 +269,8 @@ def test_each_rank_routes_its_share_after_a_trial(router: Router) -> None:
     assert router.rows[4:] == [8]
 
 
-def test_what_a_later_release_says_beside_the_rows_is_handed_on(router: Router) -> None:
+def test_what_a_later_release_says_beside_the_rows_is_handed_on(router: Router, quick: Any) -> None:
     """Since 0.28 at the latest vLLM says whether Blackwell's kernel may be taken."""
-    from workers.vllm.forward.quick_operations import QuickOperations
-
-    quick = QuickOperations()
     quick.settle(replicated=True)
     for x in (X, X, X[:6]):
         assert torch.equal(routed(quick, x, False), x @ WEIGHT.T)
@@ -285,10 +279,7 @@ def test_what_a_later_release_says_beside_the_rows_is_handed_on(router: Router) 
         routed(quick, X, True)
 
 
-def test_where_a_share_has_other_bits_each_rank_routes_all_rows(router: Router) -> None:
-    from workers.vllm.forward.quick_operations import QuickOperations
-
-    quick = QuickOperations()
+def test_where_a_share_has_other_bits_each_rank_routes_all_rows(router: Router, quick: Any) -> None:
     quick.settle(replicated=True)
     router.more_rows = 0.5
     for _ in range(2):
@@ -296,10 +287,7 @@ def test_where_a_share_has_other_bits_each_rank_routes_all_rows(router: Router) 
     assert router.rows == [4, 8, 8, 8]
 
 
-def test_rows_that_cannot_be_shared_are_routed_by_each_rank(router: Router) -> None:
-    from workers.vllm.forward.quick_operations import QuickOperations
-
-    quick = QuickOperations()
+def test_rows_that_cannot_be_shared_are_routed_by_each_rank(router: Router, quick: Any) -> None:
     quick.settle(replicated=True)
     routed(quick, X[:6])
     routed(quick, torch.cat([X, X[:1]]))
