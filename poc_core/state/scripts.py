@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from redis import Redis
+from redis.client import Pipeline
 from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError
 
 _FOLDER = files("poc_core.state") / "lua"
@@ -43,17 +44,23 @@ class SharedScript:
     def __init__(self, redis: Any, text: str) -> None:
         self._redis, self._text, self.sha = redis, text, _sha(text)
 
-    def __call__(self, keys: Sequence[Any], args: Sequence[Any] = ()) -> Any:
+    def __call__(
+        self, keys: Sequence[Any] = (), args: Sequence[Any] = (), client: Any = None
+    ) -> Any:
         """Runs the script and returns its result.
 
-        ScriptsMissingError if Redis lacks the script and this user may not load it.
+        `client`: runs the script instead, and may be a pipeline; kombu and redis-py's locks pass
+        it. ScriptsMissingError if Redis lacks the script and this user may not load it.
         """
+        redis = self._redis if client is None else client
+        if isinstance(redis, Pipeline) and not self._redis.script_exists(self.sha)[0]:
+            _load(self._redis, self._text)
         call = (self.sha, len(keys), *keys, *args)
         try:
-            return self._redis.evalsha(*call)
+            return redis.evalsha(*call)
         except NoScriptError:
             _load(self._redis, self._text)
-            return self._redis.evalsha(*call)
+            return redis.evalsha(*call)
 
 
 Call = tuple[SharedScript, Sequence[Any], Sequence[Any]]

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import fakeredis
 import pytest
 
 from poc_core.state import keys, scripts
@@ -77,3 +78,12 @@ def test_a_script_has_all_that_it_uses(name: str) -> None:
     used = shared & set(re.findall(r"\w+", text))
     defined = set(re.findall(r"^local (?:function )?(\w+)", text, re.MULTILINE))
     assert used <= defined | set(re.findall(r"local (\w+)", text))
+
+
+def test_a_script_runs_on_the_client_that_kombu_and_locks_pass_by_name() -> None:
+    redis = fakeredis.FakeRedis()
+    script = scripts.SharedScript(redis, "return ARGV[1]")
+    with redis.pipeline() as pipe:
+        script(keys=[], args=["7"], client=pipe)
+        assert pipe.execute() == [b"7"]
+    assert script(args=["8"], client=redis) == b"8"
