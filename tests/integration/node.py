@@ -24,8 +24,9 @@ READY_TIMEOUT_S = 600.0
 class Node:
     """Submits jobs to a stack and follows them. The API or Redis may be away meanwhile."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, said: Sequence[str] = ()) -> None:
         self.stack = stack
+        self.said = said  # what the stack announces
         self.http = httpx.Client(base_url=stack.base_url, timeout=TIMEOUT_S, trust_env=False)
         self._open: set[str] = set()  # jobs that were submitted and are not known to have ended
 
@@ -144,18 +145,23 @@ def run_node(exits: ExitStack, **options: Any) -> Node:
     test that fails.
     """
     engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
-    show = shown()
+    show, said = shown(), list[str]()
+
+    def announce(message: str) -> None:
+        said.append(message)
+        show(f"stack    | {message}")
+
     stack = Stack(
         EngineOptions(**{"model": "tiny-qwen3", "engine": "synthetic"} | engine),
         **{
             "on_line": lambda name, line: show(f"{name:<9}| {line}"),
-            "announce": lambda message: show(f"stack    | {message}"),
+            "announce": announce,
             **options,
         },
     )
     exits.enter_context(stack)
     stack.wait_ready(READY_TIMEOUT_S)
-    node = Node(stack)
+    node = Node(stack, said)
     exits.callback(node.close)
     return node
 

@@ -71,8 +71,9 @@ def reasons(node: Node) -> str:
 
 
 def test_killed_workers_show_at_once_and_their_return_is_told(
-    node: Node, back: Callable[[], None], capsys: pytest.CaptureFixture[str]
+    node: Node, back: Callable[[], None]
 ) -> None:
+    n_said = len(node.said)
     first, second = node.stack.worker_pids()
     os.kill(first, signal.SIGKILL)
     began = time.monotonic()
@@ -96,11 +97,9 @@ def test_killed_workers_show_at_once_and_their_return_is_told(
     told = metrics(node)
     for name in names:
         assert told[f'proofline_worker_restarts_total{{worker="{name}"}}'] >= 1
-    said = ""
 
     def is_told() -> bool:
-        nonlocal said
-        said += capsys.readouterr().out
+        said = "\n".join(node.said[n_said:])
         return all(f"{name} is ready again, after " in said for name in names)
 
     wait_until(is_told, "both returns")
