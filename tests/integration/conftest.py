@@ -112,15 +112,6 @@ def back(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     are_back.set()
 
 
-@pytest.fixture(scope="session")
-def quick_node() -> Iterator[Node]:
-    """Two workers that compute in no time, and an API that forgets results after 3 s."""
-    with ExitStack() as exits:
-        yield run_node(
-            exits, workers=2, synthetic_step_ms=0, env={**FAST, "POC_GENERATE_RESULT_TTL_SEC": "3"}
-        )
-
-
 @pytest.fixture
 def redis_of() -> Iterator[Callable[[Node], redis.Redis]]:
     """A client of a node's Redis."""

@@ -10,6 +10,7 @@ import pytest
 from redis import Redis
 
 from poc_core.queues import model_queue
+from poc_core.settings import Settings
 from poc_core.state import keys
 from tests.harness.waiting import wait_until
 from tests.integration.node import Node, synthetic_artifacts, tampered
@@ -208,11 +209,16 @@ class TestStop:
 
 
 class TestEndOfAJob:
-    def test_its_result_is_unknown_after_its_ttl(self, quick_node: Node) -> None:
-        answer = quick_node.generate(range(4), wait=True)
+    def test_its_result_is_unknown_after_its_ttl(
+        self, node: Node, redis_of: Callable[[Node], Redis]
+    ) -> None:
+        answer = node.generate(range(4), wait=True)
         assert answer.status_code == 200, answer.text
         request_id = answer.json()["request_id"]
-        wait_until(lambda: quick_node.get(request_id).status_code == 404, "404 after 3 s")
+        redis, key = redis_of(node), f"poc:job:{request_id}"
+        assert 0 < redis.ttl(key) <= Settings().generate_result_ttl_sec
+        redis.pexpire(key, 1)
+        wait_until(lambda: node.get(request_id).status_code == 404, "404 after its time")
 
     def test_leaves_no_key_in_redis_without_ttl(
         self, node: Node, redis_of: Callable[[Node], Redis]
