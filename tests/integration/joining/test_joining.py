@@ -100,6 +100,7 @@ class Node:
 
     def __init__(self, folder: Path, exits: ExitStack) -> None:
         self.folder = folder
+        self.started: list[psutil.Popen] = []
         self.compose = exits.enter_context(LocalCompose(folder))
         self.compose.start("redis")
         self.compose.wait_healthy("redis")
@@ -143,7 +144,7 @@ class Node:
         host = psutil.Popen(
             command, env=environment(env), stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
-        self._exits.callback(self.end, host)
+        self.started.append(host)
         return host
 
     def joined(self, name: str) -> Path:
@@ -181,10 +182,20 @@ class Node:
         wait_until(lambda: name in self.hosts_of_workers(), f"a worker of {name}", 2 * PATIENCE_S)
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with ExitStack() as exits:
-        yield Node(tmp_path, exits)
+        yield Node(tmp_path_factory.mktemp("joining"), exits)
+
+
+@pytest.fixture
+def node(shared_node: Node) -> Iterator[Node]:
+    """One for all tests, each of which finds it without hosts."""
+    yield shared_node
+    for host in shared_node.started:
+        shared_node.end(host)
+    for row in shared_node.hosts.rows():
+        shared_node.hosts.revoke(row.name)
 
 
 def users(node: Node) -> set[str]:
@@ -350,6 +361,7 @@ def test_no_chat_goes_to_a_revoked_host_whatever_it_left_in_redis(node: Node) ->
         assert len(liar.received) == n_received
         assert set(chats.statuses[n_before:]) == {200}
         beats.stop(PATIENCE_S)
+        registry.remove(honest.record.id)
     assert node.operator.keys("poc:worker:gpu9*") == []
     assert liar.record.id.encode() not in node.operator.zrange("poc:workers", 0, -1)
 
