@@ -19,7 +19,7 @@ API_LIMIT = 300 * MIB
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     with ExitStack() as exits:
-        yield run_node(exits, workers=2, synthetic_step_ms=10.0)
+        yield run_node(exits, workers=2, synthetic_step_ms=4.0)
 
 
 @pytest.fixture(autouse=True)
