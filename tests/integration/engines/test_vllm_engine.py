@@ -36,8 +36,17 @@ pytestmark = [
 ]
 
 
+# What measures speed is a tool, of ranks and stages too.
+MEASURED = [QWEN3, *(pytest.param(one, marks=pytest.mark.slow) for one in (EXPERTS, PIPELINED))]
 # Between the tokens of every answer, and more of them than chat's small cache has blocks.
 PROOFS = ProofSpec(block_hash="block", public_key="key", seq_len=256)
+
+
+@pytest.fixture
+def small_batches(vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Micro-batches of a quarter of the usual tokens: two of them take a quarter of the time."""
+    info = dataclasses.replace(vllm_engine.info, max_batch_tokens=2050)
+    monkeypatch.setattr(vllm_engine, "info", info)
 
 
 @pytest.mark.parametrize("vllm_engine", FLOAT32, indirect=True, ids=str, scope="session")
@@ -90,6 +99,7 @@ class TestFloat32:
             Slice(own, stage.start, stage.stop) for own in specs for stage in vllm_engine.stages
         ]
 
+    @pytest.mark.usefixtures("small_batches")
     def test_a_batch_beyond_the_token_budget_is_split(self, vllm_engine: Engine) -> None:
         spec = ProofSpec(block_hash="block", public_key="key", seq_len=1025)
         nonces = range(vllm_engine.info.max_batch_tokens // 1025 + 2)
@@ -119,6 +129,7 @@ class TestFloat32:
         ],
         ids=lambda spec: f"{spec.scheme}-{spec.seq_len}",
     )
+    @pytest.mark.usefixtures("small_batches")
     def test_slices_change_no_bit_of_any_value(self, vllm_engine: Engine, spec: ProofSpec) -> None:
         assert vllm_engine.sliceable
         # Two micro-batches, which meet in a pipeline.
@@ -147,26 +158,28 @@ class TestFloat32:
         )  # no memory is held for what it cannot compute
         assert compute_all(vllm_engine, good, [5]) == before
 
-    def test_its_speed_is_measured_and_its_time_told_by_part(
-        self, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(
-            vllm_engine, "info", dataclasses.replace(vllm_engine.info, max_batch_tokens=1024)
-        )
-        spec = ProofSpec(block_hash="block", public_key="key", seq_len=64)
-        before = compute_all(vllm_engine, spec, range(4))
-        found = speed.measure(vllm_engine, spec, [2, 8], 50, [50], seconds=0, on_step=lambda: None)
-        assert all(one.nonces_per_s > 0 for pair in found.sizes for one in pair)
-        assert [whole.n_slices for whole, _ in found.sizes] == [1, 1]
-        parts = found.parts
-        assert parts is not None
-        for part in ("inputs", "matrix products, attention", "reflections", "norms", "tail"):
-            assert 0 < parts.seconds[part] < parts.total_s, part
-        assert (parts.seconds["communication"] > 0) == (parts.n_devices > 1)
-        assert parts.n_stages == len(vllm_engine.stages)
-        assert 0.9 < parts.flops / parts.n / flops_of_a_nonce(vllm_engine.info, spec.seq_len) < 1.1
-        assert parts.peak_flops > 1e9
-        assert compute_all(vllm_engine, spec, range(4)) == before
+
+@pytest.mark.parametrize("vllm_engine", MEASURED, indirect=True, ids=str, scope="session")
+def test_its_speed_is_measured_and_its_time_told_by_part(
+    vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        vllm_engine, "info", dataclasses.replace(vllm_engine.info, max_batch_tokens=1024)
+    )
+    spec = ProofSpec(block_hash="block", public_key="key", seq_len=64)
+    before = compute_all(vllm_engine, spec, range(4))
+    found = speed.measure(vllm_engine, spec, [2, 8], 50, [50], seconds=0, on_step=lambda: None)
+    assert all(one.nonces_per_s > 0 for pair in found.sizes for one in pair)
+    assert [whole.n_slices for whole, _ in found.sizes] == [1, 1]
+    parts = found.parts
+    assert parts is not None
+    for part in ("inputs", "matrix products, attention", "reflections", "norms", "tail"):
+        assert 0 < parts.seconds[part] < parts.total_s, part
+    assert (parts.seconds["communication"] > 0) == (parts.n_devices > 1)
+    assert parts.n_stages == len(vllm_engine.stages)
+    assert 0.9 < parts.flops / parts.n / flops_of_a_nonce(vllm_engine.info, spec.seq_len) < 1.1
+    assert parts.peak_flops > 1e9
+    assert compute_all(vllm_engine, spec, range(4)) == before
 
 
 @pytest.mark.parametrize("vllm_engine", [QWEN3], indirect=True, ids=str, scope="session")
