@@ -232,9 +232,8 @@ class TestReceiver:
         self, client: StackClient, receiver: Receiver
     ) -> None:
         receiver.status = 500
-        client.start(
-            receiver, batch_size=1024
-        )  # whatever it is: two workers compute two leases of 32 each
+        # Large vectors fill it soon. Whatever the batch: two workers compute two leases of 32 each.
+        client.start(receiver, batch_size=1024, params={"k_dim": 120})
         client.wait(lambda: client.stats()["outbox"]["full"], 300, "a full outbox")
         client.wait_settled()
         stats = client.stats()
