@@ -43,6 +43,7 @@ def test_what_the_host_lacks_is_packed(name: str, alone: bool, with_torch: bool)
 
 
 @pytest.mark.skipif(not shutil.which("xz"), reason="this machine has no xz")
+@pytest.mark.slow
 def test_what_was_packed_in_pieces_is_there_after_unpacking(tmp_path: Path) -> None:
     """Two releases: what they have alike is packed once, and copied before both."""
     large = random.Random(0).randbytes(2_500_000)
@@ -96,6 +97,7 @@ def rows(tmp_path: Path, *told: str) -> lanes.Plan:
     return lanes.Plan(file, [])
 
 
+@pytest.mark.slow
 def test_rows_run_on_the_gpus_they_want_and_one_that_waits_holds_up_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_row_that_wants_no_gpu_runs_beside_one_that_has_all() -> None:
     assert lanes.part_of(0.5, {0: 0.0}) is None
 
 
+@pytest.mark.slow
 def test_what_is_changed_in_the_file_while_rows_run_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ class TestSbom:
         assert one == bom_of("image", self.FOUND[::-1], {})
         assert one != bom_of("image", self.FOUND[:1], {})
 
+    @pytest.mark.slow
     def test_it_lists_what_is_installed_here(self) -> None:
         done = subprocess.run(
             [sys.executable, str(ROOT / "scripts" / "sbom.py"), "here"],

@@ -136,6 +136,7 @@ class Page(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_a_report_is_the_documents_three_pictures_and_a_page_that_needs_nothing_else(
     tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
