@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # Seconds for a request that the worker answers without its engine.
 _LOOKUP_TIMEOUT_S = 5.0
+_LOOKUP_BYTES = 1024 * 1024
 # Headers of a single connection (RFC 9110, 7.6.1), and headers that httpx or uvicorn create.
 _HOP_HEADERS = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
@@ -119,12 +120,23 @@ class Gateway:
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
         """Returns a worker's answer to a GET that needs no engine.
 
-        Raises httpx.HTTPError if there is none.
+        Raises httpx.HTTPError if the answer is not complete in time or too large.
         """
-        with self._clients.lend() as client:
-            return await client.get(
-                _url(worker, path), headers=[*headers, *_secret(worker)], timeout=_LOOKUP_TIMEOUT_S
-            )
+        plain = (b"accept-encoding", b"identity")
+        sent = [*headers, *_secret(worker), plain]
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S), AsyncExitStack() as stack:
+                client = stack.enter_context(self._clients.lend())
+                call = client.stream("GET", _url(worker, path), headers=sent, timeout=None)
+                answer = await stack.enter_async_context(call)
+                async for piece in answer.aiter_raw():
+                    body += piece
+                    if len(body) > _LOOKUP_BYTES:
+                        raise httpx.ReadError(f"an answer of more than {_LOOKUP_BYTES} bytes")
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no answer within {_LOOKUP_TIMEOUT_S:g} s") from None
+        return httpx.Response(answer.status_code, content=bytes(body))
 
     @asynccontextmanager
     async def open(

@@ -185,12 +185,12 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
             continue
         try:
             answer = await chat.gateway.look_up(worker, b"/v1/models", key)
-        except httpx.HTTPError:
-            continue  # another worker of the model may answer
-        if answer.status_code == 200:
-            entries |= {entry["id"]: entry for entry in answer.json()["data"]}
-        else:
-            refusal = answer
+            if answer.status_code == 200:
+                entries |= {entry["id"]: entry for entry in answer.json()["data"]}
+            else:
+                refusal = answer
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            continue  # another worker of the model may answer as vLLM does
     return entries, refusal
 
 

@@ -1270,6 +1270,21 @@ class TestModels:
         node.start("w2", self.listing("other"), model="other")
         assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
 
+    def test_of_a_worker_that_never_ends_or_answers_otherwise_are_left_out(
+        self, node: Node
+    ) -> None:
+        def endless(call: Call) -> None:
+            call.begin_stream()
+            with contextlib.suppress(OSError):
+                while True:
+                    call.chunk(b" " * 65536)
+
+        node.start("w1", endless)
+        node.start("w2", lambda call: call.answer(b'{"data": [7]}'), model="second")
+        node.start("w3", lambda call: call.answer(b"no JSON"), model="third")
+        node.start("w4", self.listing("other"), model="other")
+        assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
+
     def test_key_is_passed_on_and_its_refusal_too(self, api: httpx.Client, start: Start) -> None:
         def wants_a_key(call: Call) -> None:
             if call.received.values("authorization") == ["Bearer right"]:
