@@ -221,8 +221,8 @@ class JobStore(JobResults):
     def finish(self, job_id: str) -> bool:
         """Builds and stores the answer of a job whose batches are all done.
 
-        Returns False if another caller builds the answer or has done so. The job fails after
-        MAX_FINISHES unsuccessful attempts.
+        Returns True if this call stored the answer. The job fails after MAX_FINISHES unsuccessful
+        attempts.
         """
         limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._ended_ttl_s]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):

@@ -12,6 +12,8 @@ from fastapi.testclient import TestClient
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from api.app import create_app
 from api.node_metrics.exposition import MOST_BYTES, MOST_SERIES
@@ -415,7 +417,7 @@ def test_another_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_redis_it_is_503() -> None:
-    assert status(Redis(port=1, retry=None)) == 503
+    assert status(Redis(port=1, retry=Retry(NoBackoff(), 0))) == 503
 
 
 def status(redis: Redis | None = None) -> int:
