@@ -25,7 +25,7 @@ NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase use
 FOLLOWED_ROUNDS = "poc:round:followed"  # set of superseded rounds, not deleted yet
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
-# hash of jobs with an undelivered callback: id -> creation time, receiver, client separated by spaces
+# hash of jobs with an undelivered callback: id -> creation time, receiver, client (by spaces)
 OUTBOX_JOBS = "poc:outbox:of_jobs"
 COURIER = "poc:courier"  # expires a day after the last sign of life of a courier
 RECEIVERS = "poc:receivers"  # zset receiver -> last time it did not answer

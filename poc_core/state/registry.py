@@ -147,7 +147,7 @@ class WorkerRegistry(Store):
         return frozenset(one.decode() for one in found)
 
     def n_deadly(self) -> int:
-        """Returns how many chat requests were refused for deaths of engines; 0 after a day without."""
+        """Returns how many chat requests were refused for deaths of engines."""
         return int(self._redis.get(keys.DEADLY_TOTAL) or 0)
 
     def is_alive(self, worker_id: str) -> bool:
