@@ -82,7 +82,7 @@ class Grammars:
         """Waits until the grammar is compiled. A client that disconnects ends its trial.
 
         BadRequest if the grammar is invalid, or takes too long or too much memory. Unavailable if
-        the process is still starting.
+        the process is still starting, or cannot try a grammar that vLLM's server does not parse.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
