@@ -99,11 +99,10 @@ def read_ascii(path: Path, option: str) -> str:
         raise UsageError(f"{option} {path} cannot be read: {error}") from None
 
 
-def read_json(path: Path, what_to_do: str) -> Any:
-    """Reads a JSON file, or stdin for the path -. UsageError, which ends with `what_to_do`."""
+def read_json(path: Path, what_to_do: str, stdin: TextIO | None = None) -> Any:
+    """Reads a JSON file, or `stdin`. UsageError, which ends with `what_to_do`."""
     try:
-        stdin = typer.get_text_stream("stdin")
-        text = stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = stdin.read() if stdin else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"Cannot read {path} ({error}); {what_to_do}.") from error
     try:

@@ -17,7 +17,7 @@ _FRESH_S = 10.0
 
 
 class Gpu(BaseModel):
-    """A GPU. Fields are None if the driver does not report them."""
+    """A GPU. Fields that the driver does not report are null."""
 
     index: int  # in PCI bus order
     uuid: str = ""

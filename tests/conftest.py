@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import random
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 
@@ -25,9 +26,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # `make test` want.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Each process has free ports of its own: a port is free until the server that it was chosen for
-    # listens, which takes seconds. Those of another run on this machine are others.
+    # listens, which takes seconds. Another run on this machine mostly has other ports.
     _number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    _part = (_number + int(os.environ["PYTEST_XDIST_TESTRUNUID"], 16)) % 16
+    _part = (_number + 4 * zlib.crc32(os.environ["PYTEST_XDIST_TESTRUNUID"].encode())) % 16
     _ports = range(20_000 + 798 * _part, 20_000 + 798 * (_part + 1))
     vars(redis_server)["_PORTS"] = itertools.cycle(random.sample(_ports, len(_ports)))
 

@@ -49,7 +49,7 @@ class ChatWorkers:
         self._lost: dict[str, float] = {}  # worker id -> when a request to it last failed
 
     async def remembered(self) -> list[WorkerRecord]:
-        """Returns the workers that were ready at most `cache_s` ago and have answered since.
+        """Returns the workers that were ready at most `cache_s` ago and have not failed since.
 
         Without Redis, returns the last known workers for a minute, then raises RedisError.
         """

@@ -50,7 +50,7 @@ class Seat:
 
 
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
-    """Returns the seats of all hosts, and of workers without a supervisor, sorted by name.
+    """Returns the seats of hosts at work, and of workers without a supervisor, sorted by name.
 
     An engine over several hosts has one seat, on its head host. `ttl_s`: lifetime of a worker's
     record after its last heartbeat.

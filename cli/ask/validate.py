@@ -182,7 +182,8 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
     """Returns a file's artifacts, its "request" from `generate`, and its k_dim or None."""
-    document = read_json(path, "give the file that `proofline generate` wrote")
+    stdin = typer.get_text_stream("stdin") if str(path) == "-" else None
+    document = read_json(path, "give the file that `proofline generate` wrote", stdin)
     if isinstance(document, list):
         document = {"artifacts": document}
     artifacts = document.get("artifacts") if isinstance(document, dict) else None

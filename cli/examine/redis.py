@@ -162,7 +162,7 @@ def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Fin
 def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
     """Evaluates a clock difference. Above `most_s` a live worker may count as dead."""
     text = f"his host's clock and {whose} differ by {abs(skew_s):.2f} s"
-    if abs(skew_s) <= _SKEWED_S:
+    if abs(skew_s) <= min(_SKEWED_S, most_s):
         return _CLOCK.ok(f"t{text}")
     make = _CLOCK.problem if abs(skew_s) > most_s else _CLOCK.warning
     remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."

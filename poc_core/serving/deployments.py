@@ -23,7 +23,7 @@ class Deployment(ModelOptions):
 
     @property
     def label(self) -> str:
-        """The requested model; for a directory only its last part."""
+        """The requested model; for a directory its name for clients."""
         return self.name if self.is_directory else self.model
 
 

@@ -66,9 +66,9 @@ class CallbackSettings(Theme):
     have a url (at least 64 jobs); more get 429."""
     callback_allow: Annotated[str, parsed(CallbackPolicy.of)] = "public,private,loopback"
     """Where callbacks may go: public, private, loopback, names, addresses and networks
-    (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses must be listed; the
-    node's own ports are never allowed. `up` with a --host beyond loopback excludes loopback unless
-    you set this."""
+    (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses are allowed only
+    if listed; the node's own ports are never allowed. `up` with a --host beyond loopback
+    excludes loopback unless you set this."""
     callback_proxy: SecretStr | None = None
     """HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which are
     still resolved and checked here. Unset: no proxy; HTTP_PROXY is ignored."""

@@ -127,11 +127,11 @@ class StackClient(RoundClient):
     def kill(self, name: str) -> int:
         """SIGKILL for "api", "redis", "courier" or "cpu0", which restarts. The old pid."""
         child = self._child(name)
-        self.wait(lambda: child.pid is not None, 60, f"{name}, which another test may have ended")
+        self.wait(lambda: child.pid is not None, 180, f"{name}, which another test may have ended")
         pid = child.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        self.wait(lambda: child.pid != pid, 60, f"the end of {name}")
+        self.wait(lambda: child.pid != pid, 180, f"the end of {name}")
         return pid
 
     def _child(self, name: str) -> Child:
@@ -146,10 +146,12 @@ class StackClient(RoundClient):
 
 def leave_nothing(client: RoundClient) -> None:
     """Ends the round, and forgets what no receiver has taken: so a failure is no other test's."""
-    client.wait(lambda: bool(client.stop()), 60, "the end of the round")
+    client.wait(lambda: bool(client.stop()), 180, "the end of the round")
     with redis.Redis.from_url(client.redis_url) as connection:
         client.wait(
-            lambda: not any(connection.scan_iter("poc:round:*:leases")), 60, "the end of all leases"
+            lambda: not any(connection.scan_iter("poc:round:*:leases")),
+            180,
+            "the end of all leases",
         )
         connection.delete(keys.OUTBOX_DUE, *connection.scan_iter("poc:outbox:*"))
 
@@ -170,7 +172,7 @@ def another_worker(stack: Stack) -> Iterator[subprocess.Popen[bytes]]:
         finally:
             worker.terminate()
             try:
-                worker.wait(60)
+                worker.wait(180)
             finally:
                 worker.kill()  # where that was not enough
 
@@ -198,7 +200,7 @@ def given_back(client: RoundClient) -> set[int]:
         record = RoundStore(connection, Settings()).current()
         assert record is not None
         key = keys.round(record.round_id)
-        client.wait(lambda: not connection.exists(f"{key}:leases"), 60, "the end of all leases")
+        client.wait(lambda: not connection.exists(f"{key}:leases"), 180, "the end of all leases")
         return uncomputed(connection, record)
 
 
@@ -213,7 +215,7 @@ def uncomputed(connection: redis.Redis, record: RoundRecord) -> set[int]:
 def assert_complete(client: RoundClient, receiver: Receiver, expected: range | None = None) -> None:
     """The receiver has each computed nonce once, with no gap but what was in hand at the stop."""
     in_hand = given_back(client)
-    client.wait(lambda: client.stats()["artifacts_waiting"] == 0, 60, "everything delivered")
+    client.wait(lambda: client.stats()["artifacts_waiting"] == 0, 180, "everything delivered")
     stats, nonces = client.stats(), receiver.nonces()
     missing, wrong = gaps_and_repeats(nonces, expected if expected is not None else range(2**62))
     assert (sorted(set(missing) - in_hand)[:10], wrong[:10]) == ([], [])

@@ -19,7 +19,7 @@ from tests.integration.processes import descendants
 from tests.stacks.round_client import LOG_LINES
 
 START_TIMEOUT_S = 600.0  # below that of a test
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 180.0
 COMMAND_TIMEOUT_S = 250.0
 # Each process of `make test` has logs of its own: two stacks' workers have the same names.
 STATE_HOME = (

@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 from redis.exceptions import ResponseError
 
-from cli.examine.redis import server
+from cli.examine.redis import clock_finding, server
 from poc_core.settings import Settings
 
 NOW = 1000.0
@@ -100,3 +100,8 @@ def test_one_that_answers_late_is_told(
 def test_clocks_that_differ_are_told(found: Found, ahead_s: float, level: str) -> None:
     ((found_level, says),) = found(clock_s=NOW + ahead_s)
     assert (found_level, f"differ by {ahead_s:.2f} s" in says) == (level, True)
+
+
+def test_a_small_difference_of_clocks_is_too_much_for_shorter_heartbeats() -> None:
+    assert clock_finding("Redis'", 0.45, 0.4).level == "problem"
+    assert clock_finding("Redis'", 0.45, 2.0).level == "ok"
