@@ -1,1 +1,3 @@
-"""The command `proofline` and the supervisor behind `proofline up`."""
+"""The command line of Proofline: the command `proofline`, and the supervisor of the processes that
+`proofline up` starts.
+"""

@@ -1,4 +1,4 @@
-"""Parses and checks addresses on the command line."""
+"""Parses and checks host names, addresses and ports given on the command line."""
 
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -10,8 +10,10 @@ _ALLOW = "POC_CALLBACK_ALLOW"
 
 
 def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
-    """Returns POC_API_PORT and, if other hosts can reach the API, a POC_CALLBACK_ALLOW that forbids
-    callbacks to this host's loopback, unless `env` has one.
+    """Returns variables for the environment of the API and the courier: POC_API_PORT, and
+    POC_CALLBACK_ALLOW if other hosts can reach the API and `env` does not set it.
+
+    This POC_CALLBACK_ALLOW forbids callbacks to this host's loopback addresses.
     """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)
@@ -21,7 +23,10 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
 
 
 def head_of(text: str) -> tuple[str, int]:
-    """Parses "10.0.0.1:7070" or "[fd00::1]:7070" to host and port. UsageError for other texts."""
+    """Parses the value of --head, such as "10.0.0.1:7070" or "[fd00::1]:7070", to host and port.
+
+    Raises UsageError for any other form, and for an address that stands for all interfaces.
+    """
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

@@ -1,6 +1,4 @@
-"""The options of an engine on the command line, declared once for all commands that start an
-engine.
-"""
+"""The command-line options of an engine, declared once for all commands that start engines."""
 
 import functools
 import inspect
@@ -97,10 +95,11 @@ def from_command_line(
         typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`."),
     ] = None,
 ) -> EngineOptions:
-    """Returns the engine's options, without a model if `model` is None.
+    """Returns the engine's options from the values on the command line. `model` is None if the
+    command waits for a deployment.
 
-    OptionsError, SettingsError or UsageError for an unknown model, or options that exclude each
-    other.
+    Raises OptionsError, SettingsError or UsageError for an unknown model, an invalid setting, or
+    options that exclude each other.
     """
     said = dict(locals())  # names of EngineOptions' fields -> values
 
@@ -129,11 +128,12 @@ def from_command_line(
 def takes_engine_options(
     *, for_proofs: bool = False, needs_model: bool = True, model: Any = FirstModel
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator that gives a command the options of `from_command_line`, and passes their values as
-    `engine_options`.
+    """Returns a decorator that adds the options of `from_command_line` to a command. The command
+    receives them as one parameter, `engine_options`.
 
-    Help shows --model first, and the other options at the position of `engine_options`. Without
-    `needs_model`, --model is optional, and declared by the annotation `model`.
+    --help lists --model first, and the other options at the position of `engine_options`.
+    `for_proofs` leaves out options that proofs do not need. Without `needs_model`, --model is
+    optional; then `model` is its type annotation.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:

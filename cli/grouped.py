@@ -1,4 +1,4 @@
-"""Lets a command take options that belong together as one parameter."""
+"""Lets a command receive several related options as one NamedTuple parameter."""
 
 import functools
 import inspect
@@ -7,7 +7,9 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Turns each field of a NamedTuple parameter into an option on the command line."""
+    """Decorator for commands with NamedTuple parameters: every field of such a parameter becomes an
+    option on the command line.
+    """
     flat: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command).parameters.items():
@@ -35,8 +37,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def with_parameters(
     command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Gives a command these parameters for Typer, keyword only, so that parameters with a default
-    may precede others.
+    """Replaces the signature from which Typer reads a command's options by `parameters`.
+
+    All of them become keyword-only, so that parameters with a default may precede parameters
+    without.
     """
     kind = inspect.Parameter.KEYWORD_ONLY
     signature = inspect.Signature([parameter.replace(kind=kind) for parameter in parameters])

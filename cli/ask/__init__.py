@@ -1,1 +1,1 @@
-"""The commands that call a running API."""
+"""The commands that send requests to a running API."""

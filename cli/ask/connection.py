@@ -1,4 +1,4 @@
-"""The commands' connection to a running API."""
+"""Connects a command to a running API."""
 
 from cli.terminal import UsageError, note
 from proofline.client import ApiError, Client, UrlError
@@ -8,7 +8,10 @@ PATIENCE_S = 15.0
 
 
 def connect(url: str) -> Client:
-    """Returns a client for --url."""
+    """Returns a client for the API at `url`, the value of --url.
+
+    Raises UsageError for an invalid url.
+    """
     try:
         return Client(url, patience_s=PATIENCE_S, on_wait=_say)
     except UrlError as error:
@@ -16,9 +19,10 @@ def connect(url: str) -> Client:
 
 
 def only_model(client: Client) -> str:
-    """Returns the only served model.
+    """Returns the name of the model that the node serves.
 
-    ApiError if no model is served, UsageError with the names if several are.
+    Raises ApiError if the node serves no model. Raises UsageError, which lists the models, if it
+    serves several.
     """
     models = sorted({worker.model for worker in client.status().workers})
     if not models:

@@ -1,4 +1,6 @@
-"""`proofline deploy` and `proofline undeploy` send the network node's requests by hand."""
+"""`proofline deploy` and `proofline undeploy`: deploy a model on all hosts, and stop it. Normally
+the network node sends these requests.
+"""
 
 import time
 from http import HTTPStatus
@@ -20,7 +22,7 @@ SAY_AGAIN_S = 30.0  # seconds between two messages while a model loads
 
 
 class DeployError(ProoflineError):
-    """The model cannot be served."""
+    """The node cannot serve the requested model."""
 
 
 def deploy(
@@ -78,8 +80,9 @@ def deploy(
 
 
 def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> None:
-    """Raises ProoflineError if the model is unknown or cannot be fetched, while the current
-    model still serves.
+    """Checks that the new model can be found, before the current model is stopped.
+
+    Raises ProoflineError if the model is unknown or cannot be downloaded.
     """
     try:
         check_can_be_found(model, vllm_args)
@@ -93,7 +96,9 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
 
 
 def is_on_node(client: Client, model: str) -> bool:
-    """Returns True if the model is served now, or is in the cache of the API's machine."""
+    """Returns True if the node serves the model now, or if the model is in the cache of the API's
+    machine.
+    """
     found = client.deployment()
     if found.is_running and found.model == model:
         return True
@@ -112,7 +117,10 @@ def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
 
 
 def wait_served(client: Client) -> None:
-    """Waits until the model is served. DeployError says why it cannot be."""
+    """Waits until the deployed model is served, and shows the progress.
+
+    Raises DeployError, with the reason, if the model cannot be served.
+    """
     said_at = time.monotonic()
     while True:
         found = client.deployment()

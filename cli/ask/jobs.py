@@ -1,4 +1,6 @@
-"""Functions for `generate`, `validate` and `demo`: makes a job's body, and waits for its result."""
+"""Functions for `generate`, `validate` and `demo`: build the request body of a job, and wait for
+the job's result.
+"""
 
 from typing import Any
 
@@ -9,7 +11,7 @@ from proofline.client.calls import job_path
 
 
 def place_of(block_hash: str, block_height: int, public_key: str) -> dict[str, Any]:
-    """Returns the fields of a job's body that name the block and the node."""
+    """Returns the fields of a request body that name the block and the node."""
     return {
         "block_hash": block_hash,
         "block_height": block_height,
@@ -30,7 +32,9 @@ def job_body(
     proof: Proof,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    """Returns the body of POST /generate (protocol.md, section 5; `max_tokens`: section 8)."""
+    """Returns the body of POST /generate for a job (protocol.md, section 5; `max_tokens`: section
+    8).
+    """
     body: dict[str, Any] = {
         **place_of(block_hash, block_height, public_key),
         "nonces": nonces,
@@ -47,8 +51,10 @@ def job_body(
 def await_job(
     client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str = ""
 ) -> Document:
-    """Waits for the job's result with a progress bar. Ctrl-C leaves the job running, and prints
-    `how_to_resume`; empty for the command that waits for the job.
+    """Waits for a job's result, and shows a progress bar meanwhile.
+
+    Ctrl-C ends only the waiting; it prints `how_to_resume`, or by default the command that fetches
+    the job's result.
     """
     resume = how_to_resume or f"proofline generate --url {client.base} --request-id {request_id}"
     try:

@@ -1,4 +1,4 @@
-"""Tries common mistakes in a proof's inputs on mismatching artifacts."""
+"""Looks for a mistake in a proof's inputs that explains why artifacts mismatch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,8 +11,11 @@ _REFUSED = (409, 422)  # such as a seq_len that the model does not take
 
 
 def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> list[str]:
-    """Validates the first mismatching artifacts again, once for each common mistake in the inputs,
-    and returns the mistakes with which they agree. `body`: the validation's body.
+    """Returns the common mistakes in a proof's inputs that would explain the mismatches.
+
+    The first PROBES mismatching artifacts are validated again, once for each mistake. A mistake
+    explains the mismatches if all of these artifacts agree. `body`: the request body of the first
+    validation.
     """
     probes = set(mismatches[:PROBES])
     claims = [one for one in body["validation"]["artifacts"] if one["nonce"] in probes]
@@ -21,7 +24,9 @@ def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> 
 
 
 def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields a description of each possible mistake, and the body with changed inputs."""
+    """Yields each possible mistake: a description, and a copy of `body` with the inputs changed
+    accordingly.
+    """
     stronger = not body["poc_stronger_rng"]
     yield f"poc_stronger_rng {str(stronger).lower()}", body | {"poc_stronger_rng": stronger}
     for seq_len in _USUAL_LENGTHS:
@@ -38,7 +43,9 @@ def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_spellings(text: str) -> list[str]:
-    """Returns other spellings of a text, without duplicates, the likeliest first."""
+    """Returns other spellings of a hash or key (with or without 0x, upper or lower case, without
+    spaces), the likeliest first.
+    """
     bare = text.removeprefix("0x").removeprefix("0X")
     other = [bare, f"0x{bare}", text.upper(), text.lower(), bare.upper(), bare.lower()]
     return [one for one in dict.fromkeys([*other, text.strip()]) if one and one != text]

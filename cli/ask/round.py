@@ -25,11 +25,11 @@ app = typer.Typer(no_args_is_help=True)
 
 
 class NoRoundError(ProoflineError):
-    """There is no round to watch."""
+    """`proofline round watch` was called while no round runs."""
 
 
 class Share(NamedTuple):
-    """Options that determine this node's nonces."""
+    """Options that determine which nonces this node computes."""
 
     node_id: Annotated[int, typer.Option(min=0, help="This node, from 0 to NODE_COUNT - 1.")] = 0
     node_count: Annotated[int, typer.Option(min=1, help="Nodes that share the nonces.")] = 1
@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """Options of an artifact round."""
+    """Options for rounds of artifacts or decode proofs."""
 
     k_dim: Annotated[
         int | None,
@@ -51,7 +51,7 @@ class Vectors(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """Options of a distance round."""
+    """Options for rounds of distance proofs."""
 
     r_target: Annotated[
         float | None,
@@ -153,7 +153,7 @@ def start(
 
 
 def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) -> dict[str, Any]:
-    """Returns the scheme-specific fields of a round's body."""
+    """Returns the fields of a round's request body that depend on the proof scheme."""
     if distances.r_target is None:
         params = {
             "model": model,
@@ -176,7 +176,9 @@ def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) ->
 
 
 def check_scheme(vectors: Vectors, distances: Distances) -> None:
-    """Raises UsageError for options of the other scheme."""
+    """Raises UsageError if options of artifact rounds and of distance rounds are combined, or if
+    --r-target is out of range.
+    """
     r_target = distances.r_target
     if r_target is None:
         flags = {
@@ -260,10 +262,11 @@ def watch(
 
 
 def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
-    """Yields the round's status every `interval_s` until the round ends, or an error while the API
-    is unavailable.
+    """Yields the round's status every `interval_s` until the round ends. Yields the ApiError
+    instead while the API is unavailable.
 
-    Raises the ApiError if the API is unavailable for POLL_PATIENCE_S.
+    Raises the ApiError once the API has been unavailable for POLL_PATIENCE_S, or if retrying cannot
+    help.
     """
     answered = time.monotonic()
     while True:
@@ -282,7 +285,9 @@ def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
 
 
 def show(looks: Iterator[Document | ApiError], console: Console) -> dict[str, Any]:
-    """Prints each status, on a terminal over the previous one. Returns the last status."""
+    """Prints each status of `looks` as it arrives, and returns the last. A terminal shows only the
+    newest; a log gets one line per status.
+    """
     last: dict[str, Any] = {}
     if not console.is_terminal or console.is_dumb_terminal:
         for look in looks:

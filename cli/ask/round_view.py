@@ -1,4 +1,6 @@
-"""Formats a round's status (tables for terminals, a line for logs) and a deployment's status."""
+"""Formats a round's status, as tables for terminals or as a line for logs, and a deployment's
+status.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -14,7 +16,7 @@ ALARM = "bold red"
 
 
 def line(status: dict[str, Any]) -> str:
-    """Returns the status in one line, with problems last."""
+    """Returns a round's status in one line, which ends with the problems."""
     stats = status["stats"]
     ready = sum(worker["state"] == "ready" for worker in status["workers"])
     n_ready = (status.get("health") or {"workers_ready": ready})["workers_ready"]
@@ -32,7 +34,7 @@ def line(status: dict[str, Any]) -> str:
 
 
 def picture(status: dict[str, Any], now: float) -> RenderableType:
-    """Returns the status as tables. `now`: seconds since the epoch."""
+    """Returns a round's status as tables. `now`: the current time, in seconds since the epoch."""
     if not status:
         return Text("")
     parts: list[RenderableType] = [_head(status)]
@@ -68,7 +70,9 @@ def _head(status: dict[str, Any]) -> Table:
 
 
 def _workers(status: dict[str, Any]) -> RenderableType:
-    """Returns a table of the live workers and the workers that took part in the round."""
+    """Returns a table of the live workers, and of workers that took part in the round and have
+    ended.
+    """
     seats = status.get("seats") or []
     states = {seat["name"]: seat["state"] for seat in seats} or {
         worker["id"]: worker["state"] for worker in status["workers"]
@@ -117,13 +121,15 @@ def _outbox(status: dict[str, Any], now: float) -> RenderableType:
 
 
 def _health(status: dict[str, Any]) -> list[str]:
-    """Returns the reasons of the node's bad health; empty if the node is well."""
+    """Returns the reasons why the node is not healthy; an empty list if it is healthy."""
     health = status.get("health") or {"reasons": []}  # earlier releases report none
     return [f"{reason['level']}: {reason['text']}" for reason in health["reasons"]]
 
 
 def troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
-    """Returns lines about problems that an operator must see."""
+    """Returns one line per problem of a round: full outbox, failing delivery, dropped artifacts
+    and, with `with_error`, the round's error.
+    """
     outbox = stats.get("outbox") or {}
     troubles = []
     if outbox.get("full"):
@@ -167,7 +173,7 @@ def _share(config: dict[str, Any]) -> str:
 
 
 def grid() -> Table:
-    """Returns an empty table without lines, for dim names and their values."""
+    """Returns an empty table of two columns, dim names and their values, without lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=9)
     table.add_column()
@@ -179,7 +185,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def in_words(status: str, elapsed_s: float | None) -> str:
-    """Describes a deployment's status and its duration in seconds."""
+    """Returns a deployment's status with its duration, such as "starting for 12 s"."""
     if elapsed_s is None:
         return status
     return f"{status} {'for' if status == 'starting' else 'after'} {elapsed_s:.0f} s"

@@ -1,4 +1,6 @@
-"""Makes the body of any scheme from `--scheme NAME --param KEY=VALUE`, by the scheme's contract."""
+"""Builds the request body of any proof scheme from `--scheme NAME --param KEY=VALUE`, according to
+the scheme's contract.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,9 @@ _URLS = ("url", "callback_url")
 
 
 class OfScheme(NamedTuple):
-    """The options --scheme and --param, which choose any proof scheme by its name."""
+    """The options --scheme and --param, which select a proof scheme by name and set its
+    parameters.
+    """
 
     scheme: Annotated[
         str | None,
@@ -33,7 +37,8 @@ class OfScheme(NamedTuple):
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
         """Returns True if --scheme is given.
 
-        UsageError for --param without --scheme, or for flags of another scheme.
+        Raises UsageError if --param is given without --scheme, or if --scheme is combined with one
+        of `flags`, the options for a single scheme.
         """
         if self.scheme is None:
             if self.param:
@@ -49,8 +54,8 @@ class OfScheme(NamedTuple):
 def flags_of_artifacts(
     k_dim: int | None, stronger_rng: bool, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Returns the options of artifact and decode proofs with their values; false if they have the
-    default.
+    """Returns which options of artifact and decode proofs the user has set: a true value for an
+    option that differs from its default.
     """
     return {
         "--k-dim": k_dim not in (None, DEFAULT_K_DIM),
@@ -60,14 +65,18 @@ def flags_of_artifacts(
 
 
 def job_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Returns the body of POST /generate. `common`, `fields`: see `_body`."""
+    """Returns the body of POST /generate for the scheme of --scheme. `common`, `fields`: see
+    `_body`.
+    """
     contract = contract_of(of_scheme.scheme or "")
     instead = "jobs; start a round of it"
     return _body(contract, contract.job_body, instead, of_scheme.param or [], common, fields)
 
 
 def round_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Returns the body of POST /init/generate. `common`, `fields`: see `_body`."""
+    """Returns the body of POST /init/generate for the scheme of --scheme. `common`, `fields`: see
+    `_body`.
+    """
     contract = contract_of(of_scheme.scheme or "")
     instead = "rounds; `proofline generate` asks it"
     return _body(contract, contract.round_body, instead, of_scheme.param or [], common, fields)
@@ -81,11 +90,13 @@ def _body(
     common: dict[str, Any],
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    """Returns a body that is valid for the scheme. UsageError for missing or unknown parameters,
-    or without a `model`; the text then contains `instead`.
+    """Returns a request body that is valid for the scheme's `model`.
 
-    `common`: the fields that are equal in all schemes. `fields`: the fields whose place depends on
-    the scheme: model, seq_len, batch_size, url; None if not given.
+    Raises UsageError if a parameter is missing or unknown. Also raises UsageError if `model` is
+    None, because the scheme has no such request; `instead` completes this message.
+
+    `common`: fields that are the same in all schemes. `fields`: model, seq_len, batch_size and url,
+    whose position in the body depends on the scheme; None if not given.
     """
     if model is None:
         raise UsageError(f"The {contract.name} scheme has no {instead}.")
@@ -118,13 +129,17 @@ def _body(
 
 
 def _inner(model: type[BaseModel]) -> set[str]:
-    """Returns the fields of the body's `params`; empty if the body has no `params`."""
+    """Returns the names of the fields inside the body's `params`; an empty set if the body has no
+    `params`.
+    """
     field = model.model_fields.get("params")
     return set(getattr(field.annotation, "model_fields", ())) if field else set()
 
 
 def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
-    """Returns the scheme-specific parameters that an option can set."""
+    """Returns the names of the fields that --param may set: those of this scheme alone, without
+    nested objects.
+    """
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (JobBody, RoundBody, SequenceRoundBody, Params):
         shared |= set(base.model_fields)
@@ -134,7 +149,11 @@ def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
 
 
 def named_value(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, Any]:
-    """Parses "NAME=VALUE"; a VALUE that is not JSON is a string."""
+    """Parses "NAME=VALUE" to name and value. VALUE is parsed as JSON; if it is not JSON, it is kept
+    as a string.
+
+    Raises UsageError for another form. `option`, `form`: the option and its syntax, for the error.
+    """
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise UsageError(f"{option} takes {form}, not {text!r}.")

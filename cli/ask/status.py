@@ -1,4 +1,4 @@
-"""`proofline status` shows a node's state on one screen."""
+"""`proofline status`: shows a node's state on one screen."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,9 @@ def status(
 
 
 def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
-    """Prints the API's two answers as a table. `now`: seconds since the epoch."""
+    """Prints a node's state as a table, from the API's answers about the node and about its
+    deployment. `now`: seconds since the epoch.
+    """
     table = grid()
     at_work = {worker["id"] for worker in node["workers"]}
     away = [seat for seat in node.get("seats", ()) if seat["worker_id"] not in at_work]
@@ -89,7 +91,9 @@ def _deployment(found: Mapping[str, Any]) -> Rows:
 
 
 def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: float) -> Rows:
-    """Yields the rows about workers. `away`: seats of workers without a heartbeat in Redis."""
+    """Yields the table's rows about workers. `away`: records of workers that send no
+    heartbeat now.
+    """
     n_ready = sum(worker["state"] == "ready" for worker in workers)
     n_all = len(workers) + len(away)
     yield "workers", Text(f"{n_ready} of {n_all} ready", style="" if n_ready else _BAD)

@@ -20,7 +20,9 @@ MOST_NAMED = 10  # mismatching nonces that are listed
 
 
 class OfFile(NamedTuple):
-    """Options for the inputs of the proof; without an option, the file's value is used."""
+    """Options for the proof's inputs. Without an option, the value in the file of artifacts is
+    used.
+    """
 
     block_hash: Annotated[
         str | None, typer.Option(help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False)
@@ -53,7 +55,9 @@ class OfFile(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Options that determine when two artifacts agree, and when a set of artifacts is a fraud."""
+    """Options for the thresholds of a validation: when two artifacts agree, and how many mismatches
+    are a fraud.
+    """
 
     dist_threshold: Annotated[
         float | None,
@@ -168,9 +172,10 @@ def validate(
 
 
 def the_one(file: Path | None, artifacts: Path | None) -> Path:
-    """Returns the file to read. `artifacts`: the value of the older option.
+    """Returns the path of the file to validate. `artifacts`: the value of --artifacts, an older
+    option for the same file.
 
-    UsageError if no file or two files are named.
+    Raises UsageError unless exactly one file is named.
     """
     named = [path for path in (file, artifacts) if path is not None]
     if len(named) != 1:
@@ -181,7 +186,12 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """Returns a file's artifacts, its "request" from `generate`, and its k_dim or None."""
+    """Reads a file of artifacts. Returns the artifacts, the inputs noted under "request", and
+    k_dim.
+
+    Without noted inputs the second value is empty; without a noted k_dim the third is None. Raises
+    UsageError if the file has no artifacts.
+    """
     stdin = typer.get_text_stream("stdin") if str(path) == "-" else None
     document = read_json(path, "give the file that `proofline generate` wrote", stdin)
     if isinstance(document, list):
@@ -207,7 +217,9 @@ def is_artifact(item: Any) -> bool:
 
 
 def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
-    """Returns the number of decode steps of most artifacts; None if they are not decode proofs."""
+    """Returns the number of decode steps that most of the decode proofs have; None if `artifacts`
+    has no decode proofs.
+    """
     lengths = [
         len(points)
         for item in artifacts
@@ -217,7 +229,9 @@ def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
 
 
 def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict[str, Any]]:
-    """Returns the artifacts of `nonces`, in the order of `nonces`."""
+    """Returns the artifacts of `nonces`, in this order. Raises UsageError if a nonce has no
+    artifact.
+    """
     by_nonce = {item["nonce"]: item for item in artifacts}
     missing = [nonce for nonce in nonces if nonce not in by_nonce]
     if missing:
@@ -228,7 +242,9 @@ def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict
 
 
 def describe_verdict(verdict: dict[str, Any]) -> str:
-    """Returns the verdict in one line, followed by lines with its details."""
+    """Returns a text about a verdict: the first line gives the result, further lines the
+    details.
+    """
     word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
     excluded = (
         f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
@@ -255,6 +271,6 @@ def describe_verdict(verdict: dict[str, Any]) -> str:
 
 
 def some(nonces: list[int]) -> str:
-    """Returns the first MOST_NAMED nonces as text."""
+    """Returns the first MOST_NAMED nonces as text, and how many more there are."""
     more = f" and {len(nonces) - MOST_NAMED} more" if len(nonces) > MOST_NAMED else ""
     return ", ".join(map(str, nonces[:MOST_NAMED])) + more

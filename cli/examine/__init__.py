@@ -1,1 +1,1 @@
-"""The commands `doctor` and `config`, with a module for each subject to check."""
+"""The commands `doctor` and `config`, and one module for each subject that `doctor` checks."""

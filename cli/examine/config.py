@@ -1,4 +1,4 @@
-"""`proofline config` shows the settings in effect and their sources."""
+"""`proofline config`: shows the settings in effect, and where each was set."""
 
 import json
 import os

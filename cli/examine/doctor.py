@@ -1,4 +1,4 @@
-"""`proofline doctor` finds problems of this machine before a start fails."""
+"""`proofline doctor`: finds problems of this machine that would make a start fail."""
 
 import importlib.util
 import json
@@ -111,7 +111,9 @@ def doctor(
 
 
 def _settings() -> tuple[Settings, Iterable[Finding]]:
-    """Returns the settings (the defaults if invalid) and findings about the settings."""
+    """Returns the settings, and findings about them. If a setting is invalid, returns the
+    defaults.
+    """
     found: list[Finding] = []
     try:
         settings = load_settings()
@@ -162,7 +164,9 @@ def _of_workers(
 def _of_the_model(
     settings: Settings, name: str, dtype: Dtype, gpus: Sequence[Gpu], size: int
 ) -> Iterator[Finding]:
-    """Yields findings about the model. `gpus`: a worker's GPUs. `size`: GPUs a worker needs."""
+    """Yields findings about the model of --model. `gpus`: the GPUs of one worker. `size`: how many
+    GPUs one worker needs.
+    """
     found, findings = model.find(name)
     yield from findings
     if found is None:

@@ -1,4 +1,4 @@
-"""Findings of checks. A check that raises an error yields a finding too."""
+"""The results of `doctor`'s checks. A check that raises an error also gives a result."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,9 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A check's result about one subject. `remedy`: what to do; empty if nothing needs doing."""
+    """The result of a check. `about`: the subject; `says`: what was found; `remedy`: what the
+    operator should do, empty if nothing.
+    """
 
     about: str
     level: Level
@@ -24,13 +26,15 @@ Check = tuple[str, Callable[[], Iterable[Finding]]]
 
 
 class Subject(str):
-    """The name of what findings are about."""
+    """The subject of a check, such as "gpu". Its methods create findings about it."""
 
     def ok(self, says: str) -> Finding:
         return Finding(self, "ok", says)
 
     def warning(self, says: str, remedy: str) -> Finding:
-        """Returns a finding about something that works, but could be better or is unintended."""
+        """Returns a finding about something that works, but is not as good as possible or looks
+        unintended.
+        """
         return Finding(self, "warning", says, remedy)
 
     def problem(self, says: str, remedy: str = "As it says.") -> Finding:
@@ -39,7 +43,9 @@ class Subject(str):
 
 
 def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Runs the checks in order, and yields each finding as soon as it is known."""
+    """Runs the checks in order, and yields their findings. An error in a check becomes a
+    finding.
+    """
     for about, look in checks:
         try:
             yield from look()

@@ -1,4 +1,4 @@
-"""Checks GPUs, their connections and their driver."""
+"""Checks GPUs, their NVLink connections and their driver."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def gpus(machine: MachineGpus) -> Iterator[Finding]:
-    """Checks each GPU and its free memory, and whether the installed vLLM can use GPUs."""
+    """Checks whether each GPU answers and how much of its memory is free, and whether the installed
+    vLLM can use GPUs.
+    """
     if not machine.devices:
         if vllm_needs_cuda():
             yield _GPU.problem(
@@ -65,7 +67,10 @@ def _gpu(device: Gpu) -> Finding:
 
 
 def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
-    """Checks NVLink between GPUs that share a model. Yields nothing for a single GPU."""
+    """Checks whether the machine's GPUs are connected by NVLink. Yields nothing for a single GPU.
+
+    `group_size`: GPUs that share one model. NVLink matters only if there are several.
+    """
     if len(machine.devices) < 2:
         return
     links = [_links(device.index) for device in machine.devices]
@@ -84,7 +89,9 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
 
 
 def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Finding]:
-    """Warns of NVLink multicast between the GPUs of a virtual machine."""
+    """Warns that NVLink multicast often fails in a virtual machine with several GPUs, unless
+    NCCL_NVLS_ENABLE is 0.
+    """
     if len(machine.devices) < 2 or os.environ.get("NCCL_NVLS_ENABLE") == "0":
         return
     if _is_virtual(cpuinfo):
@@ -96,7 +103,7 @@ def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Findin
 
 
 def _is_virtual(cpuinfo: Path) -> bool:
-    """Returns True if the processor reports a hypervisor."""
+    """Returns True if /proc/cpuinfo shows that this is a virtual machine."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -122,7 +129,7 @@ def _is_active(library: Any, handle: Any, link: int) -> bool:
 
 
 def group_of(machine: MachineGpus, size: int) -> Sequence[Gpu]:
-    """Returns the GPUs of the first worker, which uses `size` GPUs."""
+    """Returns the GPUs of the first worker: the first `size` visible GPUs."""
     shown = visible_gpus()
     found = [gpu for gpu in machine.devices if str(gpu.index) in shown or gpu.uuid in shown]
     return found[:size]

@@ -1,4 +1,6 @@
-"""Checks a host that joins or has joined a node: the API, the token and the connection to Redis."""
+"""Checks of a host that joins a node, or has joined it: the API, the token and the connection to
+Redis.
+"""
 
 import os
 import socket
@@ -22,9 +24,10 @@ _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts inv
 
 
 def checks(options: Join) -> list[Check]:
-    """Returns the checks of a joined host; none if this host belongs to no node.
+    """Returns the checks of a host that joins or has joined a node; an empty list for other hosts.
 
-    Does not spend the token. Sets this process's environment like that of the host's workers.
+    Does not spend the token. If the host has joined, sets this process's environment like that of
+    its workers.
     """
     try:
         token = token_of(options, os.environ)
@@ -74,7 +77,9 @@ def _joined(api: Api, kept: Access) -> Iterator[Finding]:
 
 
 def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding | None]:
-    """Yields findings about API, clock and token. Returns the token's state, or None."""
+    """Yields findings about the API, the host's clock and the token. Returns the token's state, or
+    None if the API did not give it.
+    """
     try:
         skew_s = api.skew_s()
         trust = "its very certificate" if api.pin else "a trusted certificate" if api.is_tls else ""

@@ -1,4 +1,6 @@
-"""Checks the model to be served: files, memory and family (docs/models.md)."""
+"""Checks the model that is to be served: its files, its size, and known problems of its family
+(docs/models.md).
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ _NEED_TORCHVISION = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
 
 @dataclass(frozen=True)
 class Model:
-    """A model. `folder`: the folder of its files; None if the files are not on this machine."""
+    """A model to check. `folder`: the folder with its files; None if the files are not on this
+    machine.
+    """
 
     name: str
     folder: Path | None
@@ -56,7 +60,9 @@ class Model:
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
-    """Returns the model of --model (None if there is none) and findings about its files."""
+    """Returns the model that --model names, and findings about its files. The model is None if the
+    name is invalid.
+    """
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:
@@ -82,7 +88,7 @@ def _files(folder: Path) -> Finding:
 
 
 def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
-    """Yields a finding for each model in the cache that is incomplete or unreadable."""
+    """Yields a finding for each incomplete or unreadable model in the Hugging Face cache."""
     cache = cache or ModelCache()
     try:
         found = [one for one in cache.models() if one[2] == "PARTIAL"]
@@ -125,7 +131,11 @@ def _snapshot(name: str, cache: ModelCache) -> Path | None:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Checks whether the weights fit on a worker's GPUs, or in memory on a machine without GPUs."""
+    """Checks whether the model fits in the GPU memory of one worker, or in this machine's memory if
+    `uses_gpus` is False.
+
+    `gpus`: the GPUs of one worker. `group_size`: how many GPUs one worker needs.
+    """
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return
@@ -154,7 +164,9 @@ def room(
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Reports which layers proofs reflect, and known problems of the model's family."""
+    """Reports whether proofs apply reflections after the layers of this model family, and known
+    problems of the family.
+    """
     config = model.config
     if not config:
         return

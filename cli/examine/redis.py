@@ -1,4 +1,4 @@
-"""Checks Redis: connection, persistence, latency and clock."""
+"""Checks Redis: its connection, persistence, memory, latency and clock."""
 
 import statistics
 import time
@@ -28,7 +28,7 @@ _DOCUMENT = "docs/redis.md, What Redis must promise"
 
 
 def local_server() -> Iterator[Finding]:
-    """Yields findings about the redis-server that `proofline up` would start."""
+    """Checks whether a redis-server that `proofline up` could start is installed."""
     try:
         binary = find_redis_server()
     except RedisServerError as error:
@@ -43,7 +43,9 @@ def local_server() -> Iterator[Finding]:
 def server(
     settings: Settings, clock: Callable[[], float] = time.time, timeout_s: float = REDIS_TIMEOUT_S
 ) -> Iterator[Finding]:
-    """Yields findings about the Redis at POC_REDIS_URL. `clock`: this host's, in Unix seconds."""
+    """Checks the Redis server at POC_REDIS_URL, with its Sentinels if the url names some. `clock`
+    returns this host's time in seconds since the epoch.
+    """
     at = RedisUrl.of(settings.redis_url)
     if at.master:
         found = list(sentinels.sentinels(at))
@@ -152,7 +154,9 @@ def _speed(client: Redis) -> Iterator[Finding]:
 
 
 def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Finding:
-    """Checks this host's clock against Redis' clock, because hosts compare leases and due times."""
+    """Compares this host's clock with Redis' clock. Leases and due times only work if the clocks
+    agree.
+    """
     before = clock()
     seconds, microseconds = client.time()
     skew_s = (before + clock()) / 2 - (seconds + microseconds / 1e6)
@@ -160,7 +164,9 @@ def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Fin
 
 
 def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
-    """Evaluates a clock difference. Above `most_s` a live worker may count as dead."""
+    """Returns a finding about a clock difference of `skew_s` seconds. More than `most_s` is a
+    problem, because live workers would be considered dead.
+    """
     text = f"his host's clock and {whose} differ by {abs(skew_s):.2f} s"
     if abs(skew_s) <= min(_SKEWED_S, most_s):
         return _CLOCK.ok(f"t{text}")

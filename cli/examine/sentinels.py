@@ -1,4 +1,4 @@
-"""Checks Sentinels and replicas: whether Redis can fail over without losing data."""
+"""Checks Sentinels and replicas: whether Redis can fail over to a replica without losing data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _DOCUMENT = "docs/redis.md, A Redis that fails over"
 
 
 def sentinels(at: RedisUrl) -> Iterator[Finding]:
-    """Yields findings about the Sentinels of a url."""
+    """Checks the Sentinels that a url names: whether they answer, and whether they know the url's
+    master.
+    """
     asked = Sentinels(at.hosts, at.sentinel)
     told, silent = [], []
     for sentinel in asked.sentinels:
@@ -43,8 +45,8 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Checks what the Sentinels report about a master: its primary, the quorum and the time to a
-    failover.
+    """Checks the Sentinels' reports about one master: whether they agree on the primary server, the
+    quorum, and how long a failover takes.
     """
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:
@@ -72,8 +74,8 @@ def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
-    """Yields findings about a primary's replicas. `info`: the primary's INFO. `needed`: True if
-    Sentinels choose the next primary among the replicas.
+    """Checks a primary's replicas. `info`: the primary's answer to INFO. `needed`: True if there
+    must be a replica, because Sentinels choose the next primary among them.
     """
     found = [value for name, value in info.items() if _is_replica(name, value)]
     if not found:

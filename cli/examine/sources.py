@@ -1,4 +1,4 @@
-"""The settings in effect, and the source of each."""
+"""Finds the settings in effect, and the source of each value."""
 
 import difflib
 import re
@@ -32,7 +32,9 @@ _SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting with its value. `source`: default, environment, or another source."""
+    """A setting and its value. `source`: where the value was set, such as "default" or
+    "environment".
+    """
 
     name: str
     value: Any
@@ -40,8 +42,9 @@ class Setting:
 
 
 def settings_in_effect(settings: Settings, env: Mapping[str, str], dotenv: Path) -> list[Setting]:
-    """Returns all settings of a process started here, with hidden secrets. `dotenv`: Compose's
-    .env.
+    """Returns the settings that a process started here would use. Passwords and keys are hidden.
+
+    `env`: the environment. `dotenv`: path of the .env file that Compose reads.
     """
     # In upper case, because pydantic reads names in any case.
     given = {name.upper(): value for name, value in env.items()}
@@ -58,8 +61,8 @@ def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
 
 
 def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns the variables with POC_ that are no settings, each with the most similar setting or
-    None.
+    """Returns the variables whose names begin with POC_ but are no settings. Each has the setting
+    with the most similar name, or None.
     """
     known = [f"POC_{field.upper()}" for field in Settings.model_fields]
     unknown = sorted(
@@ -76,7 +79,7 @@ def stranger_text(name: str, meant: str | None) -> str:
 
 
 def shown(name: str, value: Any) -> Any:
-    """Returns a setting's value for display, with hidden secrets."""
+    """Returns a setting's value as it is displayed: passwords and keys are hidden."""
     if isinstance(value, SecretStr) or (value and _SECRET.search(name)):
         return HIDDEN
     if isinstance(value, Path):
@@ -91,7 +94,9 @@ def _without_password(url: str) -> str:
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Reads NAME=VALUE lines, in the syntax that Compose and shells share."""
+    """Reads the NAME=VALUE lines of a .env file; returns no variables if the file does not
+    exist.
+    """
     if not path.is_file():
         return {}
     pairs = re.findall(
