@@ -1,1 +1,1 @@
-"""The vLLM integration: the engine, the code inside vLLM's processes, the gated chat server."""
+"""The vLLM integration: the engine, our code inside vLLM's processes, and the chat server."""

@@ -1,4 +1,6 @@
-"""The steps of a chat between vLLM's server and engine: network fields, limits, fair sharing."""
+"""Our steps for each chat request between vLLM's HTTP server and vLLM's engine: reading the
+network's fields, checking limits, and sharing the engine fairly among clients.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -14,10 +16,12 @@ from workers.vllm.release import answers
 
 
 class ChatPipeline:
-    """The chat steps of one AsyncLLM, on its event loop."""
+    """Our steps for the chat requests of one AsyncLLM. They run on the AsyncLLM's event loop."""
 
     def __init__(self, llm: Any, no_hooks: str) -> None:
-        """`no_hooks`: why the ranks have no hooks for known tokens; empty if they have hooks."""
+        """`no_hooks`: the reason why the ranks have no hooks that score known tokens; empty if they
+        have these hooks.
+        """
         model = llm.vllm_config.model_config
         n_ids = model.get_vocab_size()
         self._llm = llm
@@ -28,16 +32,18 @@ class ChatPipeline:
         self._begin = llm.output_processor.add_request
 
     def install(self) -> None:
-        """Sends every request to the engine through this pipeline from now on."""
+        """Replaces methods of the AsyncLLM, so that every request passes through this pipeline."""
         core = self._llm.engine_core
         self._llm.generate = self.generate
         self._llm.output_processor.add_request = self.begin_answer
         core.get_output_async = partial(self.fair.next_step, core.get_output_async)
 
     async def read(self, path: str, request: Any, values: Iterable[Any]) -> None:
-        """Checks a body that vLLM's server has parsed, and yields to other work in between.
-        `request`: Starlette's request, which keeps the JSON. `values`: the arguments of the route's
-        function.
+        """Checks a request body that vLLM's server has parsed, and yields to the event loop between
+        checks. BadRequest or CannotForce if the body is not acceptable.
+
+        `request`: Starlette's request, which has the original JSON. `values`: the arguments of the
+        route's function.
         """
         if path in PATHS:
             TOLD.set(await self._fields.of(await request.json()) or TOLD.get())
@@ -49,7 +55,9 @@ class ChatPipeline:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Yields vLLM's outputs for one request. Errors are raised here or at the first output."""
+        """Replaces AsyncLLM.generate: returns an iterator of vLLM's outputs for one request. An
+        error is raised either by this call or by the first output.
+        """
         if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": SALT.get()}
         told = TOLD.get()
@@ -63,7 +71,9 @@ class ChatPipeline:
         return self.fair.shared(outputs, sampling_params)
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        """Checks and registers a request to the engine core, from any path."""
+        """Replaces the output processor's add_request: checks a request to the engine core and
+        registers it. Requests of all routes are registered here.
+        """
         self._limits.refuse(request)
         self._limits.refuse(request.sampling_params)
         self._limits.refuse_tokens(request.sampling_params)

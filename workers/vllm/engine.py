@@ -1,4 +1,6 @@
-"""The vLLM engine: an AsyncLLM on a separate thread. Proofs call all ranks by `collective_rpc`."""
+"""The vLLM engine: an AsyncLLM whose event loop runs in a separate thread. Proofs call methods on
+all of vLLM's ranks with `collective_rpc`.
+"""
 
 import asyncio
 import concurrent.futures
@@ -44,19 +46,21 @@ _Answer = dict[str, Any]
 
 
 class EngineFailedError(ProoflineError):
-    """A batch failed inside vLLM, but the engine still answers."""
+    """A batch failed inside vLLM, but the engine still works."""
 
 
 class VllmEngine(Engine):
-    """One vLLM engine and its processes. Only one per process: two would share memory limits."""
+    """One vLLM engine and its processes. A process can have only one engine, because two engines
+    would share memory limits.
+    """
 
     # Seconds that a call may take; the first calls compile kernels.
     rpc_timeout_s: float = _WARM_UP_TIMEOUT_S
 
     def __init__(self, options: EngineOptions) -> None:
-        """Loads the model; `self_tests.py` tests the engine before it takes work. ProoflineError if
-        vLLM is not installed, the model cannot be loaded, or the model cannot be used for proofs
-        alongside chat.
+        """Loads the model. The caller must test the engine (self_tests.py) before the engine takes
+        work. ProoflineError if vLLM is not installed, if the model cannot be loaded, or if proofs
+        cannot be computed with the model alongside chat.
         """
         self._validation = options.validation
         self._ids_for_all = options.logprob_tokens == "ids"
@@ -181,7 +185,9 @@ class VllmEngine(Engine):
         return TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: Slice) -> bool:
-        """Returns whether, for this slice, a pipeline stage waits for data of another stage."""
+        """Returns True if one pipeline stage waits for data that another stage sends at the end of
+        this slice.
+        """
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
             any(one.end == stage.stop for stage in self.stages[:-1])
@@ -228,7 +234,9 @@ class VllmEngine(Engine):
         return self._run("spent")
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Sets whether decode steps are recorded and replayed, see ProofRunner.use_graphs."""
+        """Sets whether decode steps are recorded as CUDA graphs and replayed. Returns the number of
+        recorded graphs, and why recording is impossible (see ProofRunner.use_graphs).
+        """
         answers = self._run("use_graphs", on)
         return {
             "recorded": min(one["recorded"] for one in answers),
@@ -236,10 +244,11 @@ class VllmEngine(Engine):
         }
 
     def pulse(self) -> Pulse:
-        """Returns a progress counter, and whether unfinished chat waits for progress. Probes the
-        engine core periodically, and whenever there was no step since the last call. If the core is
-        idle, also probes every rank, so that a hung engine is found before a client arrives. A call
-        in progress has its own limit (rpc_timeout_s).
+        """Returns a progress counter, and whether unfinished chat or a probe waits for progress.
+        Probes the engine core every few seconds, and whenever chat made no step since the last
+        call. If the core is idle, also probes every rank, so that a hung engine is detected before
+        a client's request arrives. Does not probe during a call to the ranks, because each call has
+        its own time limit (rpc_timeout_s).
         """
         chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
         self._seen_steps = self._steps
@@ -262,9 +271,9 @@ class VllmEngine(Engine):
         return Pulse(self._steps + self._answers, waits)
 
     async def _ask_core(self) -> int:
-        """Returns how many requests the core has not finished. If there are none, probes all ranks,
-        and drops old requests that only the front end has: vLLM leaves a request there if sending
-        it to the core fails.
+        """Returns the number of requests that the engine core has not finished. If there are none,
+        probes all ranks, and aborts requests that only the front end has had for some seconds: vLLM
+        leaves a request there if sending it to the core fails.
         """
         from workers.vllm.release import engine_core
 
@@ -302,7 +311,9 @@ class VllmEngine(Engine):
         return port
 
     def _score_known_tokens(self) -> Validations:
-        """Enables scoring of known tokens (another node's answer); returns its counters."""
+        """Enables the scoring of known tokens (another node's answer). Returns the counters of
+        scored answers.
+        """
         from workers.vllm.chat.trial import choose_way
         from workers.vllm.chat_pipeline import ChatPipeline
 
@@ -341,11 +352,11 @@ class VllmEngine(Engine):
         self._sockets.remove()
 
     def _run(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """Calls a method of ProofRunner on every rank and returns the answers."""
+        """Calls a method of ProofRunner on every rank. Returns one result per rank."""
         return self._rpc("proof_run", (method, *args), timeout_s or self.rpc_timeout_s)
 
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
-        """Calls a method on every rank and returns the ranks' values (see ProofExtension)."""
+        """Calls a method of ProofExtension on every rank. Returns one result per rank."""
         return _values(self._ask(method, args, timeout_s))
 
     def _ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[_Answer]:
@@ -376,7 +387,9 @@ class VllmEngine(Engine):
 
 
 def _values(answers: Sequence[_Answer]) -> list[Any]:
-    """Returns the ranks' values. EngineMemoryError or EngineFailedError if a rank failed."""
+    """Returns the results in the ranks' answers. EngineMemoryError or EngineFailedError if a rank
+    failed.
+    """
     failed = [answer for answer in answers if "error" in answer]
     if failed:
         is_memory = all(answer["kind"] == "memory" for answer in failed)
@@ -385,7 +398,9 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
 
 
 def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
-    """Returns whether only some ranks of a stage failed, so that its other ranks may wait."""
+    """Returns True if only some ranks of a pipeline stage failed. The stage's other ranks may then
+    still wait for the failed ranks.
+    """
     n = len(answers) // n_stages
     failed = ["error" in answer for answer in answers]
     stages = [failed[first : first + n] for first in range(0, len(failed), n)]

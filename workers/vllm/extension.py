@@ -1,5 +1,6 @@
-"""The class that vLLM mixes into its worker class (`worker_extension_cls`), for collective_rpc.
-Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays off.
+"""The class that vLLM mixes into its worker class (`worker_extension_cls`), so that collective_rpc
+can call our methods. Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION
+stays off.
 """
 
 import logging
@@ -16,22 +17,26 @@ lifeline.hold()
 
 
 class ProofExtension:
-    """Proof methods of a vLLM worker. Their names begin with `proof_`, unlike vLLM's. Each returns
-    {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. No method raises, because
-    vLLM reads only the first rank's exception, and would take the other ranks' exceptions for
-    answers to the next call.
+    """Our methods of a vLLM worker. Their names begin with `proof_` to differ from vLLM's methods.
+    Each returns {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. No method
+    raises an exception, because vLLM reads only the first rank's exception, and would mistake the
+    other ranks' exceptions for answers to the next call.
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
-        """Calls a method of ProofRunner. Creating the runner fails if proofs would corrupt chat."""
+        """Calls a method of this rank's ProofRunner. The first call creates the ProofRunner, which
+        fails if proofs would corrupt chat.
+        """
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:
-        """Hooks chat's known tokens and logprobs into the model runner. Returns why not, or ""."""
+        """Installs hooks in vLLM's model runner, with which chat scores known tokens. The value is
+        empty, or the reason why the hooks cannot be installed.
+        """
         return _answer(self._hook_chat)
 
     def proof_ping(self) -> dict[str, Any]:
-        """Returns an answer that shows that this rank is alive."""
+        """Returns an empty answer, which shows that this rank is alive."""
         return {"value": None}
 
     def _hook_chat(self) -> str:
@@ -66,7 +71,9 @@ class ProofExtension:
 
 
 def _said(error: Exception) -> str:
-    """Returns an error's text; for vLLM's assertions without text, the line that raised."""
+    """Returns an error's type and text. If the text is empty (vLLM's assertions), returns the
+    source line that raised the error.
+    """
     words = str(error)
     if not words and (frames := traceback.extract_tb(error.__traceback__)):
         words = (

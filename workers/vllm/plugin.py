@@ -1,4 +1,6 @@
-"""Loaded by vLLM into each of its processes by the entry point `vllm.general_plugins`."""
+"""A vLLM plugin. vLLM loads it into each of its processes by the entry point
+`vllm.general_plugins`.
+"""
 
 import gc
 import multiprocessing
@@ -10,7 +12,9 @@ from workers.vllm.start import lifeline, lone_rank, random_weights
 
 
 def register() -> None:
-    """Makes vLLM's processes share few cores, end quickly and avoid known faults."""
+    """Patches vLLM in the current process, so that vLLM's processes work well on few cores, end
+    quickly, and avoid known faults.
+    """
     if multiprocessing.parent_process() is not None:
         gc.enable()  # see start/spawned.py
     if lifeline.VARIABLE in os.environ:

@@ -1,4 +1,4 @@
-"""Self-tests of a newly loaded engine: separate caches, bits of slices, memory, decode steps."""
+"""Self-tests of a newly loaded engine: cache isolation, slicing, memory, speed, decode proofs."""
 
 import dataclasses
 import logging
@@ -63,14 +63,16 @@ _NEAR_TIE = 0.075
 
 
 class RecordingError(ProoflineError):
-    """An engine broke while it recorded or replayed steps of decode proofs."""
+    """An engine broke while it recorded or replayed the steps of decode proofs."""
 
 
 def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
-    """Returns an engine that passed the tests. If an engine broke while recording decode steps,
-    starts another without recording: proofs and chat matter more than the speed of decode proofs.
-    Errors: see VllmEngine and the tests below. RecordingError if the engine spans several hosts,
-    which must all use the same setting.
+    """Returns an engine that has passed the self-tests. If the engine broke while recording decode
+    steps, starts a new engine that records none: proofs and chat matter more than the speed of
+    decode proofs.
+
+    Raises the errors of VllmEngine and of the tests below. RecordingError only if the engine spans
+    several hosts, which must all use the same setting.
     """
     try:
         return _tested(options, rpc_timeout_s)
@@ -105,10 +107,10 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
 
 
 def check_isolation(engine: VllmEngine) -> None:
-    """Compares a micro-batch with caches shared by layers to one with a cache for each layer.
-    Sharing is disabled if the bits always differ, even if the model's results are not reproducible,
-    because then sharing cannot be tested. ProoflineError if proofs write to chat's caches, or
-    cannot be computed with this model.
+    """Computes a micro-batch twice: with caches that layers share, and with a separate cache for
+    each layer. Sharing is disabled if the artifacts are never bit-identical. This includes models
+    with irreproducible results, for which sharing cannot be tested. ProoflineError if proofs write
+    to chat's caches, or if this model cannot compute proofs.
     """
     name = engine.info.name
     spec = _spec(min(_SEVERAL_BLOCKS, engine.info.max_seq_len, engine.info.max_batch_tokens))
@@ -151,8 +153,8 @@ def check_isolation(engine: VllmEngine) -> None:
 
 
 def check_slices(engine: Engine) -> None:
-    """Compares a micro-batch computed at once to one computed layer by layer. Slicing is disabled
-    if any bit differs, or if they are further apart than repeated runs are.
+    """Computes a micro-batch at once, then layer by layer. Slicing is disabled if the two results
+    are neither bit-identical nor as close as repeated runs are to each other.
     """
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
@@ -171,7 +173,9 @@ def check_slices(engine: Engine) -> None:
 def _layer_by_layer(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int]
 ) -> list[JsonValue] | None:
-    """Computes values layer by layer. Returns None if the model does not stop after a layer."""
+    """Returns artifacts that were computed layer by layer. Returns None if the model cannot stop
+    after a layer.
+    """
     try:
         return compute_all(engine, spec, nonces, SlicePlan(0.0, 1))
     except (EngineLostError, EngineMemoryError):
@@ -181,9 +185,10 @@ def _layer_by_layer(
 
 
 def check_memory(engine: Engine, whole: bool) -> None:
-    """Runs the largest allowed number of tokens, and halves the number until the memory suffices.
-    `whole`: runs all layers, else only the first one, which needs as much memory. EngineMemoryError
-    if not even one nonce fits.
+    """Computes a micro-batch with the largest allowed number of tokens, and halves that number
+    until the memory suffices. EngineMemoryError if not even one nonce fits.
+
+    `whole`: True runs all layers. False runs only the first layer, which needs as much memory.
     """
     spec = _spec(min(_LONG, engine.info.max_seq_len, engine.info.max_batch_tokens))
     asked = engine.info.max_batch_tokens
@@ -202,7 +207,9 @@ def check_memory(engine: Engine, whole: bool) -> None:
 
 
 def report_speed(engine: VllmEngine) -> None:
-    """Measures and reports the time of a micro-batch: a full one on a GPU, a small one on a CPU."""
+    """Measures and reports how long a micro-batch takes: a full micro-batch on a GPU, a small one
+    on a CPU.
+    """
     info = engine.info
     seq_len = min(_LONG if engine.on_gpu else _USUAL, info.max_seq_len, info.max_batch_tokens)
     nonces = range(info.max_batch(seq_len))[: None if engine.on_gpu else _FEW]
@@ -215,7 +222,9 @@ def report_speed(engine: VllmEngine) -> None:
 
 
 def check_chains(engine: VllmEngine) -> None:
-    """Reserves memory for decode steps and tests a chain; refuses decode proofs if it fails."""
+    """Reserves memory for decode steps, and tests decode proofs of one or two nonces. Disables
+    decode proofs if the test fails.
+    """
     if why_no_chains(engine.info):
         return
     limits = ChainLimits.of(engine.info).with_room(engine.reserve_for_steps(), _CHAIN)
@@ -242,9 +251,10 @@ def check_chains(engine: VllmEngine) -> None:
 
 
 def check_graphs(engine: VllmEngine) -> None:
-    """Compares replayed chains to plain ones; any different point disables replay. Tests two
-    chains, and as many chains as fit, because sums over ranks use other kernels for other sizes.
-    RecordingError if the engine is broken.
+    """Computes decode proofs with CUDA graphs and without. Disables the graphs if the results
+    differ more than those of repeated runs without graphs. Tests both two nonces and as many as
+    fit, because sums over ranks use different kernels for different sizes. RecordingError if the
+    engine breaks.
     """
     if why_no_chains(engine.info):
         return
@@ -277,7 +287,9 @@ def _repeats_differ_as(
     plain: list[list[JsonValue]],
     replayed: list[list[JsonValue]],
 ) -> bool:
-    """Returns whether repeated plain runs differ too, about as often as replayed ones."""
+    """Returns True if repeated runs without CUDA graphs differ about as often as runs with graphs
+    do.
+    """
     engine.use_graphs(False)
     again = [compute_all(engine, *one) for one in work]
     return _n_others(replayed, plain) <= _MOST_OTHERS * _n_others(again, plain)
@@ -295,7 +307,7 @@ def _refuse_chains(engine: VllmEngine, why: str) -> None:
 
 
 def described(engine: Engine) -> str:
-    """Describes in one line how proofs are computed with the model."""
+    """Returns a line of text that describes how this engine computes proofs."""
     info = engine.info
     reflected = (
         "reflected after each"

@@ -1,4 +1,4 @@
-"""Distinguishes a lack of memory from all other failures of an engine."""
+"""Distinguishes errors caused by a lack of device memory from all other errors."""
 
 import re
 
@@ -10,7 +10,7 @@ NO_MEMORY = re.compile(
 
 
 def is_of_memory(error: Exception) -> bool:
-    """Returns whether an operation failed because the device had too little memory."""
+    """Returns True if an operation failed because the device had too little memory."""
     import torch  # imported here: processes that only read logs may lack torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (

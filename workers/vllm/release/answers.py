@@ -1,4 +1,4 @@
-"""Parameters, outputs and grammars of chats in each release of vLLM."""
+"""Request parameters, outputs and grammars of chat, adapted to each release of vLLM."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class Rows:
-    """Logprobs of consecutive tokens."""
+    """The logprobs of consecutive tokens: one row per token."""
 
     ids: np.ndarray  # n x width: the token, then the best tokens
     logprobs: np.ndarray  # n x width
@@ -68,7 +68,7 @@ class Rows:
 
     @classmethod
     def of(cls, flat: Any) -> Self:
-        """Reads vLLM's FlatLogprobs."""
+        """Creates Rows from vLLM's FlatLogprobs."""
         n = len(flat)
         ids, logprobs, ranks = (
             np.array(one).reshape(n, -1) if n else np.empty((0, 1))
@@ -78,7 +78,7 @@ class Rows:
 
     @classmethod
     def of_tensors(cls, tensors: Any) -> Self:
-        """Converts vLLM's LogprobsTensors, which must be on the host."""
+        """Creates Rows from vLLM's LogprobsTensors, which must be on the host."""
         return cls._cast(*(one.numpy() for one in tensors[:3]))
 
     @classmethod
@@ -93,7 +93,9 @@ prompt_logprobs = LogprobsTensors
 
 
 def _whole(**more: Any) -> Any:
-    """Returns parameters of a request that ends only by length and has one output, without text."""
+    """Returns the parameters of a request that produces a single output, without text. Only
+    max_tokens and the model's maximum length can end the answer.
+    """
     return SamplingParams(
         flat_logprobs=True,
         detokenize=False,
@@ -104,7 +106,11 @@ def _whole(**more: Any) -> Any:
 
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
-    """Returns a one-pass request's parameters. `skip_cache`: also computes cached positions."""
+    """Returns the parameters of a request that scores known tokens in one forward pass.
+
+    `n_best`: the number of best tokens whose logprobs are reported at each position. `skip_cache`:
+    True also computes positions that are in the prefix cache.
+    """
     return _whole(
         max_tokens=1,
         temperature=0.0,
@@ -115,8 +121,9 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Returns the parameters for decoding known tokens: the client's parameters without those that
-    end or shape the answer. Tokens that could have ended the answer stay masked before min_tokens.
+    """Returns the parameters of a request that scores known tokens by decode steps. They are the
+    client's parameters without those that end or format the answer. Tokens that could have ended
+    the answer stay masked before min_tokens.
     """
     kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
     kept.pop(TOKEN_IDS, None)
@@ -136,20 +143,21 @@ def step_params(params: Any, tokens: list[int], mode: str) -> Any:
 
 
 def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
-    """Returns the parameters of an answer that the trial decodes."""
+    """Returns the parameters of an answer that the trial at start-up decodes and then scores."""
     extra = {LOGPROBS_MODE: mode}
     return _whole(max_tokens=n_tokens, temperature=0.99, logprobs=n_best, extra_args=extra)
 
 
 def core_output(request_id: str, tokens: list[int], rows: Rows) -> Any:
-    """Creates the engine core's report of sampled tokens."""
+    """Creates the report with which vLLM's engine core delivers sampled tokens to the front end."""
     logprobs = LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
     return EngineCoreOutput(request_id, tokens, new_logprobs=logprobs)
 
 
 def shape_logprobs(processor: Any, request: Any) -> None:
-    """Changes the logprobs of an answer that the output processor has just begun. Names tokens by
-    their ids if the request asks for ids. A one-pass request keeps its prompt's logprobs as Rows.
+    """Prepares the logprobs of an answer that vLLM's output processor has just begun. If the
+    request asks for token ids, tokens are named by their ids. If the request scores known tokens in
+    one pass, the logprobs of its prompt are stored as Rows.
     """
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
@@ -164,18 +172,18 @@ def shape_logprobs(processor: Any, request: Any) -> None:
 
 
 def _keep_rows(processor: Any, output: Any) -> None:
-    """Stores a prompt's logprobs as arrays, in place of vLLM's loop over all numbers."""
+    """Stores a prompt's logprobs as arrays. vLLM's own method would loop over all numbers."""
     if output.new_prompt_logprobs_tensors is not None:
         processor.prompt_logprobs = Rows.of_tensors(output.new_prompt_logprobs_tensors)
 
 
 def hands_over_each_step(state: Any) -> bool:
-    """Returns whether vLLM's output processor delivers each step of this answer immediately."""
+    """Returns True if vLLM's output processor delivers each step of this answer immediately."""
     return bool(state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1)
 
 
 def limits() -> dict[str, int]:
-    """Returns limits of this release's V2 model runner by their names in `Limits`."""
+    """Returns the limits of this release's V2 model runner, by their names in the class Limits."""
     said = {}
     for field, module, name in _LIMITS:
         with suppress(ImportError, AttributeError):
@@ -184,15 +192,17 @@ def limits() -> dict[str, int]:
 
 
 def compiles_by_xgrammar(llm: Any) -> bool:
-    """Returns whether xgrammar compiles a request's grammars, or is tried first."""
+    """Returns True if vLLM compiles the grammars of requests with xgrammar, or tries xgrammar
+    first.
+    """
     config = llm.vllm_config.structured_outputs_config
     has_tokenizer = not llm.vllm_config.model_config.skip_tokenizer_init
     return has_tokenizer and config.backend in ("auto", "xgrammar")
 
 
 def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
-    """Returns vLLM's error for a grammar, completed with the unsupported parts of a schema or the
-    compiler's text; None if the error has another cause.
+    """Returns the text of vLLM's error for a client's grammar. Adds the unsupported parts of a JSON
+    schema, or the compiler's error text. Returns None if the grammar has not caused the error.
     """
     if not isinstance(error, _WRONG):
         if not isinstance(error.__cause__, _WRONG):
@@ -208,8 +218,9 @@ def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
 
 
 def leave_schemas_to_trials() -> None:
-    """Stops vLLM's server from converting schemas, expressions and structural tags. The conversion
-    would block its event loop for seconds, and the trial compiles each of them anyway.
+    """Stops vLLM's server from converting JSON schemas, regular expressions and structural tags to
+    grammars. The conversion would block the server's event loop for seconds. It is not needed,
+    because a trial compiles each grammar before the request.
     """
     from vllm.v1.structured_output import backend_xgrammar
 
@@ -220,7 +231,7 @@ def leave_schemas_to_trials() -> None:
 
 
 class _Instead:
-    """A module or class with some attributes replaced."""
+    """A proxy for a module or class that replaces some of its attributes."""
 
     def __init__(self, own: Any, instead: dict[str, Any]) -> None:
         self._own = own
@@ -235,7 +246,9 @@ _MOST_NAMED = 64
 
 
 def unsupported(schema: Any) -> str:
-    """Returns what xgrammar cannot enforce, such as "At #/properties/a: multipleOf."; or ""."""
+    """Returns what xgrammar cannot enforce in a JSON schema, such as "At #/properties/a:
+    multipleOf.". Returns "" if xgrammar can enforce the schema.
+    """
     from vllm.v1.structured_output.backend_xgrammar import (
         has_xgrammar_unsupported_json_features as lacks,
     )
@@ -247,7 +260,9 @@ def unsupported(schema: Any) -> str:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Returns the path of the innermost unsupported part, and its unsupported keywords."""
+    """Returns the path of the innermost part of a JSON schema that xgrammar does not support, and
+    the unsupported keywords in that part.
+    """
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
         path, schema = path + found[0], found[1]
@@ -270,7 +285,9 @@ def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[s
 
 
 def vocabulary(llm: Any) -> str:
-    """Returns the tokenizer, serialized for xgrammar in another process."""
+    """Returns the engine's tokenizer as JSON, with which xgrammar can compile grammars in another
+    process.
+    """
     import xgrammar
 
     found: str = xgrammar.TokenizerInfo.from_huggingface(
@@ -280,14 +297,16 @@ def vocabulary(llm: Any) -> str:
 
 
 class _Ids:
-    """The part of a tokenizer that vLLM needs to name a token."""
+    """A substitute for a tokenizer that names a token by its id."""
 
     def decode(self, ids: list[int]) -> str:
         return str(ids[0])
 
 
 class Answer:
-    """The answer as if the known tokens had been sampled, with vLLM's stop rules and outputs."""
+    """The answer that vLLM would have given if it had sampled the known tokens. vLLM's own code
+    decides where the answer ends, and formats the outputs.
+    """
 
     def __init__(self, llm: Any, request: Any, text: str | None, tokens: list[int]) -> None:
         """`request`: vLLM's EngineCoreRequest. `text`: the prompt. `tokens`: the known tokens."""
@@ -296,8 +315,8 @@ class Answer:
         self.tokens = self._cut(tokens)
 
     def _cut(self, tokens: list[int]) -> list[int]:
-        """Cuts the tokens after the first that ends the answer. No token ends the answer before
-        min_tokens, though releases after 0.28 stop at tokens that they would not have sampled.
+        """Returns the tokens up to the first that ends the answer. No token ends the answer before
+        min_tokens, although releases after 0.28 also stop at tokens that they would have masked.
         """
         params, ends = self._request.sampling_params, self._ends
         limit = self._llm.model_config.max_model_len
@@ -316,7 +335,9 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """Yields vLLM's RequestOutputs for parts of the tokens; for streams, one per token."""
+        """Yields lists of vLLM's RequestOutputs for successive parts of the tokens. A part is one
+        token if the client streams the answer or uses stop strings.
+        """
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
         requests = self._children(processor)
         params = self._request.sampling_params
@@ -331,7 +352,9 @@ class Answer:
                 return
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Returns the logprobs for vLLM to format; None if ids name the tokens: added here."""
+        """Returns the logprobs for vLLM to format. If tokens are named by their ids, adds the
+        logprobs to the answer directly and returns None.
+        """
         if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape
@@ -352,7 +375,9 @@ class Answer:
         return None
 
     def _children(self, processor: Any) -> list[str]:
-        """Registers the n requests of the answer's choices; returns their ids."""
+        """Registers one vLLM request for each of the answer's n choices. Returns the ids of these
+        requests.
+        """
         request, n = self._request, self._request.sampling_params.n
         parent = ParentRequest(request) if n > 1 else None
         ids = []

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server and its arguments, by release."""
+"""vLLM's OpenAI server and its command-line arguments, adapted to each release of vLLM."""
 
 import functools
 import inspect
@@ -24,8 +24,9 @@ def known_arguments(parser: Any) -> set[str]:
 
 
 def hold_tools_to_schemas(parser: Any) -> None:
-    """Makes a required or named tool's arguments follow its schema by default, as up to release
-    0.28. By default 0.32 does not constrain a tool that is not `strict`: arguments were [] or "en".
+    """Makes the arguments of a required or named tool follow the tool's schema by default, as in
+    releases up to 0.28. Release 0.32 constrains only tools that are `strict`: models answered with
+    arguments such as [] or "en".
     """
     if "tool-strict-level" in known_arguments(parser):
         parser.set_defaults(tool_strict_level="parameter")
@@ -49,7 +50,9 @@ Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
 
 
 def check_bodies(app: Any, check: Check) -> None:
-    """Calls `check` with each parsed body before the route's function runs."""
+    """Wraps the routes of an application: `check` is called with each parsed request body before
+    the route's function runs.
+    """
     for route in app.routes:
         dependant = getattr(route, "dependant", None)
         if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):
@@ -68,7 +71,7 @@ def _after_check(path: str, dependant: Any, check: Check) -> Any:
 
 
 def routes(app: Any) -> list[tuple[str, str]]:
-    """Returns (method, path) of all routes of an application, without mounted applications."""
+    """Returns (method, path) of all routes of an application. Mounted applications are excluded."""
     return [
         (method, route.path)
         for route in app.routes

@@ -1,4 +1,4 @@
-"""vLLM's operations, norms and kernels of experts, by release."""
+"""vLLM's custom operations, norms and kernels for mixtures of experts, adapted to each release."""
 
 import dataclasses
 import functools
@@ -16,9 +16,9 @@ _EAGER = ("vllm_c", "triton", "native")
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """Selects vLLM's kernels for norms, as in an eager deployment. In a compiled deployment norms
-    are compiled code, which a proof's forward pass skips: without the kernels, proofs would run
-    norms operation by operation.
+    """Makes norms inside the context run as vLLM's fused kernels, as in an eager deployment. In a
+    compiled deployment norms are compiled code, which a proof's forward pass does not use. Without
+    this function, proofs would run norms operation by operation.
     """
     if not torch.cuda.is_available():
         yield
@@ -34,7 +34,9 @@ def fused_kernels() -> Iterator[None]:
 
 @functools.cache
 def _eager_priority() -> Any:
-    """Returns vLLM's order of preference for each operation with several implementations."""
+    """Returns vLLM's order of preference among the implementations of each operation, for eager
+    mode.
+    """
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.ir.op import IrOp
     from vllm.platforms import current_platform
@@ -49,7 +51,9 @@ def _eager_priority() -> Any:
 
 
 def operation(name: str) -> Any | None:
-    """Returns vLLM's operation, such as _C::rms_norm; None if this release or device lacks it."""
+    """Returns a custom operation of vLLM, such as _C::rms_norm. Returns None if this release or
+    device does not have the operation.
+    """
     import vllm._custom_ops  # noqa: F401  # loads the compiled operations
 
     namespace, _, own = name.partition("::")
@@ -62,7 +66,9 @@ def argument_names(operation: Any) -> list[str]:
 
 @contextmanager
 def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replaces operations of vLLM for calls from Python, not in recorded or compiled code."""
+    """Replaces custom operations of vLLM inside the context. Affects calls from Python, but neither
+    recorded CUDA graphs nor compiled code. `others`: replacements by the name of the operation.
+    """
     own = {name: operation(name) for name in others}
     _put(others)
     try:
@@ -88,25 +94,31 @@ def enable_custom_ops(engine_args: Any) -> None:
 
 
 def query_and_key_norms() -> Any | None:
-    """Returns the class of MiniMax's query and key norms (`forward_qk`); None in other releases."""
+    """Returns vLLM's class for the norms of queries and keys in MiniMax's models. Returns None if
+    this release has no such class with the method `forward_qk`.
+    """
     found = getattr(_module("minimax_rms_norm.rms_norm_tp"), "MiniMaxText01RMSNormTP", None)
     return found if hasattr(found, "forward_qk") else None
 
 
 def triton_experts() -> Any | None:
-    """Returns the module of Triton's experts; None if this release has it elsewhere."""
+    """Returns vLLM's module with the Triton kernels for experts. Returns None if this release does
+    not have that module with the expected names.
+    """
     found = _module("fused_moe.experts.triton_moe")
     names = ("TritonExperts", "invoke_fused_moe_triton_kernel")
     return found if all(hasattr(found, name) for name in names) else None
 
 
 def marlin_experts() -> Any | None:
-    """Returns the class of experts in Marlin's layout; None if this release has it elsewhere."""
+    """Returns vLLM's class for experts in Marlin's layout. Returns None if this release does not
+    have it in the expected module.
+    """
     return getattr(_module("fused_moe.experts.marlin_moe"), "MarlinExperts", None)
 
 
 def _module(name: str) -> Any | None:
-    """Returns a module of vLLM's layers; None if this release lacks it."""
+    """Returns a module of vLLM's layers. Returns None if this release does not have the module."""
     try:
         return import_module(f"vllm.model_executor.layers.{name}")
     except ImportError:
@@ -116,22 +128,26 @@ def _module(name: str) -> Any | None:
 def sum_of_experts(
     experts: Any, rows: torch.Tensor, out: torch.Tensor, chosen: torch.Tensor
 ) -> None:
-    """Adds rows (tokens, experts per token, columns) to `out` as MarlinExperts does."""
+    """Adds up each token's rows (tokens, experts per token, columns), and writes the sums to `out`,
+    as vLLM's MarlinExperts does.
+    """
     more = (chosen, None) if len(inspect.signature(experts.moe_sum).parameters) > 2 else ()
     experts.moe_sum(rows, out, *more)
 
 
 def limit_of_gates(experts: Any) -> float | None:
-    """Returns the clamp limit of a TritonExperts' gate and up projections; None without a limit."""
+    """Returns the limit at which experts clamp their gate and up projections. Returns None if there
+    is no limit.
+    """
     said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
     limits = (getattr(getattr(experts, of, None), name, None) for of, name in said)
     return next((float(one) for one in limits if one is not None), None)
 
 
 def scales_are_powers() -> bool:
-    """Returns whether TritonExperts run activation and quantisation separately, with scales that
-    are powers of two. This is so on Hopper if DeepGEMM can be imported and VLLM_USE_DEEP_GEMM_E8M0
-    is not 0.
+    """Returns True if vLLM's TritonExperts quantise after the activation in a separate kernel, with
+    scales that are powers of two. This happens on Hopper if DeepGEMM can be imported and
+    VLLM_USE_DEEP_GEMM_E8M0 is not 0.
     """
     return bool(getattr(triton_experts(), "is_deep_gemm_e8m0_used", lambda: False)())
 
@@ -139,8 +155,9 @@ def scales_are_powers() -> bool:
 def rows_of_experts(
     chosen: torch.Tensor, block: int, n_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sorts chosen experts (tokens, experts per token) by expert in padded blocks: returns row
-    indices, the blocks' experts, and the number of valid indices (1,); int32.
+    """Sorts pairs of a token and a chosen expert by expert, and pads each expert's pairs to
+    complete blocks of `block` rows. Returns the sorted row indices, the expert of each block, and
+    the number of valid indices (1,), all int32. `chosen`: (tokens, experts per token).
     """
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 

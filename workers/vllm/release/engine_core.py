@@ -1,4 +1,4 @@
-"""vLLM's engine core and its processes, by release."""
+"""vLLM's engine core and its processes, adapted to each release of vLLM."""
 
 import asyncio
 import os
@@ -19,10 +19,10 @@ _NICE = 10
 
 
 def let_readers_sleep() -> None:
-    """Makes vLLM's processes sleep between two polls for a message on CPUs, instead of sched_yield.
-    sched_yield costs nothing if each process has its own core. On machines with fewer cores, Linux
-    6.18 left everything else on such a core waiting for many seconds: the API, other engines,
-    chat's clients.
+    """Makes vLLM's processes on CPUs sleep between two polls for a message, in place of
+    sched_yield. sched_yield costs nothing if each process has its own core. On machines with fewer
+    cores, Linux 6.18 left all other processes on such a core waiting for many seconds: the API,
+    other engines, chat's clients.
     """
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.platforms import current_platform
@@ -33,9 +33,9 @@ def let_readers_sleep() -> None:
 
 
 def compile_grammars_after_steps() -> None:
-    """Gives an engine core's steps priority over the threads that compile grammars. Also limits
-    xgrammar, which uses eight threads for one grammar: the threads would compete with a step even
-    at low priority.
+    """Lowers the priority of the engine core's threads that compile grammars, so that steps run
+    first. Also reduces xgrammar's eight threads per grammar to a quarter of the CPUs: so many
+    threads would slow steps down even at low priority.
     """
     from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
@@ -66,7 +66,9 @@ def compile_grammars_after_steps() -> None:
 
 
 def let_core_count() -> None:
-    """Adds a method to the engine core that returns its number of unfinished requests."""
+    """Adds the method `proof_unfinished` to vLLM's engine core. It returns the number of unfinished
+    requests.
+    """
     from vllm.v1.engine.core import EngineCore
 
     def proof_unfinished(core: Any) -> int:
@@ -77,14 +79,18 @@ def let_core_count() -> None:
 
 
 async def unfinished_in_core(llm: Any) -> int:
-    """Returns how many requests the engine cores have not finished. Cores answer between steps."""
+    """Returns the number of requests that the engine cores have not finished. A core answers
+    between two steps.
+    """
     core = llm.engine_core
     asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
     return sum(await asyncio.gather(*asked))
 
 
 def step_logger(count: Callable[[], None]) -> Any:
-    """Returns a stat logger for AsyncLLM that calls `count` for every report of the engine core."""
+    """Returns a class of stat loggers for AsyncLLM. Its objects call `count` for every report of
+    the engine core.
+    """
 
     class StepLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -100,7 +106,7 @@ def step_logger(count: Callable[[], None]) -> Any:
 
 
 def leave_memory(engine_args: Any, gb: float) -> None:
-    """Reserves `gb` of a GPU's memory for other uses than vLLM."""
+    """Leaves `gb` GiB of the GPU's memory to other uses: lowers vLLM's gpu_memory_utilization."""
     from vllm.platforms import current_platform
 
     share = gb * 2**30 / current_platform.get_device_total_memory()
@@ -109,10 +115,10 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 
 @contextmanager
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
-    """Makes an engine core with only one rank compute in the core's process, as on a GPU. On CPUs
-    vLLM starts another process for that rank, because OpenMP reads the CPUs of its threads at
-    process start. Here the core starts with the rank's CPUs. This saves a third of the CPU time and
-    memory of a start.
+    """Makes an engine core with a single rank compute inside the core's own process, as on a GPU.
+    On CPUs vLLM would start another process for that rank, because OpenMP chooses the CPUs of its
+    threads when a process starts. Inside the context, the core starts with the rank's CPUs. This
+    saves a third of the CPU time and memory of a start.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1

@@ -1,4 +1,4 @@
-"""Our entries in `SamplingParams.extra_args`; imports no vLLM."""
+"""The names of our entries in vLLM's `SamplingParams.extra_args`. Does not import vLLM."""
 
 # A list of ints: the answer's tokens, within the vocabulary.
 KNOWN_TOKENS = "proofline_known_tokens"

@@ -1,4 +1,4 @@
-"""Avoids or reports known faults of vLLM's releases."""
+"""Known faults of vLLM's releases: works around them, or explains them to the operator."""
 
 import re
 from importlib import import_module
@@ -26,12 +26,13 @@ _KNOWN_SINCE = {"glm5_next": "0.30", "Glm5NextForConditionalGeneration": "0.30"}
 
 
 def avoid(engine_args: Any) -> None:
-    """Changes arguments with which vLLM would compute wrongly or fail; keeps operators' choices.
+    """Changes engine arguments with which vLLM would compute wrongly or fail. Does not change what
+    an operator has chosen.
 
     On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly (artifacts
-    differ by L2 0.6). On CPUs with AMX, 0.32 chooses an MLA backend that supports only bfloat16;
-    loading other types fails with "expect weight to be bfloat16". On GPUs, vLLM runs gated delta
-    nets (Qwen3-Next, Qwen3.5) with FlashInfer even if FlashInfer is not installed.
+    differ by an L2 distance of 0.6). On CPUs with AMX, 0.32 chooses an MLA backend that supports
+    only bfloat16; loading other dtypes fails with "expect weight to be bfloat16". On GPUs, vLLM
+    runs gated delta nets (Qwen3-Next, Qwen3.5) with FlashInfer even if FlashInfer is not installed.
     """
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
@@ -61,13 +62,17 @@ def avoid(engine_args: Any) -> None:
 
 
 def _backend(name: str) -> Any:
-    """Returns the attention backend with this name; None if this release lacks it."""
+    """Returns the attention backend with this name. Returns None if this release does not have the
+    backend.
+    """
     registry: Any = import_module("vllm.v1.attention.backends.registry")
     return registry.AttentionBackendEnum.__members__.get(name)
 
 
 def why_unknown(said: str) -> str | None:
-    """Explains vLLM's error text for an unknown model class, which lists hundreds; else None."""
+    """Replaces vLLM's error text for an unknown model class, which lists hundreds of classes, with
+    a short explanation. Returns None if `said` is another error.
+    """
     from vllm.version import __version__
 
     found = _UNKNOWN.search(said)
@@ -83,7 +88,9 @@ def why_unknown(said: str) -> str | None:
 
 
 def why_not_on_cpus(engine_args: Any) -> str | None:
-    """Returns why vLLM's CPU build cannot compute this model family; None if it can, or on GPUs."""
+    """Returns why vLLM's CPU build cannot compute this model family. Returns None if it can, or if
+    the device is a GPU.
+    """
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
     from vllm.version import __version__
@@ -102,10 +109,12 @@ def why_not_on_cpus(engine_args: Any) -> str | None:
 
 
 def why_not_startable(config: Any) -> str | None:
-    """Returns why vLLM would fail after minutes of loading or at the first chat; None if it would
-    not. vLLM 0.25 gives the 8-bit cache of sparse attention a shape that differs from its memory
-    (vllm-project/vllm#48378). On CPUs a chat step with latent attention (MLA) and an 8-bit cache
-    ends the engine (seen with 0.32).
+    """Returns why vLLM would fail after minutes of loading, or at the first chat request. Returns
+    None if no such fault is known.
+
+    vLLM 0.25 gives the 8-bit KV cache of sparse attention a shape that differs from the cache's
+    memory (vllm-project/vllm#48378). On CPUs, a chat step with latent attention (MLA) and an 8-bit
+    KV cache ends the engine (seen with 0.32).
     """
     from vllm.platforms import current_platform
     from vllm.version import __version__
@@ -135,10 +144,11 @@ def why_not_startable(config: Any) -> str | None:
 
 
 def plan_for_caches_of_8_bits() -> None:
-    """Passes FlashInfer the right dtype for the 8-bit cache of sparse attention, on Hopper. vLLM
-    0.30 and 0.31 pass uint8, the storage type, which FlashInfer refuses: GLM-5.3-Flash with the
-    network's --kv-cache-dtype fp8 does not start (vllm-project/vllm#55221; fixed in 0.32). Must be
-    called in each of vLLM's processes before attention is created.
+    """Passes FlashInfer the correct dtype of an 8-bit KV cache for sparse attention on Hopper. Must
+    be called in each of vLLM's processes before attention is created.
+
+    vLLM 0.30 and 0.31 pass the storage dtype uint8, which FlashInfer refuses: GLM-5.3-Flash does
+    not start with the network's --kv-cache-dtype fp8 (vllm-project/vllm#55221; fixed in 0.32).
     """
     import torch
     from vllm.platforms import current_platform
@@ -161,8 +171,9 @@ def plan_for_caches_of_8_bits() -> None:
 
 
 def receive_activations(runner: Any) -> None:
-    """Allocates the buffer for the previous pipeline stage's activations, on CPUs. vLLM 0.32
-    allocates it in a warm-up that eager CPU engines skip; the first chat would end the engine.
+    """Allocates the buffer for the activations that a pipeline stage receives, on CPUs. vLLM 0.32
+    allocates the buffer in a warm-up that eager CPU engines skip. Without the buffer, the first
+    chat request would end the engine.
     """
     import torch
     from vllm.distributed.parallel_state import get_pp_group
@@ -176,11 +187,11 @@ def receive_activations(runner: Any) -> None:
 
 
 def keep_generators(runner: Any) -> None:
-    """Keeps the random generator of a seeded request from being rewound, on CPUs. vLLM's V1 model
-    runner rewinds the generator after sampling from a part of a prompt, which CPU generators do not
-    support: "CPU Generator does not use offset" ended the engine of 0.32 if a seeded prompt took
-    several steps. Without rewinding, the random numbers after such a prompt depend on how the
-    prompt was divided.
+    """Stops vLLM from rewinding the random generator of a seeded request, on CPUs. vLLM's V1 model
+    runner rewinds the generator after sampling from a part of a prompt. CPU generators cannot be
+    rewound: a seeded prompt that took several steps ended the engine of 0.32 with "CPU Generator
+    does not use offset". Without rewinding, the random numbers after such a prompt depend on how
+    the prompt was divided.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""vLLM's caches and attention metadata, by release."""
+"""vLLM's KV caches, state caches and attention metadata, adapted to each release of vLLM."""
 
 import dataclasses
 import re
@@ -47,16 +47,18 @@ _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMe
 
 
 def attention_groups(runner: Any) -> Iterator[Any]:
-    """Yields every attention group of any release's model runner, over all KV cache groups."""
+    """Yields every attention group of a vLLM model runner, from all of its KV cache groups."""
     for groups in runner.attn_groups:
         yield from groups
 
 
 def cache_kind(group: Any) -> str | None:
-    """Returns the kind of the group's caches; None if proofs cannot have separate ones of this
-    kind. "tokens": blocks with a sequence's tokens only. "state": one block for each sequence of
-    any length. Kinds are matched by name, because derived kinds may hold more: an encoder's states,
-    or sinks that are written once into the cache bound at that time.
+    """Returns "tokens" if a group's caches have blocks of a sequence's tokens, or "state" if they
+    have one block per sequence of any length. Returns None if proofs cannot use separate caches of
+    this type.
+
+    Types are matched by exact name, because derived types can hold more: an encoder's states, or
+    attention sinks that are written once into the cache bound at that time.
     """
     kinds = {_KINDS.get(type(one).__name__) for one in _specs(group.kv_cache_spec)}
     return kinds.pop() if len(kinds) == 1 else None
@@ -67,8 +69,9 @@ def _specs(spec: Any) -> list[Any]:
 
 
 def page_bytes(group: Any, layer_name: str, content: int) -> int:
-    """Returns the bytes between two blocks of a layer's cache, without other layers' blocks.
-    `content`: bytes of a block's content. Kernels require padding or alignment for some blocks.
+    """Returns the number of bytes between the starts of two blocks in a cache that only this layer
+    uses. This includes padding and alignment that kernels require. `content`: the number of bytes
+    in a block without padding.
     """
     spec = group.kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -82,16 +85,18 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Returns the blocks per sequence in a state's table, also for checkpoints and drafts."""
+    """Returns the number of columns of a state cache's block table: the blocks per sequence,
+    including those for checkpoints and speculative tokens.
+    """
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
     return max(1, -(-seq_len // block_size)) + getattr(spec, "num_speculative_blocks", 0)
 
 
 def checkpoints(group: Any, first: int) -> int:
-    """Returns the columns of a state's table in which a prefill of `first` tokens leaves earlier
-    states. Newer releases copy a state from the middle of a prefill into the column before the
-    last.
+    """Returns how many columns of a state cache's block table hold checkpoints (earlier states)
+    after a prefill of `first` tokens. Newer releases copy a state from the middle of a prefill into
+    the column before the last.
     """
     spec = group.kv_cache_spec
     if not getattr(spec, "num_prefill_checkpoint_blocks", 0):
@@ -100,9 +105,9 @@ def checkpoints(group: Any, first: int) -> int:
 
 
 def carries_state(group: Any) -> bool:
-    """Returns whether a state of this kind continues between steps in the block named by its table.
-    True for gated delta nets (Kimi's too) and ring buffers of uncompressed keys: in vLLM's sources
-    their kernels locate a sequence only by positions and the table.
+    """Returns True if decode steps continue from the state in the block that the block table names.
+    True for gated delta nets (also Kimi's) and for ring buffers of uncompressed keys: according to
+    vLLM's source code, their kernels locate a sequence only by positions and the block table.
     """
     if all(type(one).__name__ in _RINGS for one in _specs(group.kv_cache_spec)):
         return True
@@ -111,12 +116,16 @@ def carries_state(group: Any) -> bool:
 
 
 def cache_source(layer: Any) -> str | None:
-    """Returns the layer whose keys and values this layer reads; None if it writes its own."""
+    """Returns the name of the layer whose keys and values this layer reads. Returns None if this
+    layer writes its own.
+    """
     return getattr(layer, "kv_sharing_target_layer_name", None)
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Returns why proofs, or chat with proofs, would be wrong despite self-tests; None if right."""
+    """Returns why proofs, or chat alongside proofs, would be wrong with this model in a way that
+    the self-tests do not detect. Returns None if no reason is known.
+    """
     if not _CACHE_DTYPES.fullmatch(cache_dtype):
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"
@@ -134,13 +143,16 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
 
 
 def kernel_block_size(group: Any) -> int:
-    """Returns the attention kernel's tokens per block, perhaps a divisor of the manager's size."""
+    """Returns the number of tokens per block in the attention kernel. This can be a divisor of the
+    cache manager's block size.
+    """
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Returns the dimension of a layer's cache that indexes blocks. In older releases the backend
-    defines the shape; newer ones bind to every layer a view whose first dimension is the block.
+    """Returns the index of a cache's dimension that counts blocks. In older releases the attention
+    backend defines the cache's shape. Newer releases bind a view to every layer, and blocks are the
+    view's first dimension.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
     if shape_of is None:
@@ -156,7 +168,9 @@ def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
 
 
 def n_builds(groups: Sequence[Any]) -> int:
-    """Returns how often the groups' builders built metadata since this function's first call."""
+    """Returns how often the metadata builders of the groups have built attention metadata. Counting
+    begins with the first call of this function.
+    """
     return sum(_counted(group.get_metadata_builder(0)) for group in groups)
 
 
@@ -175,7 +189,7 @@ def _build_and_count(builder: Any, method: Callable[..., Any], *args: Any, **kwa
 
 
 def build_attention_metadata(group: Any, **fields: Any) -> Any:
-    """Builds a batch's attention metadata; drops `fields` that the release does not have."""
+    """Builds a batch's attention metadata. Ignores `fields` that vLLM's release does not have."""
     common = CommonAttentionMetadata(
         **{name: value for name, value in fields.items() if name in _METADATA_FIELDS}
     )
@@ -187,8 +201,9 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
 
 
 def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
-    """Converts a block table for a builder that joins parts of blocks itself. Only GLM-5.3-Flash's
-    indexer in 0.30 and 0.31 needs this: its cache has larger blocks than attention's.
+    """Converts a block table for a builder whose cache has larger blocks than attention's: each
+    block becomes several parts, which the builder joins. Returns other builders' tables unchanged.
+    Needed only for GLM-5.3-Flash's indexer in 0.30 and 0.31.
     """
     part: int | None = getattr(builder, "kernel_block_size", None)
     n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
@@ -201,8 +216,9 @@ def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
 
 @contextmanager
 def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
-    """Yields the builder with this batch's states in place of the states of chat's last step. The
-    V2 runner of newer releases stores on the builder which block holds each sequence's state.
+    """Yields a metadata builder that uses this batch's state blocks, in place of those of chat's
+    last step. The V2 model runner of newer releases stores on the builder which block holds each
+    sequence's state.
     """
     if not hasattr(builder, _TOLD_STATES):
         yield builder
@@ -219,9 +235,10 @@ def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
 
 
 def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Adapts a step's metadata (by layer) to work that is recorded once and replayed at other
-    positions. Since 0.28 the metadata of DeepSeek-V4's compressor contains whether the step ends a
-    block of positions; the kernel runs unless the value is False.
+    """Makes a step's metadata valid for a CUDA graph that is replayed at other positions. Modifies
+    and returns `metadata`, which is by layer. Since 0.28 the metadata of DeepSeek-V4's compressor
+    says whether the step completes a block of positions, and the kernel is skipped if this is
+    False.
     """
     for one in metadata.values():
         if getattr(one, _ENDS_A_BLOCK, None) is not None:
@@ -230,7 +247,9 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns the addresses of vLLM's shared buffers, or with `alike_on_ranks` their sizes."""
+    """Returns the addresses of vLLM's shared work buffers. With `alike_on_ranks`, returns their
+    sizes in bytes instead, which are equal on all ranks.
+    """
     try:
         from vllm.v1.worker.workspace import (
             current_workspace_manager,

@@ -1,4 +1,6 @@
-"""A model's layers as vLLM runs them, and how vLLM loads a model, by release."""
+"""The layers of vLLM's models, and how vLLM loads and runs a model, adapted to each release of
+vLLM.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -20,7 +22,9 @@ def forward_context(
     n_tokens: int,
     slot_mapping: dict[str, torch.Tensor],
 ) -> AbstractContextManager[Any]:
-    """Returns a forward pass's context, without compiled code, which would not call hooks."""
+    """Returns vLLM's context for a forward pass. It disables compiled code, which would not call
+    hooks.
+    """
     context: AbstractContextManager[Any] = set_forward_context(
         metadata, vllm_config, num_tokens=n_tokens, slot_mapping=slot_mapping, skip_compiled=True
     )
@@ -28,9 +32,9 @@ def forward_context(
 
 
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
-    """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`. None if the
-    module cannot run part of the layers, or if chat between slices would overwrite data that one
-    layer leaves for the next.
+    """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`. Returns
+    None if that module cannot run a part of the layers, or if a layer leaves data for the next
+    layer that chat between two slices would overwrite.
     """
     shared = (
         getattr(text_config, "index_topk_freq", 1) > 1
@@ -47,13 +51,17 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
 
 
 def stage_layers(layers: nn.ModuleList) -> range:
-    """Returns the decoder layers of this pipeline stage; the other layers are placeholders."""
+    """Returns the indices of the decoder layers in this pipeline stage. The other layers are
+    placeholders.
+    """
     present = [index for index, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)]
     return range(present[0], present[-1] + 1) if present else range(0)
 
 
 class _StageView:
-    """The pipeline group as seen by one slice; all other attributes are the real group's."""
+    """vLLM's pipeline group as one slice sees it: like a stage with only the slice's layers. All
+    other attributes are the real group's.
+    """
 
     def __init__(self, group: Any, is_first: bool, is_last: bool) -> None:
         self._group = group
@@ -66,7 +74,9 @@ class _StageView:
 
 @contextmanager
 def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iterator[None]:
-    """Makes the model's forward run only `layers`, like a pipeline stage with these layers."""
+    """Makes the model's forward run only `layers` inside the context, as if they were a pipeline
+    stage. `owner`: the result of layer_owner; None changes nothing.
+    """
     if owner is None:  # complete stages only, which is the model's normal behaviour
         yield
         return
@@ -88,7 +98,7 @@ def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iter
 def between_stages(
     model: nn.Module, n_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Returns empty tensors in the shapes that a stage receives from the previous stage."""
+    """Returns empty tensors in the shapes in which a pipeline stage receives activations."""
     empty: IntermediateTensors = model.make_empty_intermediate_tensors(  # type: ignore[operator]
         batch_size=n_tokens, dtype=dtype, device=device
     )
@@ -97,14 +107,14 @@ def between_stages(
 
 
 def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
-    """Creates a stage's input from the previous stage's output."""
+    """Returns a pipeline stage's input, made of the previous stage's output tensors."""
     return IntermediateTensors(tensors)
 
 
 def forget_unfinished_forward(model: nn.Module) -> None:
-    """Resets shared experts after a forward pass that an exception ended. Shared experts keep their
-    result until a mixture of experts reads it, and otherwise refuse to compute again, even for
-    chat.
+    """Resets the shared experts of MoE layers after an exception has ended a forward pass. Shared
+    experts store their result until the MoE layer reads it. Until then they refuse to compute
+    again, even for chat.
     """
     for module in model.modules():
         if type(module).__name__ == "SharedExperts":
@@ -112,7 +122,9 @@ def forget_unfinished_forward(model: nn.Module) -> None:
 
 
 def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
-    """Returns the final norm if the model's forward lacks it, as Kimi-Linear's since 0.28."""
+    """Returns the model's final norm if the model's forward does not apply it, as in Kimi-Linear
+    since 0.28. Returns None if the forward applies the norm.
+    """
     for module in model.modules():
         norm = getattr(getattr(module, "model", None), "norm", None)
         if isinstance(norm, nn.Module) and norms_in_logits(type(module)):
@@ -121,19 +133,23 @@ def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
 
 
 def norms_in_logits(model: type) -> bool:
-    """Returns whether `compute_logits` of a class computes the final norm, by names in its code."""
+    """Returns True if a model class applies the final norm in `compute_logits`, judging by the
+    names in that method's code.
+    """
     compute = getattr(model, "compute_logits", None)
     return compute is not None and "norm" in inspect.unwrap(compute).__code__.co_names
 
 
 def final_hidden_states(output: Any) -> torch.Tensor:
-    """Returns the hidden states of a model's output; some models return auxiliary ones as well."""
+    """Returns the hidden states in a model's output. Some models return a tuple with auxiliary
+    hidden states after them.
+    """
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
 
 def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
-    """Makes --load-format dummy use the weights that `draw` sets, in this process."""
+    """Makes --load-format dummy in this process load the weights that `draw` sets."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
@@ -146,8 +162,8 @@ def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
 
 
 def look_at_models_here() -> None:
-    """Makes vLLM inspect model classes in this process. By default each class is inspected in
-    another process, which imports all of vLLM, so that CUDA is not initialised here.
+    """Makes vLLM inspect model classes in this process. By default vLLM inspects each class in a
+    new process, which imports all of vLLM, to keep CUDA uninitialised in this process.
     """
     from vllm.model_executor.models import registry
 

@@ -1,4 +1,4 @@
-"""vLLM's tensor-parallel ranks and pipeline stages, by release."""
+"""Communication between vLLM's tensor-parallel ranks and pipeline stages, in all releases."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -11,13 +11,15 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 
 def tensor_ranks() -> tuple[int, int]:
-    """Returns this process's tensor-parallel rank, and the number of ranks."""
+    """Returns this process's tensor-parallel rank, and the number of tensor-parallel ranks."""
     group = get_tp_group()
     return int(group.rank_in_group), int(group.world_size)
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """Returns all tensor-parallel ranks' rows in order. All must call, with equally many rows."""
+    """Returns the rows of all tensor-parallel ranks, concatenated in the order of the ranks. All
+    ranks must call this function, with equally many rows.
+    """
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
     torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)
@@ -25,7 +27,9 @@ def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
 
 
 def do_all_tensor_ranks(say_so: bool) -> bool:
-    """Returns whether `say_so` is true on every tensor-parallel rank. All ranks must call."""
+    """Returns True if `say_so` is True on every tensor-parallel rank. All ranks must call this
+    function.
+    """
     group = get_tp_group()
     if group.world_size == 1:
         return say_so
@@ -35,7 +39,9 @@ def do_all_tensor_ranks(say_so: bool) -> bool:
 
 
 def is_replicated(x: torch.Tensor) -> bool:
-    """Returns whether this rank's tensor equals the first tensor-parallel rank's. All must call."""
+    """Returns True if this rank's tensor equals that of the first tensor-parallel rank. All ranks
+    must call this function.
+    """
     group = get_tp_group()
     if group.world_size == 1:
         return True
@@ -45,12 +51,16 @@ def is_replicated(x: torch.Tensor) -> bool:
 
 
 def is_first_tensor_rank() -> bool:
-    """Returns whether this rank reports its pipeline stage's results, which all its ranks have."""
+    """Returns True on the first tensor-parallel rank, which reports the results of its pipeline
+    stage. The stage's other ranks have the same results.
+    """
     return bool(get_tp_group().rank_in_group == 0)
 
 
 def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
-    """Overwrites each rank's tensor with the first tensor-parallel rank's. All ranks must call."""
+    """Overwrites the tensor on each tensor-parallel rank with the first rank's. All ranks must call
+    this function.
+    """
     group = get_tp_group()
     if group.world_size > 1:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
@@ -66,9 +76,10 @@ def n_stages() -> int:
 
 @contextmanager
 def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
-    """Yields the stream for recording a CUDA graph that may hold sums over the tensor-parallel
-    ranks. Yields None with a single rank, for which any stream works. All ranks must enter and
-    leave the context. If one rank fails inside, the other ranks raise RuntimeError.
+    """Yields the CUDA stream in which to record a CUDA graph that can contain sums over the
+    tensor-parallel ranks. Yields None with a single rank, for which any stream works. All ranks
+    must enter and leave the context. If one rank raises an error inside, the other ranks raise
+    RuntimeError.
     """
     group = get_tp_group()
     if group.world_size == 1:
@@ -92,26 +103,34 @@ def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
 
 @functools.cache
 def _sums_capture() -> Any:
-    """Returns the stream for all recordings: graphs of several streams would share no memory."""
+    """Returns vLLM's capture context with the stream of all recordings. Graphs that were recorded
+    in several streams would share no memory.
+    """
     return parallel_state.GraphCaptureContext(torch.cuda.Stream())
 
 
 def send(tensors: Iterable[torch.Tensor], stage: int) -> list[Any]:
-    """Starts sending to a pipeline stage. Keep handles and tensors until they are completed."""
+    """Starts sending tensors to a pipeline stage. Returns one handle per tensor. The caller must
+    keep the tensors and the handles until the handles are completed.
+    """
     group = get_pp_group()
     to = group.ranks[stage]
     return [torch.distributed.isend(one, to, group=group.device_group) for one in tensors]
 
 
 def receive(tensors: Iterable[torch.Tensor], stage: int) -> None:
-    """Receives from a pipeline stage into the tensors. On a GPU this is only queued."""
+    """Receives data from a pipeline stage into the tensors. On a GPU, only queues the transfer and
+    does not wait.
+    """
     group = get_pp_group()
     for one in tensors:
         torch.distributed.recv(one, group.ranks[stage], group=group.device_group)
 
 
 def wait_for_pending_sends(worker: Any) -> None:
-    """Waits until an earlier chat step's asynchronous sends to the next stage are complete."""
+    """Waits until the activations of an earlier chat step have been sent to the next pipeline
+    stage.
+    """
     for handle in getattr(worker, "_pp_send_work", None) or ():
         handle.wait()
     if hasattr(worker, "_pp_send_work"):

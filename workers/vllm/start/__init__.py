@@ -1,1 +1,1 @@
-"""Starts a vLLM engine, and tests the engine before it takes work."""
+"""Starting and configuring a vLLM engine and its processes, on one host or on several."""

@@ -13,7 +13,10 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def divide(n_ranks: int) -> None:
-    """Divides this process's CPUs among ranks, unless VARIABLE is set or NUMA nodes suffice."""
+    """Divides this process's CPUs among vLLM's ranks. Does nothing if the operator has set
+    VLLM_CPU_OMP_THREADS_BIND, if there is only one rank, or if each rank has a NUMA node of its
+    own.
+    """
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return
     if hasattr(os, "sched_getaffinity"):
@@ -21,7 +24,10 @@ def divide(n_ranks: int) -> None:
 
 
 def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str, str]:
-    """Returns variables that give each of several workers its own CPUs; {} if VARIABLE is set."""
+    """Returns the environment variables that give one of several workers its share of this
+    process's CPUs. Returns {} if there is only one worker, or if the operator has set
+    VLLM_CPU_OMP_THREADS_BIND.
+    """
     if n_workers == 1 or VARIABLE in os.environ or not hasattr(os, "sched_getaffinity"):
         return {}
     cpus = sorted(os.sched_getaffinity(0))
@@ -33,7 +39,9 @@ def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str,
 
 
 def shares(cpus: Sequence[int], n_ranks: int) -> str:
-    """Returns VARIABLE's value: equal ranges of neighbouring CPUs, or "nobind" for too few CPUs."""
+    """Returns a value for VLLM_CPU_OMP_THREADS_BIND that gives each rank equally many neighbouring
+    CPUs. Returns "nobind" if there are more ranks than CPUs.
+    """
     size = len(cpus) // n_ranks
     if size == 0:
         return "nobind"

@@ -1,6 +1,6 @@
-"""A follower: the process of a host that runs a part of an engine whose worker is on the head host.
-A follower takes no work, and has no queue and no worker record. It waits for the head, computes for
-the head's engine, and ends with the head. Its supervisor then restarts it.
+"""A follower: the process on a host that runs a part of an engine whose worker is on another host,
+the head. A follower takes no work from the queue, and has no worker record. It computes for the
+head's engine and ends with the head. A supervisor then restarts the follower.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 def run_follower(options: EngineOptions) -> None:
-    """Runs until the head ends, or after SIGTERM until the head's batches are finished. Exits the
-    process instead of returning. ProoflineError if this host's part of the engine cannot be loaded,
-    or was lost.
+    """Runs this host's part of the engine until the head ends. After SIGTERM, the head first
+    finishes its batches. Exits the process instead of returning. ProoflineError if this host's part
+    of the engine cannot be loaded, or if one of its ranks ends.
     """
     log_to_stderr()
     raise_file_limit()  # the engine's processes inherit the limit

@@ -44,7 +44,9 @@ Message = dict[str, Any]
 
 
 class Connection:
-    """One end of a connection between hosts, with JSON lines. OSError if the other end is gone."""
+    """One end of a connection between two hosts, which exchange JSON lines. Methods raise OSError
+    if the other end is gone.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(SILENT_S)
@@ -65,7 +67,9 @@ class Connection:
             self._sock.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Message:
-        """Returns the next message; an empty message is a sign of life."""
+        """Returns the next message. An empty message is a sign of life. OSError if the other end is
+        gone, silent, or sends something else.
+        """
         while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
             came = self._sock.recv(_MOST_BYTES)
             if not came:
@@ -92,7 +96,9 @@ class Connection:
         threading.Thread(target=beat, name="host-beats", daemon=True).start()
 
     def keep(self, hear: Callable[[Message], None], lost: Callable[[str], None]) -> None:
-        """Starts a thread that passes messages to `hear`. It calls `lost` once, with the reason."""
+        """Starts a thread that receives messages and calls `hear` with each, except signs of life.
+        When the connection ends, the thread calls `lost` once, with the reason.
+        """
 
         def listen() -> None:
             try:
@@ -116,10 +122,14 @@ class Connection:
 
 
 class Head:
-    """The head's connections to all followers, and the torch store of the engine's ranks."""
+    """The head's connections to all followers, and the torch store (TCPStore) of the engine's
+    ranks.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
-        """Waits for all followers. ProoflineError if --head is not an address of this host."""
+        """Waits until all followers are connected. ProoflineError if --head is not an address of
+        this host.
+        """
         assert options.span is not None
         self._span, self._plan = options.span, plan_of(options)
         self._lock = threading.Lock()
@@ -143,7 +153,7 @@ class Head:
         self._broadcast(serves=True)
 
     def close(self) -> None:
-        """Disconnects the followers. Afterwards a lost follower is no error."""
+        """Disconnects the followers. After this call, a lost follower is not an error."""
         self._is_closed = True
         for follower in self._followers.values():
             follower.close()
@@ -154,7 +164,9 @@ class Head:
                 follower.send(**message)
 
     def _admit(self, listener: socket.socket) -> None:
-        """Accepts the next follower, or sends the follower the reason for refusing it."""
+        """Waits for the next connection. Accepts it if it is a follower's, or refuses it and sends
+        the reason.
+        """
         sock, _ = listener.accept()
         connection = Connection(sock)
         sock.settimeout(_HELLO_S)
@@ -208,9 +220,9 @@ class Head:
 
 
 def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
-    """Returns a follower's connection to the head, and vLLM's arguments for this host's part.
-    Returns when all hosts are connected. Retries without limit while the head is unavailable,
-    refuses this host or waits for other hosts.
+    """Connects this follower to the head, and waits until all hosts are connected. Returns the
+    connection, and vLLM's arguments for this host's part of the engine. Retries without limit while
+    the head is unavailable or refuses this host.
     """
     assert options.span is not None
     span, said = options.span, ""
@@ -237,7 +249,7 @@ def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
 
 
 def plan_of(options: EngineOptions) -> Message:
-    """Returns the options and releases that all hosts of an engine must share."""
+    """Returns the options and vLLM release that must be equal on all hosts of an engine."""
     from poc_core import fused  # here: it imports torch
     from workers.vllm.forward import quick_marlin, recording
 
@@ -256,7 +268,9 @@ def plan_of(options: EngineOptions) -> Message:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Describes the options in which two hosts of an engine differ; None if they agree."""
+    """Describes the options in which two hosts of an engine differ. Returns None if the options are
+    equal.
+    """
     found = [
         f"{name} is {ours.get(name)!r} on the head and {theirs.get(name)!r} here"
         for name in sorted(ours.keys() | theirs.keys())
@@ -291,7 +305,7 @@ def use_address(address: str) -> None:
 
 
 def _interface(address: str) -> str | None:
-    """Returns the network interface with this address; None if there is none."""
+    """Returns the network interface that has this address. Returns None if there is none."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in addresses):
             return str(name)
@@ -299,7 +313,9 @@ def _interface(address: str) -> str | None:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listens only on this name's address. ProoflineError if it is not an address of this host."""
+    """Returns a socket that listens on the address of `host`. ProoflineError if that is not an
+    address of this host, or if the port is not free.
+    """
     try:
         family, _, _, _, address = _found(host, port)
         return socket.create_server(address[:2], family=family)
@@ -311,7 +327,9 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def _found(host: str, port: int) -> Any:
-    """Resolves the name to its first address. Retries, because a new pod's name takes seconds."""
+    """Returns the first address of a host name. Retries for a minute, because a new pod's name
+    cannot be resolved at once.
+    """
     until = time.monotonic() + _KNOWN_S
     while True:
         try:
@@ -323,7 +341,7 @@ def _found(host: str, port: int) -> Any:
 
 
 def _store(address: str) -> tuple[Any, int]:
-    """Opens torch's store on a free port of this address; returns the store and the port."""
+    """Opens torch's store on a free port of this address. Returns the store and the port."""
     from torch.distributed import TCPStore
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,4 +1,4 @@
-"""Starts and ends vLLM's engine and OpenAI server, on the event loop that runs them."""
+"""Starts and ends vLLM's engine and OpenAI server. Coroutines run on the engine's event loop."""
 
 import asyncio
 import gc
@@ -35,7 +35,9 @@ EXTENSION = "workers.vllm.extension.ProofExtension"
 
 @contextmanager
 def garbage_may_wait() -> Iterator[None]:
-    """Disables garbage collection in the context: a fifth of the time of vLLM's imports."""
+    """Disables garbage collection inside the context. Collection would take a fifth of the time of
+    vLLM's imports.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -48,9 +50,11 @@ def garbage_may_wait() -> Iterator[None]:
 async def start(
     options: EngineOptions, on_step: Callable[[], None], of_hosts: Sequence[str] = ()
 ) -> tuple[Any, Any, Any]:
-    """Returns the AsyncLLM, its configuration and its server's arguments, created on this loop. The
-    loop calls `on_step` for each step of the engine. `of_hosts`: arguments for this host's part of
-    an engine over several hosts (host_link.py).
+    """Creates an AsyncLLM on the running event loop. Returns the AsyncLLM, its configuration, and
+    the arguments of its server.
+
+    `on_step`: called on the loop for each step of the engine core. `of_hosts`: vLLM's arguments for
+    this host's part of an engine over several hosts (host_link.py).
     """
     args, engine_args, config = _configured(options, of_hosts, headless=False)
     from vllm.usage.usage_lib import UsageContext
@@ -70,7 +74,9 @@ async def start(
 
 
 def follow(options: EngineOptions, of_hosts: Sequence[str]) -> None:
-    """Runs a follower host's ranks until one of them ends. ProoflineError if they cannot start."""
+    """Runs the ranks of a follower host until one of them ends. ProoflineError if the ranks cannot
+    start.
+    """
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     with garbage_may_wait():
@@ -85,7 +91,9 @@ def follow(options: EngineOptions, of_hosts: Sequence[str]) -> None:
 def _configured(
     options: EngineOptions, of_hosts: Sequence[str], headless: bool
 ) -> tuple[Any, Any, Any]:
-    """Returns the arguments of vLLM's server, the engine's arguments and its configuration."""
+    """Returns the arguments of vLLM's server, the arguments of the engine, and the engine's
+    configuration. ProoflineError if vLLM is not installed, or is known to fail with this model.
+    """
     try:
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -145,8 +153,9 @@ def _configured(
 
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:
-    """Parses command-line tokens with vLLM's parser. SettingsError if the parser refuses them. By
-    default the parser prints hundreds of lines of usage, and ends this loop but not the process.
+    """Parses command-line arguments with vLLM's parser. SettingsError if the parser refuses them.
+    Without this function, the parser would print hundreds of lines of usage, and end only the event
+    loop's thread instead of the process.
     """
 
     def refuse(why: str) -> NoReturn:
@@ -162,7 +171,9 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
 
 
 def send_no_comments(args: Any) -> None:
-    """Turns off vLLM's keep-alive comments: the network node drops streams with comments."""
+    """Turns off the keep-alive comments in vLLM's streams, because the network node drops streams
+    with comments.
+    """
     if getattr(args, "sse_keep_alive_interval", 0):
         logger.warning("left out --sse-keep-alive-interval: a node settles that by itself")
         args.sse_keep_alive_interval = 0
@@ -178,7 +189,9 @@ def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
-    """Returns arguments of `vllm serve` to precede `options.vllm_args`; later arguments win."""
+    """Returns our arguments of `vllm serve`. The caller appends `options.vllm_args`, which override
+    them.
+    """
     # Proofs run as many tokens at a time as vLLM's memory profile and its kernels' buffers allow.
     tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS)
     said = {
@@ -205,8 +218,11 @@ async def serve(
     ids_for_all: bool,
     pipeline: Any,
 ) -> list[str]:
-    """Starts vLLM's OpenAI server on the running loop. Once the server listens, returns the paths
-    that the API forwards. `ids_for_all`: see GatedChat. `pipeline`: the engine's ChatPipeline.
+    """Starts vLLM's OpenAI server on the running event loop, and waits until it listens. Returns
+    the paths that the API forwards to it. ProoflineError if the server does not start.
+
+    `secret`: see Engine.serve_chat. `ids_for_all`: see GatedChat. `pipeline`: the engine's
+    ChatPipeline.
     """
     import uvicorn
 

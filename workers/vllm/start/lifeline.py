@@ -1,6 +1,6 @@
-"""Ends vLLM's processes with the worker that started them, because orphans would keep GPU memory.
-vLLM's workers end with the engine core. But the core ends only on request of the process that
-started it, and a killed process makes no request.
+"""Ends vLLM's processes when the worker that started them ends, because orphans would keep GPU
+memory. vLLM's worker processes end with the engine core. But the engine core ends only at the
+request of our worker, and a killed worker makes no request.
 """
 
 import ctypes
@@ -24,12 +24,16 @@ _CHECKS = 60
 
 
 def offer() -> None:
-    """Marks this process as the worker. Must be called before vLLM starts processes."""
+    """Marks this process as the worker whose end also ends vLLM's processes. Must be called before
+    vLLM starts processes.
+    """
     os.environ[VARIABLE] = str(os.getpid())
 
 
 def hold() -> None:
-    """Starts a thread that ends this process and its engine core when the worker ends."""
+    """Starts a thread that kills this process and its engine core when our worker ends. Does
+    nothing outside processes that vLLM has started for our worker.
+    """
     main = int(os.environ.get(VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if not main or parent is None or parent.pid is None:

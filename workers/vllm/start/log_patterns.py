@@ -1,4 +1,6 @@
-"""Patterns of log lines (vLLM, torch, Celery) that explain a worker's end to its supervisor."""
+"""Patterns of log lines of vLLM, torch and Celery, from which a supervisor learns why a worker
+ended.
+"""
 
 import re
 from collections.abc import Sequence
@@ -63,7 +65,9 @@ HOPELESS = {
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:
-    """Returns why a worker that never got ready would fail again, by its log; else None."""
+    """Returns why a worker whose start failed would fail again, judging by the worker's log.
+    Returns None if another start might succeed.
+    """
     causes = HOPELESS | {_OF_FAMILY: NO_OTHER_START}
     return next(
         (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None

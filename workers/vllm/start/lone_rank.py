@@ -1,4 +1,6 @@
-"""Keeps a single rank from opening ports: torch.distributed's groups of one need no connections."""
+"""Keeps an engine with a single rank from opening ports: a group of one process needs no
+connections.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -7,10 +9,12 @@ _FAKE = "fake"
 
 
 def listen_to_nobody() -> None:
-    """Replaces Gloo's groups of a single rank by groups that need no connections. Each Gloo group
-    listens on a port, thirteen in an engine of one rank. Gloo ends the process if a client opens
-    more connections than the process may have files. A group of one exchanges nothing, so torch's
-    `fake` backend is enough. Must be called in each of vLLM's processes before groups are created.
+    """Replaces Gloo's process groups of a single rank with groups that open no ports. Must be
+    called in each of vLLM's processes before it creates process groups.
+
+    Each Gloo group listens on a port, and an engine of one rank has thirteen groups. Gloo ends the
+    process if a client opens more connections than the process can have files. A group of one rank
+    exchanges nothing, so torch's `fake` backend suffices.
     """
     dist: Any = import_module("torch.distributed")
     import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend

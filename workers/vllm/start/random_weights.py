@@ -1,4 +1,5 @@
-"""Random weights of a trained model's magnitude, in place of vLLM's dummy weights.
+"""Draws random weights that are about as large as trained weights, in place of vLLM's dummy
+weights.
 
 vLLM's dummy weights are within 0.001 of zero. In 8 bits nearly all of them are zero, and packed
 4-bit weights stay uninitialised. Products of zeros need less power, so a GPU computes them faster.
@@ -33,7 +34,9 @@ _CHUNK = 2**26  # numbers drawn at a time: 256 MB
 
 
 def ask_for(load_format: str) -> None:
-    """Makes vLLM processes started later draw random weights for --load-format dummy."""
+    """Makes the vLLM processes that are started later draw random weights, if `load_format` is
+    "dummy". Does not change an operator's PROOFLINE_RANDOM_WEIGHTS.
+    """
     if load_format == "dummy":
         os.environ.setdefault(VARIABLE, _ON)
 
@@ -44,7 +47,10 @@ def are_enabled() -> bool:
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """Draws all weights; those of the same name are equal on all ranks, whose shards are alike."""
+    """Overwrites a model's weights with random numbers. Weights of norms become 1, and scales fit
+    the random numbers. The seed is a weight's name, so all ranks draw the same numbers for shards
+    of the same shape.
+    """
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         is_norm = "norm" in type(module).__name__.lower()
@@ -75,7 +81,9 @@ def _draw_one(name: str, weight: Tensor, seed: int) -> None:
 
 
 def _chunks(weight: Tensor) -> Iterator[Tensor]:
-    """Yields parts of the tensor to draw at a time; the complete tensor if it is not contiguous."""
+    """Yields parts of a weight, to be drawn one after the other. Yields the whole weight if its
+    memory is not contiguous.
+    """
     if not weight.is_contiguous():
         yield weight
         return
@@ -83,7 +91,9 @@ def _chunks(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _unscaled_spread(name: str, own: Mapping[str, Tensor]) -> float | None:
-    """Returns the spread of the weights to which a scale belongs; None for activations' scales."""
+    """Returns the standard deviation of the stored weights that belong to a scale. Returns None for
+    a scale of activations.
+    """
     stem = name[: name.index("scale")].rstrip("_")
     weights = [
         one

@@ -1,6 +1,6 @@
 """Distinguishes an engine with irreproducible results from an engine that computes wrongly. Some
-kernels add in the order in which their threads arrive: sparse attention when it selects tokens, and
-some mixtures of experts.
+kernels add numbers in the order in which their threads finish: sparse attention when it selects
+tokens, and some mixtures of experts.
 """
 
 import logging
@@ -31,10 +31,12 @@ def as_near_as_repeats(
     expected: list[JsonValue],
     compute: Callable[[], list[JsonValue] | None],
 ) -> bool:
-    """Returns whether another way of computing gives the engine's artifacts: bit for bit, or as
-    close as repeated runs of the engine. `expected`: the engine's artifacts. `compute`: computes in
-    the other way, or returns None if that is impossible. Both ways are run a few times, because
+    """Returns True if another way of computing gives the engine's artifacts: bit for bit, or about
+    as close as repeated runs of the engine are to each other. Both ways run several times, because
     perhaps only one run in five differs. One bit-identical run is enough.
+
+    `expected`: the engine's artifacts. `compute`: returns artifacts computed in the other way, or
+    None if that way is impossible.
     """
     seen = compute()
     if seen is None or seen == expected:
@@ -56,7 +58,9 @@ def as_near_as_repeats(
 
 
 def _apart(values: list[JsonValue], others: list[JsonValue], k_dim: int) -> float:
-    """Returns the largest L2 distance of artifacts; infinite if only one run has a value."""
+    """Returns the largest L2 distance between corresponding artifacts of two runs. Infinite if only
+    one of the runs has an artifact for some nonce.
+    """
     pairs = [pair for pair in zip(values, others, strict=True) if pair[0] != pair[1]]
     if any(None in pair for pair in pairs):
         return math.inf

@@ -1,4 +1,6 @@
-"""A folder for the sockets of vLLM's processes, one per worker, because vLLM removes no sockets."""
+"""Gives each worker a folder for the sockets of vLLM's processes, because vLLM does not remove
+sockets.
+"""
 
 import contextlib
 import fcntl
@@ -15,9 +17,10 @@ _NAME = len("/01234567-89ab-cdef-0123-456789abcdef") + 1
 
 
 class Sockets:
-    """A folder for vLLM's sockets until `remove`. Creating it removes dead processes' folders. A
-    lock on the folder shows that its process lives. Process ids would be ambiguous, because
-    containers may share the temporary folder. An operator's VLLM_RPC_BASE_PATH is not changed.
+    """A folder for vLLM's sockets, which exists until `remove` is called. Creating an object also
+    removes the folders of dead processes. A lock on a folder shows that its process is alive;
+    process ids would be ambiguous, because containers can share the temporary folder. If an
+    operator has set VLLM_RPC_BASE_PATH, no folder is created.
     """
 
     def __init__(self) -> None:
@@ -36,7 +39,9 @@ class Sockets:
             self.remove()
 
     def remove(self) -> None:
-        """Removes the folder. Call it when the engine's processes have ended; repeating is safe."""
+        """Removes the folder. Must be called only after the engine's processes have ended. Repeated
+        calls do nothing.
+        """
         if self._folder is None:
             return
         if os.environ.get(VARIABLE) == str(self._folder):
@@ -48,7 +53,9 @@ class Sockets:
 
 
 def _locked(folder: Path) -> int | None:
-    """Locks the folder. Returns the descriptor; None if it is locked already or not accessible."""
+    """Locks the folder and returns its file descriptor. Returns None if another process has locked
+    the folder, or if the folder is not accessible.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # the folder is gone or belongs to another user

@@ -1,4 +1,4 @@
-"""The main module of the processes that vLLM spawns. Runs before vLLM is imported."""
+"""The main module of the processes that vLLM spawns. Runs in them before vLLM is imported."""
 
 import gc
 import importlib.metadata
@@ -15,7 +15,10 @@ if __name__ == "__mp_main__":
 
 @contextmanager
 def main_of_children() -> Iterator[None]:
-    """Makes this the main module of spawned processes, which need none of the command's imports."""
+    """Inside the context, makes this module the main module of spawned processes. They then skip
+    the imports of our command. Changes nothing if our vLLM plugin is not installed, or if
+    VLLM_PLUGINS is set.
+    """
     plugins = importlib.metadata.entry_points(group="vllm.general_plugins", name="proofline")
     if not plugins or "VLLM_PLUGINS" in os.environ:
         yield
