@@ -1,4 +1,7 @@
-"""The API's answers for OpenAPI (protocol.md, section 5). Results of jobs are sent unparsed."""
+"""The API's answers as pydantic models, for OpenAPI (protocol.md, section 5).
+
+The stored result of a job is sent without parsing it.
+"""
 
 from typing import Any, Literal, Union
 
@@ -183,7 +186,7 @@ RESULTS = [model for contract in contracts() for model in contract.result_models
 
 
 def one_of(*models: type[BaseModel]) -> Any:
-    """Returns the union of these models, as the type of an answer in OpenAPI."""
+    """Returns the union of the types `models`, for an answer in OpenAPI that has several forms."""
     return Union[models]  # noqa: UP007 - the number of models varies
 
 

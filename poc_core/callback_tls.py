@@ -1,6 +1,6 @@
-"""TLS of callbacks to named receivers: the trusted certificates and the client certificate.
+"""TLS for callbacks to the hosts in POC_CALLBACK_TLS_HOSTS: trusted and client certificates.
 
-A certificate file is read again when it changes, so it can be replaced while callbacks run.
+A changed certificate file is read again, so an operator can replace it without a restart.
 """
 
 import logging
@@ -22,14 +22,16 @@ _State = tuple[int, int, int]
 
 
 class PlainUrlError(ForbiddenReceiverError):
-    """A callback url of a host in POC_CALLBACK_TLS_HOSTS is not https."""
+    """The callback url of a host in POC_CALLBACK_TLS_HOSTS does not use https."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"Callbacks to {host} go by https alone (POC_CALLBACK_TLS_HOSTS).")
 
 
 class HandshakeError(ProoflineError):
-    """The TLS handshake failed: the receiver or this node rejects the other's certificate."""
+    """A TLS handshake with a receiver failed: one side rejected the other's certificate or
+    protocol.
+    """
 
 
 class CertificateError(ProoflineError):
@@ -40,7 +42,7 @@ NO_TLS = TlsNames(frozenset(), (), None)
 
 
 class CallbackTls:
-    """The TLS context for connections to the hosts of POC_CALLBACK_TLS_HOSTS."""
+    """The ssl.SSLContext for connections to the hosts in POC_CALLBACK_TLS_HOSTS."""
 
     def __init__(self, names: TlsNames) -> None:
         self._names = names
@@ -50,13 +52,16 @@ class CallbackTls:
         self._problem: CertificateError | None = None
 
     def concerns(self, host: str) -> bool:
-        """Returns True if connections to the host must use this context."""
+        """Returns True if `host` is in POC_CALLBACK_TLS_HOSTS, so connections to it use the
+        context.
+        """
         return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
-        """Returns a context with the certificates of the files, read again if a file has changed.
+        """Returns the TLS context. Loads it again first if a certificate file has changed.
 
-        If the files cannot be used, returns the previous context; CertificateError without one.
+        If the files cannot be used, returns the context loaded before. Raises CertificateError if
+        no context was loaded before.
         """
         problem = self.problem()
         if self._context is None:
@@ -65,7 +70,9 @@ class CallbackTls:
         return self._context
 
     def problem(self) -> CertificateError | None:
-        """Returns why the files cannot be used, which is logged once; None if they can be used."""
+        """Loads certificate files that have changed. Returns the error if the files cannot be used,
+        or None if they can be used. Logs each error once.
+        """
         with self._lock:
             state = [_state(file) for file in (*self._names.client, self._names.trusted) if file]
             if state != self._seen:
@@ -79,7 +86,10 @@ class CallbackTls:
 
 
 def made(names: TlsNames) -> ssl.SSLContext:
-    """Returns a context with the files' certificates. CertificateError says which file is bad."""
+    """Returns a new TLS context with the certificate files in `names`.
+
+    CertificateError names the file that cannot be used.
+    """
     try:
         context = ssl.create_default_context(cafile=names.trusted)
     except (OSError, ssl.SSLError) as error:
@@ -103,7 +113,7 @@ def made(names: TlsNames) -> ssl.SSLContext:
 
 
 def handshake_problem(error: BaseException) -> str | None:
-    """Returns the explanation of a TLS error for the operator; None if `error` is no TLS error."""
+    """Explains `error` to the operator if TLS caused it. Returns None for all other errors."""
     text = ""
     cause: BaseException | None = error
     while cause is not None:
@@ -119,10 +129,11 @@ def handshake_problem(error: BaseException) -> str | None:
 
 
 def try_handshake(context: ssl.SSLContext, address: str, port: int, host: str) -> str | None:
-    """Tries TLS with an address. Returns the problem; None if TLS works or nobody answers.
+    """Tries a TLS handshake with `address`. Returns an explanation if TLS fails; None if TLS works
+    or nobody answers. `host`: the server name of the certificate.
 
-    With TLS 1.3 the receiver rejects a client certificate after the handshake. Nothing is sent
-    before, because a failed send would hide the rejection.
+    With TLS 1.3 a receiver rejects a client certificate after the handshake, so the function waits
+    for the receiver to send. It sends nothing itself: a failed send would hide the rejection.
     """
     try:
         with (

@@ -1,4 +1,4 @@
-"""Callback urls: their receivers, the allowed receivers, and urls without secrets."""
+"""Callback urls: finds their receivers, checks that receivers are allowed, and hides passwords."""
 
 import ipaddress
 import re
@@ -34,7 +34,7 @@ _NAME = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!(0x)?\d+$){_LABEL}")
 
 
 def redacted(url: str | None) -> str | None:
-    """Returns the url with *** in place of a user and password."""
+    """Returns the url with *** instead of its user and password."""
     if not url or "@" not in url:
         return url
     parts = urlsplit(url)
@@ -43,12 +43,18 @@ def redacted(url: str | None) -> str | None:
 
 
 def callback_url(url: str | None, what: str) -> str:
-    """Returns the url to which "generated" or "validated" results go; empty without a url."""
+    """Returns the url of a callback: the client's `url` followed by / and `what`.
+
+    `what`: "generated" or "validated". Returns an empty text if `url` is empty or None.
+    """
     return f"{url.rstrip('/')}/{what}" if url else ""
 
 
 def receiver_of(url: str) -> str:
-    """Returns the receiver of a url as host:port; empty for a url without a valid host and port."""
+    """Returns the receiver of a callback url as host:port.
+
+    Returns an empty text if the url has no valid host and port.
+    """
     try:
         parts = urlsplit(url)
         host, port = canonical_host(parts.hostname or ""), port_of(parts)
@@ -58,7 +64,7 @@ def receiver_of(url: str) -> str:
 
 
 def canonical_host(text: str) -> str:
-    """Returns an address or DNS name in the form for comparisons: IDNA, lower case, no final dot.
+    """Normalizes an IP address or DNS name for comparisons: IDNA, lower case, no final dot.
 
     ValueError if `text` is neither an address nor a DNS name.
     """
@@ -84,13 +90,16 @@ def port_of(parts: SplitResult) -> int:
 
 
 def without_secret(text: str, url: str) -> str:
-    """Returns a text, such as an error's, without the user and password of the url."""
+    """Returns `text`, such as an error message, with *** instead of the url's user and password."""
     secret = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
     return text.replace(secret, "***") if secret else text
 
 
 def plain(address: Address) -> Address:
-    """Returns the IPv4 address that an IPv6 address contains, or else `address` itself."""
+    """Returns the IPv4 address that an IPv6 address contains (mapped, 6to4 or NAT64).
+
+    Returns every other address unchanged.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -102,7 +111,10 @@ def plain(address: Address) -> Address:
 
 
 def literal_address(host: str) -> Address | None:
-    """Returns the address that a url's host is (such as 127.1); None if the host is a name."""
+    """Parses the host of a url as an IP address, also in short forms such as 127.1.
+
+    Returns None if the host is a name.
+    """
     try:
         address = ipaddress.ip_address(host)
         # Without the scope (%eth0): with a scope, equal addresses would compare as different.
@@ -116,7 +128,7 @@ def literal_address(host: str) -> Address | None:
 
 
 def is_of_this_machine(address: Address) -> bool:
-    """Returns True if this machine has the address. Tries to bind a socket to the address."""
+    """Returns True if the address belongs to this machine. Tests this by binding a socket to it."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -128,7 +140,7 @@ def is_of_this_machine(address: Address) -> bool:
 
 @dataclass(frozen=True)
 class CallbackPolicy:
-    """The allowed receivers of callbacks (POC_CALLBACK_ALLOW). The node's ports are excluded."""
+    """The receivers that POC_CALLBACK_ALLOW permits. The node's own ports are never permitted."""
 
     kinds: frozenset[str]
     hosts: frozenset[str]
@@ -136,7 +148,7 @@ class CallbackPolicy:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Parses POC_CALLBACK_ALLOW. ValueError says what is allowed there."""
+        """Parses the value of POC_CALLBACK_ALLOW. ValueError quotes an invalid entry."""
         kinds, hosts, networks = set(), set(), []
         for entry in filter(None, (part.strip().lower() for part in text.split(","))):
             if entry in KINDS:
@@ -155,7 +167,10 @@ class CallbackPolicy:
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, node_ports: Own) -> None:
-        """Raises ForbiddenReceiverError if the url is forbidden. Does not resolve names."""
+        """Raises ForbiddenReceiverError if `url` is forbidden. Does not resolve DNS names.
+
+        `node_ports`: the node's own ports, which callbacks must not use.
+        """
         parts = urlsplit(url)
         try:
             host = canonical_host(parts.hostname or "")
@@ -177,7 +192,12 @@ class CallbackPolicy:
         node_ports: Own,
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
-        """Raises ForbiddenReceiverError unless callbacks to `host` may use the address and port."""
+        """Raises ForbiddenReceiverError unless a callback to `host` may connect to `address` and
+        `port`.
+
+        `node_ports`: the node's own ports, which callbacks must not use. `is_own`: returns True for
+        an address of this machine.
+        """
         address = plain(address)
         if (address, port) in node_ports or (
             port in node_ports

@@ -1,5 +1,7 @@
-"""Limits of a chat request, in two tables: of paths and of fields. API and workers use them, so
-that no request can occupy an engine alone.
+"""Limits on requests that run the model, in two tables: PATHS and FIELDS.
+
+The API and the workers refuse requests beyond the limits, so that no request can occupy an engine
+alone.
 """
 
 import re
@@ -11,25 +13,26 @@ from pydantic import TypeAdapter, ValidationError
 
 from poc_core.records import ModelInfo
 
-# Commas of a body. Parsing blocks the event loop by the number of items, not of bytes: 33 MB of
-# text or of a picture take 3 ms, half a million items 50 ms, 33 MB of short items 260 ms and 550
-# MB.
+# Most commas of a body. The time for which parsing blocks the event loop depends on the number of
+# items, not of bytes: 33 MB of text or of a picture take 3 ms, half a million items 50 ms, 33 MB of
+# short items 260 ms and 550 MB of memory.
 MAX_COMMAS = 500_000
-# An engine computes max_num_seqs answers at the same time; a request may have 1 / 2 of these.
+# An engine computes max_num_seqs answers at the same time. One request may have 1 / 2 of them.
 _PART_OF_ENGINE = 2
-# Answers that every request may have, even of a small engine.
+# Number of answers that one request may always have, even if the engine is small.
 _ALWAYS = 16
-# So many answers, or prompts, may each fill the model's context; more of them share as many tokens.
+# Up to this many answers, or prompts, of a request may each fill the model's context. More answers
+# or prompts share the same number of tokens.
 _WHOLE_CONTEXTS = 16
-# Logprobs for each of these tokens: of the token and of five more, which the network asks for.
+# Logprobs per token of such a request: one for the token, and five more, as the network requests.
 _LOGPROBS = 6
 # Texts that one request may embed, score or classify, and their total tokens: OpenAI's limits.
 _INPUTS, _INPUT_TOKENS = 2048, 300_000
-# Characters of a text for each token of the context, and characters of a text that the client wants
-# truncated. Tokens are shorter than this on average in every language; four spaces count as one
-# character.
+# Most characters of a text for each token of the context, and most characters of a text that vLLM
+# truncates for the client. Tokens are shorter than this on average in every language. Four spaces
+# count as one character.
 TOKEN_CHARS, _TRUNCATED_CHARS = 8, 128 * 1024
-# Levels of nested lists and objects.
+# Most levels of nested lists and objects.
 _DEEPEST = 64
 # Tokens that vLLM computes for a completion without max_tokens.
 _COMPLETION_TOKENS = 16
@@ -76,11 +79,11 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 
 @dataclass(frozen=True)
 class Row:
-    """The limits of some fields' values.
+    """The limits on the values of some request fields.
 
-    `kind`: the fields' type, or None if vLLM checks the type. `texts`: limit of all texts'
-    characters together, or None if the texts are a part of the prompt, which may have 8 characters
-    for each token of the context.
+    `kind`: the required type, or None if vLLM checks the type. `texts`: most characters of all
+    texts in a value together. None if these texts are part of the prompt, which is limited to 8
+    characters for each token of the context.
     """
 
     fields: str
@@ -89,9 +92,9 @@ class Row:
     values: int  # at all levels
     text: int  # characters of each text
     texts: int | None
-    why: str
+    why: str  # the reason for the limits, quoted in errors
     paths: str = "/"  # beginnings of the paths to which the row applies
-    messages: bool = False  # or similar, with parts that may be pictures or sounds
+    messages: bool = False  # True if the values are messages, whose parts may be pictures or sounds
 
 
 _ANY, _KB, _MB = 1 << 40, 1024, 1024 * 1024
@@ -143,8 +146,9 @@ _WITHIN = {
     "tool_choice": {"function": _OBJECT},
     "response_format": {"json_schema": _OBJECT},
 }
-# The network's fields for the known tokens of an answer, and the text of a token that is an id. The
-# worker reports all other errors, because its error texts decide who is blamed for the tokens.
+# Fields of the network's validations with the known tokens of an answer, which the engine repeats;
+# and the form of a token that is an id. Only the length of these fields is limited. The worker
+# reports all other errors, because its error texts decide who is blamed for the tokens.
 KNOWN_TOKENS = ("enforced_str", "enforced_tokens")
 TOKEN_ID = re.compile(r"(?:token_id:)?(-?[0-9]+)")
 
@@ -161,7 +165,7 @@ _NUMBER = TypeAdapter(int)
 
 @dataclass(frozen=True)
 class Excess:
-    """Why a request is refused: a sentence for the client, and the field."""
+    """The reason for refusing a request: a sentence for the client, and the name of the field."""
 
     message: str
     field: str | None
@@ -175,9 +179,10 @@ class _Size:
 
 
 def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
-    """Returns an error if there are more known tokens than any engine's context holds.
+    """Returns an error if `enforced_tokens` has more tokens than the largest context of any engine.
 
-    Counts them in the raw body, before so many objects are parsed.
+    Counts the tokens in the raw body, because parsing so many objects takes long. `infos`: the
+    models of the engines.
     """
     context = max((info.max_seq_len for info in infos), default=0)
     if context and b'"enforced_tokens"' in body and body.count(b'"token"') > context:
@@ -186,9 +191,10 @@ def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
 
 
 def unfit(name: str, said: Any, context: int) -> str | None:
-    """Returns an error if a field has more known tokens than an answer may have, else None.
+    """Returns an error if a field of KNOWN_TOKENS has more tokens than an answer can have, or None.
 
-    Counts characters instead of tokenizing, which takes a second per megabyte. Ids count as tokens.
+    `name`, `said`: the field's name and value. Counts an id as one token. Limits the characters of
+    texts, because tokenizing them takes a second per megabyte.
     """
     tokens = said.get("tokens") if isinstance(said, dict) else said
     is_long = False
@@ -202,11 +208,11 @@ def unfit(name: str, said: Any, context: int) -> str | None:
 
 
 def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> Excess | int | None:
-    """Returns why a request is refused (Excess), the max_tokens to set (int), or None.
+    """Checks a request's fields `asked` against the limits of the smallest engine in `infos`.
 
-    Excess: a limit is exceeded, or a field has the wrong type; vLLM refuses all other wrong values.
-    int: the request has no limit of its own. The limits are those of the smallest engine in
-    `infos`, and for a `path` outside the table those of a chat.
+    Returns an Excess if a limit is exceeded or a field has the wrong type; vLLM itself refuses
+    other wrong values. Returns an int if the request sets no max_tokens: the value that the caller
+    must set. Otherwise returns None. A `path` outside PATHS has the limits of a chat.
     """
     kind, prompts = PATHS.get(path, PATHS["/v1/chat/completions"])
     engines = list(infos)
@@ -250,7 +256,11 @@ def _answers(
     prompt_tokens: int,
     engines: list[ModelInfo],
 ) -> Excess | int | None:
-    """Checks the number of answers, of their tokens, and of the logprobs of answers and prompts."""
+    """Checks the number of answers, of their tokens and of logprobs. Returns the same as `excess`.
+
+    `given`: the number of prompts in each field. `prompt_tokens`: most tokens of all prompts
+    together.
+    """
     context = min(info.max_seq_len for info in engines)
     n, best_of = _number(asked, "n"), _number(asked, "best_of")
     field, prompts = max(given.items(), key=lambda one: one[1], default=("messages", 1))
@@ -293,7 +303,9 @@ def _answers(
 
 
 def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the logprobs for each token of an answer, and for each token of a prompt."""
+    """Returns the number of requested logprobs per token of an answer, and per token of a
+    prompt.
+    """
     by_id = asked.get("logprob_token_ids")
     of_answers = max(_number(asked, "top_logprobs"), len(by_id) if isinstance(by_id, list) else 0)
     is_echo = False
@@ -309,7 +321,11 @@ def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _inputs(given: Mapping[str, int], sizes: Mapping[str, _Size], context: int) -> Excess | None:
-    """Checks texts to embed, score or classify. A single query is computed with every document."""
+    """Checks the number and the lengths of texts to embed, score or classify.
+
+    `given`: the number of texts in each field. A field with a single text, such as a query, counts
+    once for each document, because the engine computes the text together with each.
+    """
     n = max(given.values(), default=1)
     if n > _INPUTS:
         field = max(given, key=lambda name: given[name])
@@ -338,7 +354,7 @@ def _row(name: str, path: str) -> Row:
 
 
 def _fault(name: str, said: Any, row: Row) -> str | None:
-    """Returns an error if a field, or an object in it, must have another type."""
+    """Returns an error if the value of a field, or an object nested in it, has a wrong type."""
     if row.kind is not None and not _is_a(said, row.kind):
         return f"{name} must be {row.kind}"
     entries = said if isinstance(said, list) else [said]
@@ -357,9 +373,9 @@ def _is_a(said: Any, kind: str) -> bool:
 
 
 def _entries(name: str, given: Any) -> int:
-    """Counts the prompts or inputs of a field.
+    """Counts the prompts or inputs in a field's value.
 
-    A list of numbers is one prompt of token ids; a list of messages is one conversation.
+    A list of numbers is one prompt of token ids. A list of messages is one conversation.
     """
     if not isinstance(given, list) or not given or isinstance(given[0], int | float):
         return 1
@@ -368,7 +384,10 @@ def _entries(name: str, given: Any) -> int:
 
 
 def _measure(said: Any, row: Row) -> _Size:
-    """Measures a value level by level; stops at the first limit that the value exceeds."""
+    """Measures the texts in a value, one level of nesting at a time.
+
+    Stops at the first limit of `row` that the value exceeds, and describes it in `too_much`.
+    """
     n_values = text = longest = 0
     # with its place: a message, a part of a message, or neither
     level = [(said, "message" if row.messages else "")]
@@ -411,9 +430,9 @@ def _length(text: str) -> int:
 
 
 def _number(asked: Mapping[str, Any], name: str) -> int:
-    """Returns a field's number, parsed as vLLM parses it; 0 if there is none.
+    """Returns the integer in a field, parsed as vLLM parses it; 0 if there is no integer.
 
-    -1 stands for the complete vocabulary, which exceeds any limit.
+    In a field of logprobs, -1 means the complete vocabulary: returns 2**20, above any limit.
     """
     try:
         number = _NUMBER.validate_python(asked.get(name))

@@ -1,4 +1,4 @@
-"""The exceptions of Proofline. Each text is a sentence for the user."""
+"""The exceptions of Proofline. The text of each exception is a sentence for the user."""
 
 
 class ProoflineError(Exception):
@@ -10,7 +10,7 @@ class SpecError(ProoflineError):
 
 
 class VectorError(ProoflineError):
-    """A `vector_b64` that is not k_dim finite float16 numbers."""
+    """A `vector_b64` that does not contain k_dim finite float16 numbers."""
 
 
 class SettingsError(ProoflineError):
@@ -38,7 +38,9 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """Too many nonces, jobs (POC_MAX_QUEUED_NONCES) or callbacks (POC_OUTBOX_MAX_BYTES) wait."""
+    """A job is refused because too many nonces or jobs (POC_MAX_QUEUED_NONCES) or too many
+    callbacks (POC_OUTBOX_MAX_BYTES) already wait.
+    """
 
 
 class AnswerTooLargeError(ProoflineError):
@@ -46,7 +48,9 @@ class AnswerTooLargeError(ProoflineError):
 
 
 class ForbiddenReceiverError(ProoflineError):
-    """A callback url with a destination that POC_CALLBACK_ALLOW does not allow."""
+    """A callback url is refused: POC_CALLBACK_ALLOW does not permit its receiver, or the receiver
+    is the node itself.
+    """
 
 
 class BodyError(ProoflineError):
@@ -59,7 +63,7 @@ class BodyError(ProoflineError):
 
 
 class TooFewValuesError(ProoflineError):
-    """This node could compute too few nonces of a validation for a verdict."""
+    """A validation has no verdict, because this node could compute too few of its nonces."""
 
 
 class ClaimsError(ProoflineError):

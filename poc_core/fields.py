@@ -1,4 +1,4 @@
-"""Types for the values of requests and settings, with their bounds."""
+"""Pydantic types with bounds, for the fields of requests and settings."""
 
 import re
 from typing import Annotated
@@ -69,9 +69,9 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def check_id(name: str, value: int, of: str, count: int) -> None:
-    """Raises a validation error unless the field `name` is smaller than the field `of`.
+    """Raises a validation error unless `value` is smaller than `count`.
 
-    `value`, `count`: the values of these fields.
+    `name`, `of`: the names of the fields with these two values, for the error's text.
     """
     if value >= count:
         raise PydanticCustomError(

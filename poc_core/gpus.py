@@ -47,7 +47,10 @@ class MachineGpus(BaseModel):
 
 @contextlib.contextmanager
 def nvml() -> Iterator[ModuleType | None]:
-    """Yields NVIDIA's management library (pynvml); None without the library or its driver."""
+    """Opens NVIDIA's management library, and yields its Python module pynvml.
+
+    Yields None if the library or its driver is missing or fails.
+    """
     try:
         import pynvml
 
@@ -62,7 +65,7 @@ def nvml() -> Iterator[ModuleType | None]:
 
 
 class GpuWatch:
-    """Reads this machine's GPUs. Caches each reading for _FRESH_S."""
+    """A reader of this machine's GPUs, which caches each reading for _FRESH_S."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -72,9 +75,10 @@ class GpuWatch:
         self._failed = False
 
     def now(self) -> MachineGpus:
-        """Returns a reading that is at most _FRESH_S old; without devices if the driver fails.
+        """Returns a reading that is at most _FRESH_S old. Has no devices if the driver fails.
 
-        Raises no error, because heartbeats must continue. The first of several failures is logged.
+        Raises no error, because heartbeats must continue. Logs the first of several failures in a
+        row.
         """
         if self._clock() - self._read_at > _FRESH_S:
             try:
@@ -124,7 +128,7 @@ def _device(library: Any, index: int, host: str) -> Gpu:
 
 
 def _optional(library: Any, ask: Callable[[], int]) -> int | None:
-    """Returns the result of `ask`; None if NVML does not support it on this device."""
+    """Returns the result of `ask`; None if NVML does not support that query on this GPU."""
     try:
         return int(ask())
     except library.NVMLError:

@@ -1,4 +1,7 @@
-"""Signs of life for a container's health check: the mtime (modification time) of a folder."""
+"""Signs of life for a container's health check.
+
+A process shows that it lives by updating the modification time (mtime) of a folder.
+"""
 
 import contextlib
 import os
@@ -6,9 +9,9 @@ from pathlib import Path
 
 
 def show(folder: Path) -> None:
-    """Updates the folder's mtime, and creates the folder if it is missing.
+    """Updates the folder's mtime. Creates the folder if it is missing.
 
-    Does nothing if the disk is full, or if another user owns the path. Follows no link.
+    Does nothing if the disk is full, or if another user owns the path. Follows no symbolic link.
     """
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):
@@ -21,6 +24,6 @@ def show(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes the folder, if there is one."""
+    """Removes the folder if it exists."""
     with contextlib.suppress(OSError):
         folder.rmdir()

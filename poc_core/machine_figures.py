@@ -1,4 +1,4 @@
-"""The figures of a machine and its GPUs, for monitoring."""
+"""Measurements of a machine and its GPUs, for monitoring."""
 
 from pydantic import BaseModel
 
@@ -6,7 +6,7 @@ _GIB = 1024**3
 
 
 class GpuFigures(BaseModel, frozen=True):
-    """The figures of one GPU. `sensors` has only the sensors that the GPU has."""
+    """Measurements of one GPU. `sensors` lacks the sensors that the GPU does not have."""
 
     uuid: str
     model: str
@@ -15,15 +15,15 @@ class GpuFigures(BaseModel, frozen=True):
 
 
 class CpuTimes(BaseModel, frozen=True):
-    """CPU seconds of all cores together since the machine's start."""
+    """CPU seconds since the machine's start, summed over all cores."""
 
     busy: float
-    steal: float  # taken by other machines of the same host
+    steal: float  # taken by other virtual machines of the same host
     all: float  # including idle seconds
 
 
 class MachineFigures(BaseModel, frozen=True):
-    """The figures of one machine at one moment. `gpus` are in PCI bus order."""
+    """Measurements of one machine at one moment. `gpus` are in PCI bus order."""
 
     host: str  # its name
     read_at: float  # seconds since the epoch
@@ -33,8 +33,9 @@ class MachineFigures(BaseModel, frozen=True):
 
 
 def is_short_of_memory(left: float, limit: float) -> bool:
-    """Returns True if the kernel may soon kill an engine: few of `limit` bytes are `left`.
+    """Returns True if so little memory is left that the kernel may soon kill an engine.
 
-    True below 1 GiB (or a quarter of `limit` if that is less), and below 5 % (at most 16 GiB).
+    `left`, `limit`: bytes. True below 1 GiB (or a quarter of `limit` if that is less), and below 5
+    % of `limit` (at most 16 GiB).
     """
     return left < max(min(_GIB, limit / 4), min(limit / 20, 16 * _GIB))

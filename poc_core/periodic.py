@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds after which a repeated error is logged again.
 SAID_AGAIN_S = 60.0
-# Characters that are logged of an error of Redis.
+# Most logged characters of an error of Redis.
 _MOST_CHARS = 200
 
 
@@ -42,7 +42,10 @@ class Periodic:
         self._thread.start()
 
     def once(self) -> None:
-        """Runs a step on the caller's thread, after a running step has ended. Logs its error."""
+        """Runs `step` on the caller's thread, and logs its error.
+
+        Waits first if the thread is running `step`.
+        """
         with self._one_at_a_time:
             try:
                 self._step()
@@ -50,11 +53,16 @@ class Periodic:
                 self._say(error)
 
     def soon(self) -> None:
-        """Makes the thread run its next step at once, or after a running step. Does not wait."""
+        """Makes the thread run `step` now, or again directly after the current run. Does not
+        wait.
+        """
         self._soon.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Stops the thread. Waits for a running step, but at most `timeout_s` seconds if given."""
+        """Stops the thread, and waits until a running step has ended.
+
+        `timeout_s`: the longest wait in seconds; None for no limit.
+        """
         self._stop.set()
         self._soon.set()
         if self._thread.ident is not None:
@@ -84,6 +92,8 @@ class Periodic:
 
 
 def _brief(error: Exception) -> str:
-    """Returns the shortened first line of an error, because Redis' errors may quote a script."""
+    """Returns the first line of an error's text, shortened: Redis' errors may quote a whole
+    script.
+    """
     line = str(error).partition("\n")[0]
     return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]}..."

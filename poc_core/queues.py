@@ -6,7 +6,7 @@ from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 WORK_TASK = "proofline.work"  # args: [model]: the model has work, which Redis describes
-# Messages of earlier releases may still be queued. They also report that there is work.
+# Tasks of earlier releases. Their messages may still be queued, and also report that there is work.
 EARLIER_TASKS = ("proofline.run_batch", "proofline.round_step")
 
 Consumer = Literal["worker", "monitor"]
@@ -37,7 +37,10 @@ def bindings(queue: str) -> str:
 
 
 def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[str, Any]:
-    """Returns Celery's configuration: JSON only, late acknowledgement, no result backend."""
+    """Returns Celery's configuration: JSON only, late acknowledgement, no result backend.
+
+    `consumer`: the kind of process for which the configuration is.
+    """
     at = RedisUrl.of(settings.redis_url)
     sentinels = {"master_name": at.master, "sentinels": at.hosts, "sentinel_kwargs": at.sentinel}
     return {

@@ -14,7 +14,7 @@ from poc_core.serving.places import name_of
 
 
 class ProofSpec(BaseModel, frozen=True):
-    """The inputs that determine a proof's values, together with the nonces."""
+    """The inputs of a proof. Together with a nonce, they determine the nonce's value."""
 
     scheme: str = "artifact"
     block_hash: str
@@ -24,7 +24,9 @@ class ProofSpec(BaseModel, frozen=True):
 
 
 class Passes(NamedTuple):
-    """The passes of a nonce: one forward of `rows` positions, then `steps` of one position each."""
+    """The model passes that compute one nonce: a forward over `rows` positions, then `steps` passes
+    over one position each.
+    """
 
     rows: int
     steps: int = 0
@@ -35,8 +37,10 @@ class Passes(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """The numbered passes of a micro-batch of `n` nonces: forwards of at most `part` nonces, then
-    steps of all nonces.
+    """The passes of a micro-batch of `n` nonces, numbered from 0.
+
+    First come forwards over at most `part` nonces each, then steps over all nonces. `shape`: the
+    passes of one nonce.
     """
 
     n: int
@@ -52,13 +56,13 @@ class PassOrder(NamedTuple):
         return self.n_parts + self.shape.steps
 
     def members(self, step: int) -> range:
-        """Returns the indices of the nonces that a pass computes."""
+        """Returns the indices of the nonces that pass number `step` computes."""
         if self.is_step(step):
             return range(self.n)
         return range(step * self.part, min((step + 1) * self.part, self.n))
 
     def positions(self, step: int) -> range:
-        """Returns the positions of each nonce that a pass computes."""
+        """Returns the positions that pass number `step` computes for each of its nonces."""
         rows, t = self.shape.rows, step - self.n_parts
         return range(rows) if t < 0 else range(rows + t, rows + t + 1)
 
@@ -66,14 +70,14 @@ class PassOrder(NamedTuple):
         return len(self.members(step)) * len(self.positions(step))
 
     def is_step(self, step: int) -> bool:
-        """Returns True if a pass is a step, which computes one position of every nonce."""
+        """Returns True if pass number `step` computes only one position, of all nonces."""
         return step >= self.n_parts
 
     def is_last(self, step: int) -> bool:
         return step == self.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
-        """Returns True if the next pass is a step, which needs the results of this pass."""
+        """Returns True if the pass after number `step` needs the results of pass number `step`."""
         return self.n_parts - 1 <= step < self.n_passes - 1
 
 
@@ -95,7 +99,10 @@ class JobKind(StrEnum):
 
 
 class JobRequest(BaseModel, frozen=True):
-    """The fields of a job's request that its answer and callback need, besides spec and nonces."""
+    """The fields of a client's request that a job stores for its answer and its callback.
+
+    The proof spec and the nonces are stored separately.
+    """
 
     block_height: int
     node_id: int
@@ -106,7 +113,7 @@ class JobRequest(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to store, from a checked request. A job with `claimed` values is a validation."""
+    """A job to store, made from a checked request. A job with `claimed` values is a validation."""
 
     model: str
     spec: ProofSpec
@@ -115,7 +122,7 @@ class NewJob:
     batch_size: int
     claimed: Mapping[int, JsonValue] | None = None  # nonce -> value
     inline: bool = False  # True if the client waits for the answer
-    client: str = ""  # the client in whose share of the outboxes the callback counts
+    client: str = ""  # the client whose limit of waiting callbacks includes this job
 
     @property
     def kind(self) -> JobKind:
@@ -151,7 +158,7 @@ class JobRecord:
 
 
 class RoundState(StrEnum):
-    """The states of a round (protocol.md, section 5, States). An IDLE round is not started yet."""
+    """The states of a round (protocol.md, section 5, States). IDLE: stored, but not started."""
 
     IDLE = "IDLE"
     GENERATING = "GENERATING"
@@ -160,7 +167,9 @@ class RoundState(StrEnum):
 
     @property
     def activity(self) -> "RoundState":
-        """The node's activity while its round has this state: IDLE if the round is stopped."""
+        """The activity of a node whose current round has this state: IDLE if the round is
+        STOPPED.
+        """
         return RoundState.IDLE if self is RoundState.STOPPED else self
 
 
@@ -196,28 +205,32 @@ class RoundRecord:
     n_processed: int = 0  # computed nonces, including excluded ones
     n_valid: int = 0  # nonces reported
     n_excluded: int = 0  # nonces without a finite state
-    error: str | None = None  # why it stopped by itself
-    is_exhausted: bool = False  # it stopped because all nonces of its sequence are computed
+    error: str | None = None  # why the round stopped by itself
+    is_exhausted: bool = False  # stopped because all nonces of its sequence are computed
 
 
 class Refusal(StrEnum):
     """The reason why a worker gets no lease although there is work."""
 
-    ROUND = "round"  # a round generates that is not the one the worker knows
-    FULL = "full"  # the round's outbox is at its limit, or no places were wanted: ask again later
+    ROUND = "round"  # another round is generating than the round for which the worker asked
+    # The round's outbox is at its limit, or the worker asked for 0 nonces. It may ask again later.
+    FULL = "full"
     EXHAUSTED = "exhausted"  # all nonces are leased; the round ends with the last lease
 
 
 @dataclass(frozen=True)
 class Lease:
-    """Nonces of a job or round that are assigned to one worker until they are done or released."""
+    """Nonces of a job or round that one worker must compute. The worker completes or returns
+    them.
+    """
 
     owner_id: str  # id of the job or round
-    place: int  # of a job: the batch's index; of a round: the first nonce's place in the sequence
+    # In a job: the index of the batch. In a round: the index of the first nonce in its sequence.
+    place: int
     model: str
     spec: ProofSpec
     nonces: Sequence[int]
-    number: int = 0  # of the lease request; the worker's heartbeats list it (HeldLeases)
+    number: int = 0  # the number of the lease request, which heartbeats list (HeldLeases)
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # only rounds: RoundConfig.terms
     of_round: bool = False
     urgent: bool = False  # True for a validation, which has a deadline
@@ -244,7 +257,7 @@ class ModelInfo:
     schemes: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
 
     def max_batch(self, rows: int) -> int:
-        """Returns the number of nonces of `rows` tokens that fit into one forward; at least 1."""
+        """Returns how many nonces of `rows` tokens each fit into one forward; at least 1."""
         return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
 
 
@@ -271,7 +284,7 @@ SILENT_S = 1.3
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """The record in a worker's heartbeat. `id` is unique for each start of the worker."""
+    """A worker's description in its heartbeats. Each start of the worker has a new `id`."""
 
     id: str
     model: str  # as clients request it
@@ -287,7 +300,7 @@ class WorkerRecord:
     stats: Mapping[str, int | float] = field(default_factory=dict)
     # The secret that its OpenAI server requires, generated at each start.
     chat_secret: str | None = field(default=None, repr=False)
-    # The machine's GPUs: MachineGpus of poc_core/gpus.py.
+    # The GPUs of its machine, as MachineGpus (poc_core/gpus.py).
     gpus: Mapping[str, JsonValue] = field(default_factory=dict)
     visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of the machine's
     # The machine's or container's host name, by which local processes recognise their workers.

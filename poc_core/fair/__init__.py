@@ -1,1 +1,1 @@
-"""Fair shares, by client, of shared resources: an event loop, a grammar compiler."""
+"""Fair sharing among clients, of an event loop or a grammar compiler."""

@@ -1,4 +1,6 @@
-"""Limits the work in each iteration of an event loop, so that much work cannot block the loop."""
+"""Limits the work that starts in one iteration of an event loop, so that the loop stays
+responsive.
+"""
 
 import asyncio
 import time
@@ -11,11 +13,15 @@ BUDGET = 128
 
 
 class Turns:
-    """Admits work in an event loop. Work waits only if the iteration's budget is used up."""
+    """A limit on the work that starts in one iteration of an event loop. Work beyond the limit
+    waits for a later iteration.
+    """
 
     def __init__(self, budget: int = BUDGET, per_s: float = 0.0) -> None:
-        """`budget`: cost admitted in each iteration. `per_s`: cost admitted for each second of the
-        previous iteration, if that is more than `budget`, for a fair share of a busy loop.
+        """`budget`: total cost of the work that may start in one iteration.
+
+        `per_s`: raises the budget on a busy loop. After an iteration of t seconds, the next budget
+        is `per_s` * t if that is more than `budget`.
         """
         self._per_s, self._counted_at = per_s, 0.0
         self._least = self._budget = self._left = budget
@@ -23,15 +29,19 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Sets the budget of an iteration to `cost`, or to the minimum if that is more.
+        """Sets the budget of the next iterations to `cost`, or to the constructor's budget if that
+        is more.
 
-        `cost`: of other work that has just run. This gives waiting work a fair share of a busy
-        loop.
+        `cost`: the cost of other work that has just run. Waiting work thus gets a fair share of a
+        busy loop.
         """
         self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
-        """Waits until work of this cost may start. The client with the least work is first."""
+        """Waits until the client's work with this cost may start.
+
+        The client whose work so far had the least cost is first.
+        """
         if not self._waiting and self._has_room(cost):
             self._waiting.spend(client, cost)
             self._take(cost)

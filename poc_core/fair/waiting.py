@@ -1,8 +1,9 @@
 """A queue of waiting clients: the client with the least work so far is next.
 
-It uses start-time fair queueing. An item's start tag is the end tag of the client's previous item,
-or the virtual time if that is later. The item with the lowest start tag is next. Therefore a client
-with little work never waits behind a client with much work.
+The queue uses start-time fair queueing. The start tag of a client's item is the end tag of the
+client's previous item, or the virtual time (the start tag of the item started last) if that is
+later. The item with the lowest start tag is next. Therefore a client with little work never waits
+behind a client with much work.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ _REMEMBERED = 1000
 
 
 class Tags:
-    """The tags of start-time fair queueing. Costs may have any unit."""
+    """The start tags and end tags of all clients in start-time fair queueing. Costs may have any
+    unit.
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -25,7 +28,7 @@ class Tags:
         return max(self._now, self._ends.get(client, 0.0))
 
     def spend(self, client: str, cost: float) -> None:
-        """Records that the client's next item has started, and its cost."""
+        """Records that the client's next item has started and has this cost."""
         begin = self.of(client)
         self._now = begin
         self._ends[client] = begin + cost
@@ -41,7 +44,7 @@ class Waiting:
         self._turns: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     def __bool__(self) -> bool:
-        """True if the queue is not empty. Cancelled turns stay in the queue until `let_in`."""
+        """True if work waits. Work whose future was cancelled counts until `let_in` removes it."""
         return bool(self._turns)
 
     def spend(self, client: str, cost: int) -> None:
@@ -49,16 +52,21 @@ class Waiting:
         self._tags.spend(client, cost)
 
     def turn(self, client: str, cost: int) -> asyncio.Future[None]:
-        """Returns a future that completes when the client's work of this cost may start.
+        """Queues a client's work of this cost. Returns a future that completes when the work may
+        start.
 
-        The future may be cancelled.
+        The caller may cancel the future.
         """
         turn = asyncio.get_running_loop().create_future()
         self._turns.setdefault(client, deque()).append((turn, cost))
         return turn
 
     def let_in(self, has_room: Callable[[int], bool], take: Callable[[int], None]) -> None:
-        """Completes futures in order while `has_room` for the next cost; calls `take` with it."""
+        """Lets waiting work start by completing its futures, in the order of the queue.
+
+        Stops when `has_room` returns False for the cost of the next work. Calls `take` with the
+        cost of each work that starts.
+        """
         while self._turns:
             client = min(self._turns, key=self._tags.of)
             turns = self._turns[client]

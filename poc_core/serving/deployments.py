@@ -1,4 +1,4 @@
-"""The deployment of a node, and the progress of its hosts."""
+"""Records of a node's deployment, and of the progress of its hosts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ KEPT_S = 120.0
 
 
 class Deployment(ModelOptions):
-    """The model that a node should serve, with its options."""
+    """The model that a node must serve, with its options."""
 
     # Requested arguments that no engine gets, each with the reason.
     left_out: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """The requested model; for a directory its name for clients."""
+        """The requested model. If the model is a directory, its name for clients."""
         return self.name if self.is_directory else self.model
 
 
@@ -48,7 +48,7 @@ class HostState(StrEnum):
 
 
 class HostReport(BaseModel, frozen=True):
-    """A host's report on its progress with the deployment."""
+    """A host's report on its progress with the deployment that it follows."""
 
     id: str
     host: str  # the host's name
@@ -69,7 +69,7 @@ class HostReport(BaseModel, frozen=True):
 
 
 class ChildLog(BaseModel, frozen=True):
-    """The last log lines of a supervised process, also from before its restarts."""
+    """The last log lines of a supervised process, including lines from before its restarts."""
 
     name: str  # as in the log of `up` or `workers`: host1/gpu0
     pid: int | None  # None if the process is not running
@@ -133,7 +133,9 @@ class DeploymentStatus:
 
     @property
     def is_gone(self) -> bool:
-        """True if every host follows the current deployment, and is IDLE or KEEPING."""
+        """True if no host runs a model: every host follows the current deployment, and is IDLE or
+        KEEPING.
+        """
         return all(
             host in self.following and host.state in (HostState.IDLE, HostState.KEEPING)
             for host in self.hosts

@@ -1,4 +1,4 @@
-"""The number formats of engines. Imports nothing, so that --help is quick."""
+"""The number formats (dtypes) of engines. Imports almost nothing, so that --help is quick."""
 
 from typing import Literal
 
@@ -9,5 +9,5 @@ ALSO = {"half": "float16", "float": "float32"}
 
 
 def dtype_of(word: str) -> str:
-    """Returns the name in `Dtype` of a number format in vLLM's words."""
+    """Returns the name in `Dtype` of vLLM's dtype `word`: float16 for half, float32 for float."""
     return ALSO.get(word, word)

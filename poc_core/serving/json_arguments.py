@@ -13,7 +13,7 @@ from poc_core.errors import ArgumentsError
 
 
 def names(text: str) -> frozenset[str]:
-    """Returns the words of a text."""
+    """Splits a text at white space, and returns its words."""
     return frozenset(text.split())
 
 

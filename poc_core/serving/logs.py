@@ -8,7 +8,10 @@ _READ_BY_SUPERVISORS = ("celery",)
 
 
 class _Format(logging.Formatter):
-    """Formats our records like Celery's, and others without time: supervisors distinguish both."""
+    """A log format: Celery's for records of our modules, and one without time for all others.
+
+    The difference lets supervisors distinguish our records from others.
+    """
 
     _of_others = logging.Formatter(logging.BASIC_FORMAT)
 
@@ -18,7 +21,7 @@ class _Format(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Logs records of our modules and Celery from INFO on, and warnings of others.
+    """Configures logging to stderr: our modules and Celery from INFO on, others from WARNING on.
 
     Must be called once, at the start of the process. Our loggers do not use the root logger,
     because a package that vLLM's server imports raises the level of the root logger and its

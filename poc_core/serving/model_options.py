@@ -23,7 +23,9 @@ class ModelOptions(BaseModel):
 
     @property
     def name(self) -> str:
-        """The model's name for clients; by default the model, or the last part of a directory."""
+        """The name by which clients request the model: `served_model_name` if set, or else `model`,
+        of which only the last part if it is a directory.
+        """
         return self.served_model_name or (
             PurePath(self.model).name if self.is_directory else self.model
         )
@@ -35,5 +37,5 @@ class ModelOptions(BaseModel):
 
     @property
     def n_devices(self) -> int:
-        """The number of GPUs of one engine, or of its processes on a CPU."""
+        """The number of GPUs of one engine. On a CPU: the number of its processes."""
         return self.tensor_parallel * self.pipeline_parallel

@@ -1,6 +1,6 @@
-"""Error bodies of the API and of workers' chat servers for clients of OpenAI's and similar paths.
+"""Error bodies of the API and of workers' chat servers, for clients of OpenAI's and similar paths.
 
-Below /v1/messages they have Anthropic's form, elsewhere OpenAI's.
+Errors of paths below /v1/messages have Anthropic's form, all others have OpenAI's form.
 """
 
 import json
@@ -25,7 +25,7 @@ _USUAL = ("invalid_request_error", "invalid_request_error")
 def error_body(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> dict[str, object]:
-    """Returns an error body in OpenAI's form, which may also be the last event of a stream.
+    """Returns an error body in OpenAI's form, for an answer or for the last event of a stream.
 
     `kind`: the error's type; None for the usual type of the HTTP status. `param`: the invalid
     field.
@@ -35,10 +35,10 @@ def error_body(
 
 
 def shaped(path: str, status: int, body: Any) -> Any:
-    """Returns an error's JSON in the form for clients of the path.
+    """Converts the JSON of an error to the form that clients of `path` expect.
 
-    `body`: {"detail": ...}, or an error in OpenAI's or Anthropic's form. It is returned unchanged
-    for paths that are no model's.
+    `body`: {"detail": ...}, or an error in OpenAI's or Anthropic's form. Returns `body` unchanged
+    if `path` is not for clients of a model.
     """
     if not is_clients_path(path):
         return body
@@ -55,7 +55,7 @@ def shaped(path: str, status: int, body: Any) -> Any:
 
 
 def said_by(raw: bytes) -> Any:
-    """Returns an answer's JSON, or its text if it is not JSON."""
+    """Parses the body of an answer as JSON. Returns its text if it is not JSON."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -63,7 +63,7 @@ def said_by(raw: bytes) -> Any:
 
 
 def _sentence(detail: Any) -> tuple[str, str | None]:
-    """Returns the text of an error's detail, and the name of the first invalid field, if any."""
+    """Returns the text of an error's `detail`, and the name of the first invalid field or None."""
     texts, fields = [], []
     for one in detail if isinstance(detail, list) else [detail]:
         if not isinstance(one, dict):
@@ -77,6 +77,8 @@ def _sentence(detail: Any) -> tuple[str, str | None]:
 
 
 def error_event(error: Any) -> bytes:
-    """Returns an error's body as an event of a stream. Events in Anthropic's form have a name."""
+    """Returns an error body as a server-sent event. In Anthropic's form, the event is named
+    error.
+    """
     name = b"event: error\n" if error.get("type") == "error" else b""
     return name + b"data: " + json.dumps(error).encode() + b"\n\n"

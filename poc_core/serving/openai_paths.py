@@ -1,6 +1,6 @@
-"""The paths of a worker's vLLM that the API forwards. poc_core/chat_bounds.py limits requests.
+"""The paths that the API forwards to a worker's vLLM. poc_core/chat_bounds.py limits the requests.
 
-The API answers other paths with 404, including paths that a new release of vLLM adds.
+The API answers all other paths with 404, including paths that a new release of vLLM adds.
 """
 
 import re
@@ -68,17 +68,22 @@ _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 
 def is_clients_path(path: str) -> bool:
-    """Returns True if clients of a model use the path, as those of OpenAI and Anthropic."""
+    """Returns True if the path is for clients of a model: OpenAI's, Anthropic's and similar
+    paths.
+    """
     return path.startswith(FOLDERS) or path in ELSEWHERE
 
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns those of a server's routes (method, path) that the API forwards: "POST /v1/score"."""
+    """Returns the routes of a server that the API forwards, such as "POST /v1/score".
+
+    `routes`: the method and path of each route of the server.
+    """
     return sorted({f"{method} {path}" for method, path in routes} & {*PASSED_ON})
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
-    """Returns True if one of `paths` (see passed_on) matches this request.
+    """Returns True if a request with this method and path matches one of `paths` (see `passed_on`).
 
     A path parameter matches only [\\w-]+, so that no server reads `path` as another path.
     """

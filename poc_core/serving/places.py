@@ -14,9 +14,10 @@ _UUID = re.compile(r"^(?:GPU|MIG)-([0-9a-f]{8})[0-9a-f-]*$", re.IGNORECASE)
 
 
 def slot_of(visible_gpus: str, otherwise: str) -> str:
-    """Returns the slot of a worker with this CUDA_VISIBLE_DEVICES: gpu0-1 for "0,1".
+    """Returns the slot of a worker, such as gpu0-1 if CUDA_VISIBLE_DEVICES is "0,1".
 
-    Returns `otherwise` if the worker has no GPU.
+    `visible_gpus`: the worker's CUDA_VISIBLE_DEVICES. `otherwise`: the slot to return if the worker
+    has no GPU.
     """
     gpus = [part.strip() for part in visible_gpus.split(",") if part.strip()]
     short = [_UUID.sub(r"\1", gpu) for gpu in gpus]
@@ -24,7 +25,7 @@ def slot_of(visible_gpus: str, otherwise: str) -> str:
 
 
 def name_of(worker_id: str) -> str:
-    """Returns the worker's name in a worker's id: host1/gpu0-1 for host1/gpu0-1-3fa9c1."""
+    """Returns the name of the worker with this id: host1/gpu0-1 for host1/gpu0-1-3fa9c1."""
     return _OF_ONE_START.sub("", worker_id)
 
 
@@ -35,7 +36,7 @@ class WorkerPlace(BaseModel, frozen=True):
     pid: int | None  # None if the worker is not running
     is_ready: bool
     gave_up: str | None = None  # why the supervisor stopped restarting the worker
-    since: float  # when it got ready; if it is not, when it was last ready or first started
+    since: float  # when it became ready; if it is not: when it was last ready or first started
     restarts: int = 0
     restarts_lately: int = 0  # restarts within LATELY_S
     last_exit: str | None = None  # "killed by SIGKILL", "exit code 70"

@@ -9,10 +9,11 @@ NEVER = -9999.0
 
 
 def position_distance(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
-    """Returns the distance of two answers at a position, from 0 to 0.5.
+    """Returns the distance of two answers at one position, from 0 to 0.5.
 
-    `executor`, `validator`: the logprobs of the position's best tokens. If the executor lacks a
-    token, its logprob is extrapolated from the executor's two lowest logprobs.
+    `executor`, `validator`: the logprobs of each answer's best tokens at the position. If the
+    executor lacks a token of the validator, its logprob is extrapolated from the executor's two
+    lowest logprobs.
     """
     if not executor or not validator:
         return 0.5

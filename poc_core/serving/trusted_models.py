@@ -18,7 +18,10 @@ _ELSEWHERE = ("tokenizer", "tokenizer-revision")
 
 
 def parse_trusted(text: str) -> frozenset[str]:
-    """Returns the shipped repositories and those of a setting. ValueError says what is allowed."""
+    """Returns the trusted repositories: SHIPPED, and those listed in `text` (POC_TRUSTED_MODELS).
+
+    ValueError describes the valid entries.
+    """
     added = {entry.strip() for entry in text.split(",") if entry.strip()}
     if not all(_PINNED.fullmatch(entry) for entry in added):
         raise ValueError(
@@ -31,9 +34,10 @@ def parse_trusted(text: str) -> frozenset[str]:
 def why_not_trusted(
     model: str, arguments: Mapping[str, str], trusted: Collection[str]
 ) -> str | None:
-    """Returns why engines must not run a model's code; None if they may.
+    """Returns the reason why engines must not run the model's code; None if they may run it.
 
-    `arguments`: the last value of each argument of `vllm serve`, by name without dashes.
+    `arguments`: the last value of each argument of `vllm serve`, by name without dashes. `trusted`:
+    the trusted repositories (`parse_trusted`).
     """
     for name in _ELSEWHERE:
         if name in arguments:

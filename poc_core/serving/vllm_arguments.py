@@ -1,8 +1,8 @@
 """Reads the arguments of `vllm serve` in a deployment.
 
-Any client of the API may deploy, so the lists name what is allowed. No allowed argument runs code,
-opens a port, reads a file outside the model, or changes access rights. vLLM's own parser checks the
-values when the engine starts.
+Any client of the API may deploy a model. Therefore this module lists the allowed arguments and
+refuses all others. No allowed argument runs code, opens a port, reads a file outside the model, or
+changes access rights. vLLM's own parser checks the values when the engine starts.
 """
 
 import re
@@ -97,10 +97,11 @@ _PATTERNS = {
 def read_deployment(
     model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
 ) -> Deployment:
-    """Returns the deployment of `vllm serve MODEL --dtype DTYPE WORDS`.
+    """Returns the deployment that `vllm serve MODEL --dtype DTYPE WORDS` describes.
 
-    The last of several equal arguments counts. `trusted`: see trusted_models.py. ArgumentsError
-    names the first argument that is not allowed or lacks a value.
+    If an argument is repeated, the last one counts. `trusted`: the trusted repositories
+    (trusted_models.py). ArgumentsError names the first argument that is not allowed or lacks a
+    value.
     """
     said: dict[str, Any] = {"model": model} | ({} if dtype == "auto" else {"dtype": dtype})
     rest: list[str] = []
@@ -132,13 +133,13 @@ def read_deployment(
 
 
 def harmless(words: Sequence[str]) -> set[str]:
-    """Returns the names of the arguments that only affect speed or memory."""
+    """Returns the names of those arguments in `words` that only affect speed or memory."""
     found = {_name(word.partition("=")[0]) for word in words if not _is_value(word)}
     return {name for name in found if name.removeprefix("no-") in _HARMLESS}
 
 
 def without(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Returns the command-line tokens without these arguments and their values."""
+    """Returns the command-line tokens `words` without the arguments in `names` and their values."""
     kept, dropping = [], False
     for word in words:
         if not _is_value(word):
@@ -149,7 +150,7 @@ def without(words: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields each argument: its name without dashes, and its values."""
+    """Yields the name (without dashes) and the values of each argument in `words`."""
     name: str | None = None
     values: list[str] = []
     for word in words:
@@ -225,7 +226,7 @@ def _check_value(name: str, value: str) -> None:
 
 
 def _option(name: str, value: str) -> str | int:
-    """Returns the value of an argument that is a field of ModelOptions."""
+    """Converts the value of an argument that is a field of ModelOptions to the field's type."""
     if name == "dtype":
         return dtype_of(value)
     if name not in _COUNTS:
