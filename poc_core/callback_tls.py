@@ -29,9 +29,7 @@ class PlainUrlError(ForbiddenReceiverError):
 
 
 class HandshakeError(ProoflineError):
-    """A TLS handshake with a receiver failed: one side rejected the other's certificate or
-    protocol.
-    """
+    """A TLS handshake with a receiver failed, for example because of a rejected certificate."""
 
 
 class CertificateError(ProoflineError):
@@ -52,9 +50,7 @@ class CallbackTls:
         self._problem: CertificateError | None = None
 
     def concerns(self, host: str) -> bool:
-        """Returns True if `host` is in POC_CALLBACK_TLS_HOSTS, so connections to it use the
-        context.
-        """
+        """Returns True if connections to `host` must use the context (POC_CALLBACK_TLS_HOSTS)."""
         return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:

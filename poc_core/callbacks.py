@@ -192,8 +192,7 @@ class CallbackPolicy:
         node_ports: Own,
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
-        """Raises ForbiddenReceiverError unless a callback to `host` may connect to `address` and
-        `port`.
+        """Raises ForbiddenReceiverError unless a callback to `host` may use this address and port.
 
         `node_ports`: the node's own ports, which callbacks must not use. `is_own`: returns True for
         an address of this machine.

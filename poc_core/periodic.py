@@ -53,9 +53,7 @@ class Periodic:
                 self._say(error)
 
     def soon(self) -> None:
-        """Makes the thread run `step` now, or again directly after the current run. Does not
-        wait.
-        """
+        """Makes the thread run `step` now, or directly after the current run. Does not wait."""
         self._soon.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -92,8 +90,6 @@ class Periodic:
 
 
 def _brief(error: Exception) -> str:
-    """Returns the first line of an error's text, shortened: Redis' errors may quote a whole
-    script.
-    """
+    """Returns the first line of an error's text, shortened. Redis' errors may quote a script."""
     line = str(error).partition("\n")[0]
     return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]}..."

@@ -77,7 +77,9 @@ class PassOrder(NamedTuple):
         return step == self.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
-        """Returns True if the pass after number `step` needs the results of pass number `step`."""
+        """Returns True if a step follows pass number `step`, and so needs the results of that
+        pass.
+        """
         return self.n_parts - 1 <= step < self.n_passes - 1
 
 
@@ -167,9 +169,7 @@ class RoundState(StrEnum):
 
     @property
     def activity(self) -> "RoundState":
-        """The activity of a node whose current round has this state: IDLE if the round is
-        STOPPED.
-        """
+        """The activity of the node in a round with this state: IDLE if the round is STOPPED."""
         return RoundState.IDLE if self is RoundState.STOPPED else self
 
 
@@ -220,7 +220,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """Nonces of a job or round that one worker must compute. The worker completes or returns
+    """Nonces of a job or round that are assigned to one worker, until it completes or returns
     them.
     """
 

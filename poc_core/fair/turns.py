@@ -1,6 +1,4 @@
-"""Limits the work that starts in one iteration of an event loop, so that the loop stays
-responsive.
-"""
+"""Limits the work that starts in one iteration of an event loop, which must stay responsive."""
 
 import asyncio
 import time

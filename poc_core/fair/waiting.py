@@ -15,9 +15,7 @@ _REMEMBERED = 1000
 
 
 class Tags:
-    """The start tags and end tags of all clients in start-time fair queueing. Costs may have any
-    unit.
-    """
+    """The tags of all clients in start-time fair queueing. Costs may have any unit."""
 
     def __init__(self) -> None:
         self._now = 0.0

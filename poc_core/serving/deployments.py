@@ -133,7 +133,7 @@ class DeploymentStatus:
 
     @property
     def is_gone(self) -> bool:
-        """True if no host runs a model: every host follows the current deployment, and is IDLE or
+        """True if no host runs a model: all follow the current deployment, and are IDLE or
         KEEPING.
         """
         return all(

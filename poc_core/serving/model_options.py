@@ -23,8 +23,9 @@ class ModelOptions(BaseModel):
 
     @property
     def name(self) -> str:
-        """The name by which clients request the model: `served_model_name` if set, or else `model`,
-        of which only the last part if it is a directory.
+        """The name by which clients request the model: `served_model_name`, or else `model`.
+
+        For a directory without `served_model_name`, the last part of its path.
         """
         return self.served_model_name or (
             PurePath(self.model).name if self.is_directory else self.model

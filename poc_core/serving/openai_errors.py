@@ -77,8 +77,6 @@ def _sentence(detail: Any) -> tuple[str, str | None]:
 
 
 def error_event(error: Any) -> bytes:
-    """Returns an error body as a server-sent event. In Anthropic's form, the event is named
-    error.
-    """
+    """Returns an error body as a server-sent event, which is named error in Anthropic's form."""
     name = b"event: error\n" if error.get("type") == "error" else b""
     return name + b"data: " + json.dumps(error).encode() + b"\n\n"

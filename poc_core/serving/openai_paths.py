@@ -68,9 +68,7 @@ _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 
 def is_clients_path(path: str) -> bool:
-    """Returns True if the path is for clients of a model: OpenAI's, Anthropic's and similar
-    paths.
-    """
+    """Returns True if clients of a model use the path, such as OpenAI's or Anthropic's paths."""
     return path.startswith(FOLDERS) or path in ELSEWHERE
 
 
