@@ -1,6 +1,7 @@
-"""The command `proofline`: a group that imports a command's module only when the command is called.
+"""The command `proofline`, a group that imports a subcommand's module only when that subcommand is
+called.
 
-`proofline --help` imports none of the modules: it reads their docstrings.
+`proofline --help` imports none of these modules: it reads the docstrings from their files.
 """
 
 import ast
@@ -26,7 +27,9 @@ ALONE = "Without a queue"
 
 
 class Command(NamedTuple):
-    """The place of a command's function, or of a group of commands with its help text."""
+    """A subcommand: where its function or group is defined, its panel in --help, and the help text
+    of a group.
+    """
 
     target: str
     panel: str | None
@@ -43,7 +46,9 @@ class Command(NamedTuple):
         return typer.main.get_command(app)
 
     def summary(self, name: str) -> TyperCommand:
-        """Returns a command's line in `proofline --help`, without importing the command."""
+        """Returns the command as `proofline --help` lists it, without importing the command's
+        module.
+        """
         module, _, attribute = self.target.partition(":")
         file = (ROOT / module.replace(".", "/")).with_suffix(".py")
         functions = (
@@ -100,7 +105,7 @@ COMMANDS = {
 
 
 class LoadedWhenCalled(Mapping[str, Any]):
-    """The commands by name; a lookup imports the command's module."""
+    """The subcommands by name. Looking one up imports its module."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -118,7 +123,9 @@ class LoadedWhenCalled(Mapping[str, Any]):
 
 
 class ProoflineGroup(TyperGroup):
-    """A command group that prints Proofline's own errors as one line instead of a traceback."""
+    """A command group that prints a ProoflineError as one line instead of a traceback, and sets the
+    exit code.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -131,7 +138,9 @@ class ProoflineGroup(TyperGroup):
 
 
 class LazyGroup(ProoflineGroup):
-    """The group `proofline`, which imports a command only when the command is called."""
+    """The group `proofline`, which imports a subcommand's module only when that subcommand is
+    called.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

@@ -1,5 +1,5 @@
-"""Resolves --model: a shipped model's name, the demo model's, a directory, or a name on the Hugging
-Face hub.
+"""Finds the model that --model names: a shipped model, the demo model, a directory, or a repository
+on the Hugging Face hub.
 """
 
 import itertools
@@ -25,10 +25,12 @@ _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
 
 
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
-    """Returns the path or name that the engine loads, and the name for clients.
+    """Returns the directory or hub name that the engine loads, and the name that clients use for
+    the model.
 
-    Without `served_model_name`, clients use the directory's last part or the hub's name.
-    ModelChoiceError if the directory has no model, or a shipped model's name is mistyped.
+    Clients use `served_model_name`; if it is None, the given name or the last part of the
+    directory. Raises ModelChoiceError if there is no such model, a directory has no config.json, or
+    a shipped model's name is misspelt.
     """
     shipped = shipped_models()
     directory = _directory(model)
@@ -55,7 +57,7 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
 
 
 def _directory(model: str) -> Path | None:
-    """Returns the directory of this name; None if there is none."""
+    """Returns the directory that `model` names; None if it names no directory."""
     try:
         directory = Path(model).expanduser()
         return directory if model and directory.is_dir() else None
@@ -64,16 +66,18 @@ def _directory(model: str) -> Path | None:
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """Returns the options with the model's names from `choose_model`, for engine and clients."""
+    """Returns the options with both results of `choose_model`: what the engine loads, and the name
+    for clients.
+    """
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})
 
 
 def check_is_there(options: EngineOptions) -> None:
-    """Checks that the chosen model exists, because an engine would ask the hub for minutes.
+    """Checks that the model exists, before an engine would try for minutes to download it.
 
-    Looks in this machine's cache, then once on the hub. ModelChoiceError if the model or revision
-    does not exist. ProoflineError if the hub is unreachable.
+    Looks in this machine's cache, and if necessary asks the hub once. Raises ModelChoiceError if
+    the model or its revision does not exist, and ProoflineError if the hub is unreachable.
     """
     name = options.model
     elsewhere = any(os.environ.get(variable) for variable in _ELSEWHERE) or any(
@@ -88,7 +92,9 @@ def check_is_there(options: EngineOptions) -> None:
 
 
 def _revision(vllm_args: Sequence[str]) -> str | None:
-    """Returns the last --revision; vLLM uses the last if there are several."""
+    """Returns the value of the last --revision, which is the one that vLLM uses; None without
+    --revision.
+    """
     found = None
     for word, after in itertools.zip_longest(vllm_args, vllm_args[1:]):
         option, _, value = word.partition("=")
@@ -98,9 +104,10 @@ def _revision(vllm_args: Sequence[str]) -> str | None:
 
 
 def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
-    """Checks that a model for hosts exists, like `check_is_there`, with the same errors.
+    """Checks that a model to be deployed on other hosts exists. Raises the errors of
+    `check_is_there`.
 
-    A path is not checked, because hosts differ.
+    A path is not checked, because it can exist on the hosts and not here.
     """
     known = {*shipped_models(), DEMO_MODEL}
     if model in known or model.startswith((".", "/", "~")) or model.count("/") > 1:
@@ -109,10 +116,11 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
 
 
 def _here(name: str, revision: str | None) -> str | None:
-    """Describes the model's cached files; None if the wanted revision is in the cache.
+    """Returns None if the wanted revision is in this machine's cache. Otherwise describes what the
+    cache has of the model.
 
-    Any cached file suffices, because missing files are downloaded later. Without a revision any
-    revision suffices, unless HF_HUB_OFFLINE is set: then vLLM uses only `main`.
+    One cached file suffices, because missing files are downloaded later. Without `revision` any
+    cached revision suffices, unless HF_HUB_OFFLINE is set: then vLLM uses only the revision `main`.
     """
     cache, repo = ModelCache(), name.partition(":")[0]
     if revision is None and huggingface_hub.constants.HF_HUB_OFFLINE:

@@ -11,14 +11,14 @@ ITEM = re.compile(r"(-?[0-9]+)(?:\s*-\s*(-?[0-9]+))?")
 
 
 class NonceListError(UsageError):
-    """An invalid list of nonces; the text names the invalid item."""
+    """A list of nonces is invalid. The text names the invalid item."""
 
 
 def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
-    """Returns the nonces of `text` in the given order; a range "a-b" includes both ends.
+    """Returns the nonces that `text` lists, in the same order. A range "a-b" includes a and b.
 
-    NonceListError for anything but whole numbers and ranges, a nonce outside 0 .. 2**63-1, a
-    descending range, a repeated nonce, an empty list, or more than `max_count` nonces.
+    Raises NonceListError if an item is neither a whole number nor an ascending range, a nonce is
+    outside 0 .. 2**63-1 or repeated, the list is empty, or there are more than `max_count` nonces.
     """
     if not text.strip():
         raise NonceListError("No nonces given; write for example 0,1,2 or 0-99.")
@@ -35,7 +35,9 @@ def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
 
 
 def parse_item(item: str) -> tuple[int, int]:
-    """Returns the first and last nonce of one item."""
+    """Returns the first and last nonce of a list's item, such as 5 and 5 for "5", or 10 and 19 for
+    "10-19".
+    """
     match = ITEM.fullmatch(item)
     if match is None:
         what = (

@@ -1,4 +1,4 @@
-"""Options that several commands share, with the same names and help texts."""
+"""Command-line options that several commands share, so that names and help texts are the same."""
 
 import os
 from enum import StrEnum
@@ -78,7 +78,7 @@ BatchSize = Annotated[
 
 
 class Proof(NamedTuple):
-    """Options of an artifact's computation."""
+    """Options for computing artifacts and decode proofs."""
 
     seq_len: SeqLen = DEFAULT_SEQ_LEN
     k_dim: Annotated[int, typer.Option(min=1, help=K_DIM_HELP)] = DEFAULT_K_DIM
@@ -87,8 +87,8 @@ class Proof(NamedTuple):
 
 
 def _to_settings(redis_url: str | None) -> str | None:
-    """Puts --redis-url into the environment, from which this process and its children read
-    settings.
+    """Copies the value of --redis-url to the environment, where this process and its children read
+    their settings.
     """
     if redis_url is not None:
         os.environ["POC_REDIS_URL"] = redis_url

@@ -1,4 +1,4 @@
-"""A command's progress as lines, for logs: docker logs, nohup, CI."""
+"""Prints a command's progress as lines, for logs such as those of docker, nohup and CI."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,14 @@ _EVERY_S = 10.0
 
 
 class ProgressLines(Progress):
-    """Prints lines instead of a bar: at a task's start and end, and every 10 s."""
+    """A progress display for logs: prints a line when a task starts, every 10 s, and when
+    it ends.
+    """
 
     def __init__(
         self, unit: str, tell: Callable[[str], None], get_time: Callable[[], float] | None = None
     ) -> None:
-        """`unit`: what is counted; `tell`: prints a line."""
+        """`unit`: what the progress counts, such as "nonces". `tell`: prints a line."""
         super().__init__(disable=True, get_time=get_time)
         self._unit = unit
         self._tell = tell

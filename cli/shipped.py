@@ -1,4 +1,4 @@
-"""The tiny models that ship with Proofline, for the demo, the tests and first steps."""
+"""The small models that ship with Proofline, for the demo, the tests and first steps."""
 
 import difflib
 from pathlib import Path
@@ -11,11 +11,11 @@ _PLACES = (_HERE.parent / "models", _HERE / "models")
 
 
 class ModelChoiceError(UsageError):
-    """The value of --model names no model."""
+    """The value of --model names no usable model."""
 
 
 def shipped_models() -> dict[str, Path]:
-    """Returns the directory of every shipped model, by name."""
+    """Returns the directories of the shipped models, by the models' names."""
     for place in _PLACES:
         found = {
             config.parent.name: config.parent for config in sorted(place.glob("*/config.json"))
@@ -26,7 +26,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def check_spelling(model: str) -> None:
-    """Raises ModelChoiceError if the name is nearly a shipped model's."""
+    """Raises ModelChoiceError if `model` looks like a misspelt name of a shipped model."""
     shipped = shipped_models()
     if "/" in model or model in shipped:
         return

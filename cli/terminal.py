@@ -1,4 +1,6 @@
-"""Messages to the user on stderr; results go to stdout."""
+"""Functions for a command's input and output: messages to the user go to stderr, results to
+stdout.
+"""
 
 import json
 import sys
@@ -24,7 +26,7 @@ EXIT_INTERRUPTED = 130  # the status that a shell reports for a program ended by
 
 
 class UsageError(ProoflineError):
-    """Invalid input on the command line; the text gives the correct form."""
+    """The input on the command line is invalid. The text gives the correct form."""
 
 
 def exit_code_of(error: ProoflineError) -> int:
@@ -34,7 +36,7 @@ def exit_code_of(error: ProoflineError) -> int:
 
 @contextmanager
 def people_at(stream: TextIO) -> Iterator[None]:
-    """Makes `note` write to this stream instead of stderr inside the context."""
+    """Makes `note` write to `stream` instead of stderr inside the context."""
     global _people
     before, _people = _people, stream
     try:
@@ -58,10 +60,10 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """Returns a progress bar on stderr with count, elapsed and remaining time; `unit`: what is
-    counted.
+    """Returns a progress bar on stderr with the count, the elapsed and the remaining time. `unit`:
+    what is counted, such as "nonces".
 
-    Without a terminal it prints a line every 10 s, because a bar would appear only at its end.
+    If stderr is no terminal, prints a line every 10 s instead, because a log cannot redraw a bar.
     """
     from rich import progress
 
@@ -83,7 +85,9 @@ def progress_bar(unit: str) -> "Progress":
 
 
 def check_output(output: Path | None, option: str = "--output") -> None:
-    """Raises UsageError early, before hours of work, if --output cannot be written."""
+    """Raises UsageError if the file of --output cannot be written. Call it before hours of work.
+    `option`: the option's name for the error.
+    """
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise UsageError(
             f"{output} cannot be written: it is a directory or lies in none; choose another"
@@ -92,7 +96,7 @@ def check_output(output: Path | None, option: str = "--output") -> None:
 
 
 def read_ascii(path: Path, option: str) -> str:
-    """Reads the file of an option. UsageError if it cannot be read as ASCII."""
+    """Reads the ASCII file that an option names. Raises UsageError if the file cannot be read."""
     try:
         return path.expanduser().read_text(encoding="ascii")
     except (OSError, ValueError) as error:
@@ -100,7 +104,9 @@ def read_ascii(path: Path, option: str) -> str:
 
 
 def read_json(path: Path, what_to_do: str, stdin: TextIO | None = None) -> Any:
-    """Reads a JSON file, or `stdin`. UsageError, which ends with `what_to_do`."""
+    """Reads JSON from the file `path`, or from `stdin` if that is given. Raises UsageError, whose
+    text ends with `what_to_do`.
+    """
     try:
         text = stdin.read() if stdin else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -112,7 +118,7 @@ def read_json(path: Path, what_to_do: str, stdin: TextIO | None = None) -> Any:
 
 
 def write_json(document: Any, output: Path | None) -> None:
-    """Writes the document as one line of JSON, to stdout or to a file."""
+    """Writes the document as one line of JSON to a file, or to stdout if `output` is None."""
     text = json.dumps(document, separators=(",", ":")) + "\n"
     if output is None:
         sys.stdout.write(text)

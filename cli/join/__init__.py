@@ -1,1 +1,3 @@
-"""Joining: an operator invites a host, and the host joins with one token."""
+"""Joining: the operator invites a host to a node, and the host joins with a token that
+works once.
+"""

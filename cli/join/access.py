@@ -1,4 +1,6 @@
-"""A joined host's access to its node, stored in a private file so that restarts need no token."""
+"""Stores the data with which a joined host reaches its node, in a private file, so that a restart
+needs no token.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,11 +14,13 @@ from poc_core.errors import ProoflineError
 
 
 class AccessError(ProoflineError):
-    """The access file cannot be read or written. The text says what to do."""
+    """The file with this host's access cannot be read or written, or is not private. The text says
+    what to do.
+    """
 
 
 class Access(BaseModel, frozen=True):
-    """The urls, certificates and settings with which this host reaches its node."""
+    """The urls, certificates and settings with which a joined host reaches its node."""
 
     api: str  # the url of --join
     api_ca: str | None = None  # certificates (PEM)
@@ -29,9 +33,9 @@ class Access(BaseModel, frozen=True):
 
 
 def read_access(path: Path) -> Access | None:
-    """Reads the access file; None if there is none.
+    """Reads the access file. Returns None if the file does not exist.
 
-    AccessError if the file is unreadable, or accessible to other users.
+    Raises AccessError if the file is unreadable or invalid, or if other users may access it.
     """
     path = path.expanduser()
     try:
@@ -57,7 +61,9 @@ def read_access(path: Path) -> Access | None:
 
 
 def check_writable(path: Path) -> None:
-    """Raises AccessError if `write_access` would fail. Checked before the token is spent."""
+    """Raises AccessError if `write_access` could not write this file. Call it before the token is
+    spent.
+    """
     path = path.expanduser()
     probe = path.with_name(f"{path.name}.new")
     with _writing(path):
@@ -67,15 +73,19 @@ def check_writable(path: Path) -> None:
 
 
 def write_access(path: Path, access: Access) -> None:
-    """Writes the access file, which is never readable for other users.
+    """Writes the access file. Other users cannot read it at any moment.
 
-    AccessError if it cannot be written.
+    Raises AccessError if the file cannot be written.
     """
     _write(path.expanduser(), access.model_dump_json(indent=1))
 
 
 def redis_url_of(path: Path, access: Access) -> str:
-    """Returns the url of Redis. Writes Redis' trusted certificates to a file that the url names."""
+    """Returns the url with which this host connects to Redis.
+
+    If the node gave certificates for Redis, writes them to a file next to `path`, and names this
+    file in the url. Raises AccessError if that fails.
+    """
     if access.redis_ca is None:
         return access.redis_url
     path = path.expanduser()

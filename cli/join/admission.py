@@ -1,4 +1,6 @@
-"""Checks whether Redis still accepts this host. A revoked host ends by itself."""
+"""Checks repeatedly whether Redis still accepts this host's user, so that a revoked host stops by
+itself.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +22,12 @@ _ANEW = "to have it back, the operator invites it again"
 
 
 class ShutOutError(ProoflineError):
-    """Redis refuses this host's user. The text gives the reason that the API reports."""
+    """Redis refuses this host's user. The text gives the reason, as far as the API reports it."""
 
 
 @dataclass(repr=False)
 class Admission:
-    """A thread that checks every few seconds whether Redis accepts this host's user."""
+    """A thread that checks every LOOK_S seconds whether Redis accepts this host's user."""
 
     access: Access
     redis_url: str
@@ -37,9 +39,9 @@ class Admission:
         self._looks = Periodic("admission", LOOK_S, self.look)
 
     def begin(self) -> None:
-        """Makes the first check, and starts a thread for further checks.
+        """Makes the first check, and starts the thread that makes the further checks.
 
-        ShutOutError if Redis refuses the host.
+        Raises ShutOutError if Redis refuses this host.
         """
         self.look()
         if self._refusal is not None:
@@ -50,16 +52,19 @@ class Admission:
         self._looks.stop(timeout_s=0)
 
     def check(self) -> None:
-        """Raises ShutOutError if this host is revoked.
+        """Raises ShutOutError if the last check found that this host is revoked.
 
-        Does nothing if Redis only lost the host's user, because the operator may restore the user.
+        Does nothing if Redis has only lost the host's user, for example in a restart, because the
+        operator can restore the user.
         """
         if self._refusal is not None and self._is_for_good:
             raise ShutOutError(self._refusal)
 
     def look(self) -> None:
-        """Checks with a new connection to Redis, because open connections stay valid. If Redis
-        refuses the host, gets the reason from the API.
+        """Connects to Redis, and announces whether Redis still accepts this host if that has
+        changed. If Redis refuses the host, asks the API for the reason.
+
+        Each check makes a new connection, because Redis does not check open connections again.
         """
         before, self._refusal = self._refusal, self._refused()
         if before != self._refusal:

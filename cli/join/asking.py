@@ -1,4 +1,6 @@
-"""A new host's requests to the API, over TLS and only to a trusted certificate."""
+"""A joining host's requests to the API. With TLS they go only to a server whose certificate this
+host trusts.
+"""
 
 import hashlib
 import hmac
@@ -27,15 +29,15 @@ _PIN = re.compile(r"sha256[=:]([0-9A-Fa-f]{2}(:?[0-9A-Fa-f]{2}){31})")
 
 
 class ApiAwayError(ProoflineError):
-    """The API does not answer, or another server answers."""
+    """The API does not answer, or a server that is no Proofline API answers at its address."""
 
 
 class CertificateError(ProoflineError):
-    """This host does not trust the API's certificate."""
+    """This host does not trust the certificate of the API."""
 
 
 class RefusedError(ProoflineError):
-    """The API refuses this host. The text is from the API. `status`: the HTTP status."""
+    """The API refuses a request of this host. The text is the API's. `status`: the HTTP status."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -44,10 +46,10 @@ class RefusedError(ProoflineError):
 
 @dataclass(frozen=True)
 class Api:
-    """The API at a url, with the trusted certificates.
+    """A node's API, as a joining host reaches it.
 
-    `pin`: hexadecimal SHA-256 of the only trusted certificate. `ca`: trusted certificates (PEM) in
-    place of the system's.
+    `pin`: SHA-256 (hexadecimal) of the only certificate that the host trusts. `ca`: trusted
+    certificates (PEM), which replace the system's.
     """
 
     url: str
@@ -60,9 +62,11 @@ class Api:
 
     @classmethod
     def at(cls, url: str, ca: str | None = None, allow_http: bool = False) -> "Api":
-        """Returns the API at https://HOST:PORT, or https://HOST:PORT#sha256=FINGERPRINT.
+        """Returns the API at `url`: https://HOST:PORT, or https://HOST:PORT#sha256=FINGERPRINT to
+        trust a single certificate.
 
-        UsageError if the url is invalid or unsafe.
+        Raises UsageError if the url is invalid, or if it is not encrypted and `allow_http` is
+        False.
         """
         try:
             parts = urlsplit(url)
@@ -98,23 +102,24 @@ class Api:
         )
 
     def join(self, token_id: str) -> SealedOffer:
-        """Fetches the token's offer, which the API returns only once.
+        """Spends the token: fetches its offer, which the API returns only once.
 
-        Errors: see `standing`; also RefusedError if the token was used, has expired or is revoked.
+        Raises the errors of `standing`. Also raises RefusedError if the token was used, has expired
+        or is revoked.
         """
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
     def standing(self, token_id: str) -> HostStanding:
-        """Fetches the token's state.
+        """Fetches the token's state without spending the token.
 
-        ApiAwayError, CertificateError, or RefusedError if the API does not know the token.
+        Raises ApiAwayError or CertificateError, or RefusedError if the API does not know the token.
         """
         return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
 
     def skew_s(self) -> float:
-        """Returns the seconds by which this host's clock is ahead of the API's clock.
+        """Returns by how many seconds this host's clock is ahead of the API's clock.
 
-        Errors: see `standing`.
+        Raises the errors of `standing`.
         """
         before = time.time()
         answer, body = self._ask("GET", "/api/v1/clock")
@@ -181,8 +186,8 @@ class Api:
         )
 
     def _check_pin(self, connection: http.client.HTTPConnection) -> None:
-        """Raises CertificateError unless the server has the pinned certificate. Must be called
-        before anything is sent.
+        """Raises CertificateError if the url pins a certificate and the server shows another. Must
+        be called before a request is sent.
         """
         if self.pin is None:
             return

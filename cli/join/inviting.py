@@ -1,4 +1,4 @@
-"""The operator's side of joining: invites, lists, revokes and restores hosts."""
+"""The operator's side of joining: invite, list, revoke and restore hosts."""
 
 import ipaddress
 import re
@@ -34,12 +34,14 @@ _FORGETS = (
 
 
 class HostsError(ProoflineError):
-    """There is no such host, or the name is taken. The text says what to do."""
+    """The node has no host of this name, or the name of a new host is taken. The text says what to
+    do.
+    """
 
 
 @dataclass(frozen=True)
 class HostRow:
-    """A host's row in `hosts list`."""
+    """One line of `proofline hosts list`: the state of an invited host."""
 
     name: str
     state: State
@@ -48,10 +50,10 @@ class HostRow:
 
 
 class Inviting:
-    """The operator's actions on a node's hosts."""
+    """The operator's actions on a node's hosts: invite, list, revoke and restore them."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
-        """`redis`: a client with the operator's user."""
+        """`redis`: a client that is logged in as the operator's user."""
         self._users = HostUsers(redis)
         self._invitations = Invitations(redis)
         self._registry = WorkerRegistry(redis, settings)
@@ -66,10 +68,11 @@ class Inviting:
         valid_s: float,
         env: Mapping[str, str],
     ) -> tuple[Token, str]:
-        """Returns a token for a new host, and why Redis would lose the host's user at a restart; ""
-        if it would not.
+        """Creates a host's Redis user and invitation. Returns the token for the host, and a warning
+        if the user would not survive a restart of Redis ("" if it would).
 
-        `redis_url`: from `address_for_hosts`. HostsError if the name is taken.
+        `redis_url`: a result of `address_for_hosts`. `valid_s`: seconds until the token expires.
+        Raises HostsError if the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
@@ -105,7 +108,7 @@ class Inviting:
         return token, self._forgets()
 
     def rows(self) -> Iterator[HostRow]:
-        """Yields all hosts, ordered by name."""
+        """Yields the state of every invited host, ordered by name."""
         users = self._users.names()
         for name, host in sorted(self._invitations.hosts().items()):
             try:
@@ -117,10 +120,11 @@ class Inviting:
             yield HostRow(name, invitation.state(time.time()), at, host.user in users)
 
     def revoke(self, name: str) -> int:
-        """Ends a host's access. Returns the number of its workers. HostsError if there is no host.
+        """Ends a host's access to the node. Returns how many workers of the host were removed.
 
-        Afterwards no chat is sent to the host, even if it registered workers under other names.
-        UsersError if Redis cannot write its aclfile; the host has lost its access in this case too.
+        When this method returns, no chat is sent to the host, even if it registered workers under
+        other names. Raises HostsError if no host has this name. Raises UsersError if Redis cannot
+        write its aclfile; even then the host has lost its access.
         """
         hosts = self._invitations.hosts()
         if name not in hosts:
@@ -135,7 +139,9 @@ class Inviting:
         return n_workers
 
     def _drop_workers(self, host: str) -> int:
-        """Removes a host's records from Redis. Returns the number of removed workers."""
+        """Removes the records of a host and its workers from Redis, and waits until no chat is sent
+        to them. Returns the number of removed workers.
+        """
         # An honest host's records are removed by name. A dishonest host may have written other
         # names: silent workers are removed too, while live ones send heartbeats.
         workers = [worker for worker in self._registry.live() if worker.host == host]
@@ -153,9 +159,11 @@ class Inviting:
         return n_workers
 
     def restore(self) -> tuple[int, str]:
-        """Creates the users of all hosts with current rights, and removes users without a host.
+        """Creates the Redis users of all hosts again, with the rights of this release, and removes
+        users that belong to no host.
 
-        Returns the number of users, and why Redis would lose them at a restart; "" if it would not.
+        Returns the number of hosts, and a warning if the users would not survive a restart of Redis
+        ("" if they would).
         """
         self._users.check()
         hosts = self._invitations.hosts().values()
@@ -173,10 +181,10 @@ class Inviting:
 
 
 def address_for_hosts(url: str) -> str:
-    """Returns the url of Redis for other hosts, without user and password.
+    """Checks the url that other hosts are to use for Redis, and returns it with database 0.
 
-    UsageError if other hosts cannot reach Redis by the url, or the url has further parts, such as a
-    user or a query.
+    Raises UsageError if other hosts cannot reach Redis by this url, or if it has more than scheme,
+    host, port and database, such as a user or a query.
     """
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):

@@ -1,4 +1,6 @@
-"""Joins a host to a node: fetches the offer once, stores it, and sets the workers' environment."""
+"""Joins this host to a node: fetches the node's offer once, stores it, and sets the workers'
+environment.
+"""
 
 import socket
 from collections.abc import MutableMapping
@@ -13,10 +15,10 @@ from poc_core.joining.tokens import Token
 
 
 def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
-    """Returns this host's access to its node, and joins the node first if necessary.
+    """Returns this host's access to its node. Joins the node first if the options ask for that.
 
-    Returns None if the host has not joined a node, or POC_REDIS_URL is set. ProoflineError if the
-    host is not admitted or the options are inconsistent; the text says what to do.
+    Returns None if this host has not joined a node, or if POC_REDIS_URL is set. Raises
+    ProoflineError if the node does not admit the host, or if options contradict each other.
     """
     token = token_of(options, env)
     by_hand = bool(env.get("POC_REDIS_URL"))
@@ -38,8 +40,10 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
 
 
 def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
-    """Returns the token from the options or None. Removes the token from `env`, so that child
-    processes do not see the token. UsageError or TokenError for a bad file or token.
+    """Returns the token from --token, --token-file or the environment; None if there is none.
+
+    Removes the token from `env`, so that child processes cannot see it. Raises UsageError or
+    TokenError if the file or the token is invalid.
     """
     env.pop(TOKEN_VARIABLE, None)
     if options.token_file is None:
@@ -52,7 +56,11 @@ def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
 
 
 def api_of(options: Join, kept: Access | None) -> Api:
-    """Returns the API of --join, or else of the stored access. UsageError: see `Api.at`."""
+    """Returns the API that --join names. Without --join, returns the API of the stored access,
+    `kept`.
+
+    Raises UsageError as `Api.at` does.
+    """
     if options.join is not None:
         ca = read_ascii(options.ca, "--ca") if options.ca is not None else None
         return Api.at(options.join, ca, options.allow_http)
@@ -61,8 +69,11 @@ def api_of(options: Join, kept: Access | None) -> Api:
 
 
 def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
-    """Sets the environment of this host's workers. POC_REDIS_URL and POC_HOST_NAME are replaced;
-    other existing variables stay. AccessError if a certificate file cannot be written.
+    """Sets the environment with which this host's workers reach the node.
+
+    POC_REDIS_URL and POC_HOST_NAME are overwritten; the node's other settings do not overwrite
+    existing variables. `file`: the access file. Raises AccessError if the file with Redis'
+    certificates cannot be written.
     """
     env["POC_REDIS_URL"] = redis_url_of(file, access)
     told = {name: value for name, value in access.settings.items() if name in SHARED}
@@ -75,16 +86,17 @@ def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
 
 
 def use_stored_access(env: MutableMapping[str, str]) -> None:
-    """Sets this process's environment like that of the workers, if the host has joined a node."""
+    """Gives this process the environment of the host's workers, if the host has joined a node."""
     access = access_of(Join(), env)
     if access is not None:
         set_up(access, DEFAULT_FILE, env)
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """Returns this host's source address for connections to `host`; None without a route.
+    """Returns the local IP address that this host uses for connections to `host`; None if it has no
+    route to `host`.
 
-    Sends nothing.
+    Sends no packet.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]

@@ -1,4 +1,4 @@
-"""The options for joining a node, shared by several commands."""
+"""The command-line options for joining a node, shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -11,7 +11,9 @@ DEFAULT_FILE = Path("~/.proofline/joined.json")
 
 
 class Join(NamedTuple):
-    """The options that name the node to join, and the token."""
+    """The options that name the node to join, the token, and the file where the access is
+    stored.
+    """
 
     join: Annotated[
         str | None,

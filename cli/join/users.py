@@ -1,6 +1,7 @@
-"""The Redis users of joined hosts, one per host, with the rights of `worker`.
+"""The Redis users of joined hosts. Each host has its own user, with the rights of the user
+`worker`.
 
-Only the operator creates and removes users. An API with the right to create users could give itself
+Only the operator may create and remove users. If the API could create users, it could give itself
 all rights.
 """
 
@@ -33,18 +34,20 @@ _ELSEWHERE = (
 
 
 class UsersError(ProoflineError):
-    """The users of Redis cannot be changed. The text says what to do."""
+    """The Redis users of hosts cannot be created, removed or saved. The text says what to do."""
 
 
 class HostUsers:
-    """The hosts' users on one Redis."""
+    """Creates, lists and removes the Redis users of hosts."""
 
     def __init__(self, redis: Redis) -> None:
-        """`redis`: a client with the operator's user."""
+        """`redis`: a client that is logged in as the operator's user."""
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
 
     def check(self) -> None:
-        """Raises UsersError if this client may not create users, or Redis needs no password."""
+        """Raises UsersError if this client has no right to create users, or if anybody can use this
+        Redis without a password.
+        """
         with _with_advice():
             default = self._redis.acl_getuser("default") or {}
         if {"on", "nopass"} <= set(default.get("flags", ())):
@@ -54,13 +57,13 @@ class HostUsers:
             )
 
     def names(self) -> set[str]:
-        """Returns the names of the existing hosts' users."""
+        """Returns the names of the hosts' users that exist in Redis."""
         with _with_advice():
             users = self._redis.execute_command("ACL", "USERS")  # redis-py's own differs by release
         return {raw.decode() for raw in users if raw.startswith(PREFIX.encode())}
 
     def make(self, host: HostUser) -> None:
-        """Creates a host's user, or resets the user's rights."""
+        """Creates a host's user. If the user exists, sets its password and rights again."""
         with _with_advice():
             version = str(self._redis.info("server")["redis_version"])
             rights = worker_rights()
@@ -71,15 +74,17 @@ class HostUsers:
             self._redis.execute_command("ACL", "SETUSER", host.user, *words)
 
     def remove(self, user: str) -> None:
-        """Removes a user and closes the user's connections, so that no further command runs."""
+        """Removes a user and closes its connections, so that none of its further commands is
+        executed.
+        """
         with _with_advice():
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
-        """Makes Redis write its aclfile. Returns False if Redis has none, and so would lose the
-        hosts' users at a restart.
+        """Makes Redis write its users to its aclfile. Returns False if Redis has no aclfile; a
+        restart would then remove the users.
 
-        UsersError if Redis cannot write the file.
+        Raises UsersError if Redis cannot write the file.
         """
         try:
             with _with_advice():
@@ -96,7 +101,9 @@ class HostUsers:
 
 @contextmanager
 def _with_advice() -> Iterator[None]:
-    """Converts errors of Redis about users into UsersError with advice."""
+    """Converts Redis' refusals to manage users into UsersError, which says what the operator should
+    do.
+    """
     try:
         yield
     except NoPermissionError as error:
@@ -108,7 +115,7 @@ def _with_advice() -> Iterator[None]:
 
 
 def worker_rights() -> list[str]:
-    """Returns the rights of `worker` in docker/users.acl."""
+    """Returns the ACL rules of the user `worker` in docker/users.acl."""
     file = next(place for place in _PLACES if place.is_file())
     lines = file.read_text(encoding="utf-8").splitlines()
     return [

@@ -1,1 +1,1 @@
-"""This machine's GPUs, memory and cores."""
+"""This machine's GPUs, CPU cores, memory and sensors."""

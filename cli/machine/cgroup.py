@@ -1,4 +1,6 @@
-"""Reads used memory and the memory limit of this process's cgroup (v2 or v1) or the machine."""
+"""Reads how much memory this process's cgroup (version 1 or 2) or the machine uses, and the
+limit.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +15,7 @@ _V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file")
 
 
 class Memory(NamedTuple):
-    """Memory in bytes."""
+    """Used memory and the memory limit of a cgroup or machine, in bytes."""
 
     used: int
     droppable: int  # the part of `used` that the kernel can drop: cached files, such as weights
@@ -21,9 +23,10 @@ class Memory(NamedTuple):
 
 
 def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
-    """Returns the memory of this process's cgroup, or of the machine without a cgroup.
+    """Returns the memory of this process's cgroup. Without a cgroup, returns the machine's memory.
 
-    OSError or ValueError if the memory is unknown.
+    `root`: folder of the cgroup file system. `own`: file with this process's cgroup. Raises OSError
+    or ValueError if the memory cannot be read.
     """
     for folder, (usage, limit, droppable) in _folders(root, own):
         if not (folder / usage).exists():
@@ -37,27 +40,30 @@ def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) 
 
 
 def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
-    """Returns (used, limit) in bytes, as the kernel counts before it kills a process.
+    """Returns (used, limit) in bytes. When `used` reaches `limit`, the kernel kills a process.
 
-    `used` excludes droppable memory. Without a limit, `limit` is the machine's memory. OSError or
-    ValueError if the memory is unknown.
+    `used` excludes memory that the kernel can drop, such as cached files. Without a cgroup limit,
+    `limit` is the machine's memory. Raises OSError or ValueError if the memory cannot be read.
     """
     found, total = container_memory(root, own), int(psutil.virtual_memory().total)
     return max(0, found.used - found.droppable), min(found.limit or total, total)
 
 
 def memory_left() -> tuple[int, int]:
-    """Returns (left, limit) in bytes: the memory still available in the container and the machine.
+    """Returns (left, limit) in bytes: the memory that this process can still use, and the limit of
+    the cgroup or machine.
 
-    OSError or ValueError if the memory is unknown.
+    Raises OSError or ValueError if the memory cannot be read.
     """
     used, limit = working_memory()
     return max(0, min(limit - used, int(psutil.virtual_memory().available))), limit
 
 
 def _folders(root: Path, own: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Returns folders that may contain the counters, with their file names. In a container, the
-    process's own cgroup is mounted as the root.
+    """Returns the folders in which this process's memory counters can be, each with the counters'
+    file names.
+
+    The process's cgroup has its own folder on the host, but is `root` itself in a container.
     """
     found = []
     lines = own.read_text().splitlines() if own.exists() else []

@@ -1,4 +1,4 @@
-"""Chooses the memory that vLLM reserves for chat's KV cache on a CPU.
+"""Chooses how much memory vLLM reserves on a CPU for the KV cache of chat.
 
 By default vLLM's CPU backend reserves 92 % of the machine's memory, and refuses to start if less is
 free. This fails on a machine that also runs Redis, an API or a second worker.
@@ -21,8 +21,10 @@ GIB = 1024**3
 
 
 def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
-    """Returns the environment for `processes` vLLM processes; empty on GPUs, or if VARIABLE is
-    set.
+    """Returns the variable that sets the KV cache's size for each of `processes` vLLM processes on
+    this machine.
+
+    Returns no variable if vLLM runs on GPUs, or if the operator has set VARIABLE.
     """
     if VARIABLE in os.environ or (visible_gpus() and not vllm_runs_on_cpu()):
         return {}
@@ -33,7 +35,7 @@ def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
 
 
 def available_bytes() -> int:
-    """Returns the bytes of memory available in the container and the machine; 0 if unknown."""
+    """Returns how many bytes of memory this process can still use; 0 if that is unknown."""
     with suppress(OSError, ValueError):
         return memory_left()[0]
     return 0

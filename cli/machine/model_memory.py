@@ -1,4 +1,4 @@
-"""Checks whether a model's weights fit in memory, before an engine spends minutes on loading."""
+"""Checks whether a model's weights fit in memory before an engine spends minutes loading them."""
 
 import os
 from collections.abc import Sequence
@@ -26,9 +26,11 @@ def check_fits(
     vllm_args: Sequence[str],
     share: float = 1.0,
 ) -> None:
-    """Raises UsageError if the weights alone exceed a worker's GPUs. Unknown sizes pass.
+    """Raises UsageError if a model's weights alone exceed the memory of a worker's GPUs.
 
-    `share`: the part of the weights on this host's group; other hosts hold the rest.
+    `groups`: each worker's GPUs. `share`: the part of the weights that this host loads, if several
+    hosts share the engine. Does nothing if the size of the loaded weights or of the memory is
+    unknown.
     """
     if any(word.split("=", 1)[0] in CHANGES_SIZE for word in vllm_args):
         return
@@ -46,10 +48,10 @@ def check_fits(
 def short_of_memory(
     model: str, dtype: str, n_workers: int, n_ranks: int, kv_gib: str | None
 ) -> str | None:
-    """Returns a warning if workers need more memory than this machine has left; None if not.
+    """Returns a warning if the workers need more memory than this machine has left, otherwise None.
 
-    `n_ranks`: processes of each worker. `kv_gib`: GiB per process for chat's KV cache on a CPU;
-    None on GPUs, which hold weights and cache.
+    `n_ranks`: processes per worker. `kv_gib`: GiB per process for chat's KV cache on a CPU; None on
+    GPUs, whose own memory holds weights and KV cache.
     """
     needs = n_workers * n_ranks * PROCESS_GIB * GIB
     if kv_gib is not None:
@@ -67,7 +69,9 @@ def short_of_memory(
 
 
 def weights_bytes(directory: Path, dtype: str) -> int:
-    """Returns the bytes of a model's loaded weights; 0 if `directory` contains no model."""
+    """Returns how many bytes a model's weights take when loaded as `dtype`; 0 if `directory` has no
+    readable model.
+    """
     try:
         names = os.listdir(directory)
         stored, index = chosen(names)

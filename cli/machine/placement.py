@@ -1,4 +1,6 @@
-"""Assigns GPUs, or cores and memory, to the workers of this machine, by environment variables."""
+"""Assigns GPUs, or CPU cores and memory, to each worker of this machine, by environment
+variables.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,10 @@ def wants_gpus(options: EngineOptions) -> bool:
 
 
 def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
-    """Returns each worker's GPUs; empty if the engine uses none. GpuError if there are too few."""
+    """Returns the GPUs of each worker; an empty list if the engine or the machine has none.
+
+    Raises GpuError if there are too few GPUs.
+    """
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
 
@@ -31,10 +36,11 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
 def environments_of_most(
     options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
 ) -> list[dict[str, str]]:
-    """Returns the environments of as many workers as the GPUs allow, at most `at_most`.
+    """Returns the environment variables of each worker, for as many workers as the GPUs suffice
+    for, but at most `at_most`.
 
-    `without_gpus`: the number of workers if the engine uses no GPUs. UsageError: see
-    `environments`; also for too few GPUs.
+    `without_gpus`: the number of workers if the engine uses no GPUs. Raises UsageError as
+    `environments` does, and if the GPUs do not suffice for one worker.
     """
     groups = (
         groups_of_most(gpus, options.n_devices_here, at_most)
@@ -47,9 +53,10 @@ def environments_of_most(
 def environments(
     options: EngineOptions, groups: Sequence[Sequence[str]], workers: int
 ) -> list[dict[str, str]]:
-    """Returns each worker's additional environment: its GPUs, or its cores and memory.
+    """Returns the environment variables that assign GPUs, or CPU cores and memory, to each worker.
 
-    UsageError if the weights exceed a worker's GPUs, or vLLM needs GPUs and there are none.
+    `groups`: each worker's GPUs; empty without GPUs. Raises UsageError if the weights exceed a
+    worker's GPU memory, or if vLLM needs GPUs and there are none.
     """
     if groups:
         share = options.n_devices_here / options.n_devices
@@ -71,7 +78,9 @@ def environments(
 
 
 def short_of_memory(options: EngineOptions, places: Sequence[Mapping[str, str]]) -> str | None:
-    """Returns a warning if this machine's memory is too small for these workers, otherwise None."""
+    """Returns a warning if this machine has too little memory for these workers, otherwise None.
+    `places`: each worker's environment variables.
+    """
     if options.engine == "synthetic":
         return None
     on_cpu = options.engine == "vllm" and vllm_runs_on_cpu()

@@ -1,6 +1,6 @@
-"""Sensor readings of this machine: GPUs (by NVML), CPU, memory and free disk space for models.
+"""Reads this machine's sensors: GPUs (with NVML), CPU, memory, and free disk space for models.
 
-A missing sensor has no value, and never the value 0.
+A sensor that does not exist is left out of the readings; it is never reported as 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _GPU: dict[str, Sensor] = {
 
 
 class _Device(NamedTuple):
-    """A GPU's identity at the start, kept also when the GPU falls off the bus."""
+    """A GPU as it was identified at the start. It is kept even if the GPU falls off the bus
+    later.
+    """
 
     handle: Any  # None if the GPU was unavailable at the start
     uuid: str
@@ -61,9 +63,10 @@ class _Device(NamedTuple):
 
 
 class Sensors:
-    """A context manager that keeps NVML open, for one thread. Without a driver there are no GPUs.
+    """A context manager that keeps NVML open and reads the sensors. Only one thread may use it.
+    Without an NVIDIA driver it reports no GPUs.
 
-    NVML stays open because NVML reports events only to processes that have registered.
+    NVML must stay open, because it reports events only to processes that registered for them.
     """
 
     def __init__(self, host: str, clock: Callable[[], float] = time.time) -> None:
@@ -87,8 +90,10 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Counts the driver's errors (XID) for `seconds`. Returns False at once if NVML has no
-        events.
+        """Waits for `seconds`, and counts the errors (XID events) that the GPU driver reports
+        meanwhile.
+
+        Returns False, possibly before the time is over, if NVML cannot report events here.
         """
         if self._events is None:
             return False
@@ -110,7 +115,7 @@ class Sensors:
         return True
 
     def read(self) -> MachineFigures:
-        """Returns the current readings. Raises nothing."""
+        """Returns the current readings of all sensors. Never raises an error."""
         gpus = tuple(self._read_gpu(device) for device in self._devices)
         return MachineFigures(
             host=self._host,
@@ -152,7 +157,9 @@ def _device(nv: Any, index: int, host: str) -> _Device:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Returns the cores' times since boot; None if this machine does not report them."""
+    """Returns the CPU time of all cores since boot: busy, stolen and total. Returns None if this
+    machine does not report it.
+    """
     try:
         times = psutil.cpu_times()
         whole = sum(times) - times.guest - times.guest_nice  # user and nice include guest times
@@ -163,7 +170,7 @@ def cpu_times() -> CpuTimes | None:
 
 
 def machine_sensors() -> dict[str, float]:
-    """Returns readings of memory and disk. Raises nothing."""
+    """Returns the readings of memory and disk by name. Leaves out what cannot be read."""
     sensors: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError):
         memory = container_memory()
@@ -176,6 +183,6 @@ def machine_sensors() -> dict[str, float]:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Returns the free bytes of the disk of a folder, which need not exist yet."""
+    """Returns the free bytes of the disk that holds `path`, a folder that need not exist yet."""
     folders = (path.absolute(), *path.absolute().parents)
     return shutil.disk_usage(next(folder for folder in folders if folder.exists())).free
