@@ -1,4 +1,4 @@
-"""The chat gate: decides before each slice whether proofs or chat may use the engine."""
+"""Decides before each slice (a short piece of proof work) whether proofs or chat use the engine."""
 
 import threading
 import time
@@ -17,7 +17,9 @@ VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Starvation:
-    """Proofs' time under constant chat: `share` of all, once blocked for `after_s` seconds."""
+    """Engine time that proofs get under constant chat. After chat has blocked them for `after_s`
+    seconds, proofs get the fraction `share` of the time.
+    """
 
     after_s: float = 60.0
     share: float = 0.05
@@ -25,7 +27,7 @@ class Starvation:
 
 @dataclass(frozen=True)
 class GateStats:
-    """Counters since the process started."""
+    """A chat gate's requests in progress, and its counters since the process started."""
 
     chat_active: int  # chat requests in progress
     chat_total: int
@@ -35,7 +37,7 @@ class GateStats:
 
 
 class _Pace:
-    """A schedule of slices during chat, with which slices use `share` of the time."""
+    """A schedule of slices during chat, under which slices use the fraction `share` of the time."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -49,13 +51,13 @@ class _Pace:
 
 
 class ChatGate:
-    """Gate between proofs and chat, asked before each slice by the thread that computes proofs.
+    """A gate that decides before each slice of proof work whether the slice runs or waits for chat.
 
-    Policy `yield`: a slice runs only while the engine has no unfinished chat request; for constant
-    chat see Starvation. Policy `share`: slices also run during chat, but only for the fraction F of
-    the time. Policy `exclusive`: proofs never wait; while a round runs, new chat is refused and
-    chat in progress is ended. Without a round it works like `yield`. Under each policy, urgent
-    slices (validations) get at least half of the time.
+    Policy `yield`: slices run only while the engine has no unfinished chat request; under constant
+    chat, see Starvation. Policy `share`: slices also run during chat, but only for the fraction F
+    of the time. Policy `exclusive`: during a round, slices never wait, new chat requests are
+    refused, and those in progress are ended; without a round, the policy works like `yield`. Under
+    each policy, urgent slices (validations) get at least half of the time.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`: returns the number of chat requests that the engine still computes."""
+        """`unfinished()` returns the number of chat requests that the engine still computes."""
         self._policy = policy
         self._unfinished = unfinished
         self._starvation = starvation
@@ -89,7 +91,9 @@ class ChatGate:
     # Called by the chat server.
 
     def enter_chat(self) -> bool:
-        """Admits a chat request, which must call `leave_chat` later; returns False to refuse it."""
+        """Counts a new chat request and returns True; the caller must call `leave_chat` when the
+        request ends. Returns False if the request must be refused.
+        """
         with self._changed:
             if self._policy.mode == "exclusive" and self._computes_round:
                 self._refused += 1
@@ -99,7 +103,7 @@ class ChatGate:
             return True
 
     def leave_chat(self) -> None:
-        """Records that the request's answer was sent, or that its client disconnected."""
+        """Records that a chat request ended: its answer was sent, or its client disconnected."""
         with self._changed:
             self._active -= 1
             if self._active == 0:  # also resets the time if no proofs are waiting
@@ -108,7 +112,9 @@ class ChatGate:
     # Called by the proofs' thread.
 
     def set_computes_round(self, computes: bool) -> None:
-        """Sets whether this worker computes for a round, during which `exclusive` refuses chat."""
+        """Sets whether this worker computes for a round. Under the policy `exclusive`, a round ends
+        chat in progress and refuses new chat.
+        """
         with self._changed:
             self._computes_round = computes
             self._changed.notify_all()
@@ -117,11 +123,13 @@ class ChatGate:
             self.on_exclusive()
 
     def chat_waits(self) -> bool:
-        """Returns whether chat would have to wait for a slice that begins now."""
+        """Returns whether a slice that begins now would delay a chat request."""
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
-        """Waits up to `timeout_s` until a slice may run; returns whether it may. 0 only checks."""
+        """Waits until a slice is allowed to run, for at most `timeout_s` seconds (0 to only check).
+        Returns False if the slice is still not allowed.
+        """
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s(urgent) > 0:
@@ -134,7 +142,7 @@ class ChatGate:
             return True
 
     def ran(self, started: float, busy_s: float) -> None:
-        """Records slices that began at `started` (this gate's clock) and took `busy_s` seconds."""
+        """Records that slices began at `started` (this gate's clock) and took `busy_s` seconds."""
         with self._changed:
             self._proof_busy_s += busy_s
             self._pace.ran(started, busy_s)
@@ -150,7 +158,9 @@ class ChatGate:
         return self._policy.mode == "exclusive" and self._computes_round
 
     def _wait_s(self, urgent: bool) -> float:
-        """Returns the seconds until a slice may run; infinity if something must change first."""
+        """Returns the seconds until a slice is allowed to run. Returns infinity while chat blocks
+        slices and has blocked them for less than `Starvation.after_s`.
+        """
         if self._is_exclusive_now() or self._unfinished() == 0:
             self._denied_since = None
             return 0.0

@@ -8,7 +8,7 @@ from multiprocessing import util
 
 
 def end_process() -> None:
-    """Runs the exit handlers and ends the process with status 0."""
+    """Runs the exit handlers and ends this process with status 0."""
     atexit._run_exitfuncs()  # noqa: SLF001
     sys.stdout.flush()
     sys.stderr.flush()
@@ -16,7 +16,9 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Makes this multiprocessing process end with `end_process` after its work, unless it fails."""
+    """Makes this process call `end_process` when its work is done, unless it fails. Does nothing in
+    a process that multiprocessing did not start.
+    """
     if multiprocessing.parent_process() is not None:
         # The lowest priority: after all other finalizers.
         util.Finalize(None, _end_unless_failed, exitpriority=-1)

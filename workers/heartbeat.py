@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """The sender of a worker's registration: its model, its counters and its leased batches. A beat
-    never reports less than an earlier one: its state only grows, and beats are sent one at a time.
+    """A thread that regularly stores a worker's registration in Redis: its model, state, figures
+    and leases. Heartbeats are sent one at a time, so an older one never overwrites a newer one.
     """
 
     def __init__(
@@ -52,32 +52,34 @@ class Heartbeat:
         self._pulse.start()
 
     def ready(self, proofs: Proofs, chat_port: int | None) -> None:
-        """Announces that clients may use this worker."""
+        """Announces that this worker is ready. `chat_port`: None if the worker serves no chat."""
         self._served = proofs, chat_port
         self.beat()
 
     def drain(self) -> None:
-        """Stops taking new work at the next pulse. Does not wait: signal handlers may call it."""
+        """Makes the next pulse announce that this worker is ending, so that it gets no new chat.
+        Returns at once, so signal handlers can call it.
+        """
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """Sets for how many seconds requests have waited without progress; 0 for none."""
+        """Sets for how long requests have waited for an engine without progress; 0 for none."""
         if not seconds:
             self._still_since = None
         elif self._still_since is None:
             self._still_since = round(time.time() - seconds, 1)
 
     def chat_answers(self, does: bool) -> None:
-        """Sets whether the chat port answers; the next beat reports this."""
+        """Sets whether the chat port answers requests. The next heartbeat reports this."""
         self._mute_since = None if does else self._mute_since or round(time.time(), 1)
 
     def hung(self) -> None:
-        """Announces that the engine hangs and that this worker is about to end."""
+        """Announces immediately that the engine hangs and that this worker is about to end."""
         self._hung.set()
         self.beat()
 
     def stop(self) -> None:
-        """Removes the worker from the registry immediately, so that no client waits for it."""
+        """Stops the heartbeats, and removes the worker from the registry immediately."""
         self._pulse.stop(self._interval_s)
         self._beats.stop(self._interval_s)
         try:
@@ -88,11 +90,13 @@ class Heartbeat:
             )
 
     def beat(self) -> None:
-        """Sends a beat immediately. Logs failures instead of raising."""
+        """Sends a heartbeat immediately. Failures are logged, not raised."""
         self._beats.once()
 
     def _live_on(self) -> None:
-        """Sends a sign of life that does not wait for sensors, which may hang and delay a beat."""
+        """Extends the life of the worker's record in Redis, without GPU sensors, which can hang.
+        Requests a full heartbeat if the record is missing, or must show a change soon.
+        """
         newly_draining = self._draining.is_set() and not self._told_draining
         chats = self._served and self._served[0].chat_stats().get("chat_active")
         chat_ended = self._told_chat and not chats

@@ -1,4 +1,4 @@
-"""A worker's periodic work: checks its engine, looks for work and recovers stuck jobs."""
+"""A worker's periodic tasks: checks its engine, looks for work and recovers stuck jobs."""
 
 import logging
 import random
@@ -29,7 +29,7 @@ _ANSWER_S = 2.0
 
 
 class Housekeeper:
-    """A thread, separate from the heartbeat, that keeps the work on this worker's model going."""
+    """A thread that regularly checks the engine, wakes an idle worker, and recovers stuck jobs."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Housekeeper:
                 self._store.rounds.forget_followed()
 
     def _check_engine(self) -> None:
-        """Ends a worker whose engine died or hangs, so that clients are no longer sent to it."""
+        """Ends this worker process if its engine died or hangs; clients then use other workers."""
         engine = self._proofs.engine
         try:
             engine.check()
@@ -94,7 +94,9 @@ class Housekeeper:
             )
 
     def _reap(self) -> None:
-        """Recovers stuck jobs: frees batches of dead workers, and finishes completed jobs."""
+        """Recovers the model's stuck jobs: frees batches of dead workers, finishes jobs whose
+        batches are all done, and fails jobs whose records are unreadable.
+        """
         n_dropped, jobs = 0, self._store.jobs
         for found in self._store.stuck(self._model):
             if self._work.is_stopping:
@@ -113,7 +115,9 @@ class Housekeeper:
             jobs.recount()
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
-        """Runs `step` for one job; an unreadable record does not stop the other jobs' recovery."""
+        """Runs `step(job_id)`. Logs an error of this job, so that other jobs are still recovered;
+        raises only temporary errors of Redis.
+        """
         try:
             step(job_id)
         except Exception as error:
@@ -123,7 +127,7 @@ class Housekeeper:
 
 
 class Watchdog:
-    """A meter of how long an engine makes no progress. For one thread that checks periodically."""
+    """A detector of a hanging engine. For one thread that checks periodically."""
 
     def __init__(
         self,
@@ -131,7 +135,9 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: most seconds that one check adds, even after a longer pause."""
+        """`longest_look_s`: the most seconds that one check counts as time without progress, even
+        if more have passed since the check before it.
+        """
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
         self._clock = clock
@@ -140,7 +146,7 @@ class Watchdog:
         self.still_s = 0.0  # seconds without progress while requests waited, by the last check
 
     def is_hung(self, pulse: Pulse) -> bool:
-        """Returns whether the engine made no progress for `hung_after_s` while requests waited."""
+        """Returns whether requests have waited `hung_after_s` for an engine without progress."""
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:
             self.still_s = 0.0
@@ -156,7 +162,7 @@ def _log_once(job_id: str) -> None:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Returns whether the server answers an unauthenticated request."""
+    """Returns whether the server at this host and port answers an HTTP request in time."""
     try:
         with socket.create_connection((host, port), _ANSWER_S) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Creates an engine and imports only its modules: a worker needs no other engine's packages."""
+"""Creates an engine. Imports only that engine's modules, because others may not be installed."""
 
 from poc_core.errors import ProoflineError
 from workers.engines.base import Engine
@@ -6,8 +6,8 @@ from workers.engines.options import EngineOptions
 
 
 def load_engine(options: EngineOptions, rpc_timeout_s: float = 60.0) -> Engine:
-    """Loads an engine. ProoflineError if a package is missing or the model cannot be loaded.
-    `rpc_timeout_s`: time limit of a vLLM micro-batch, after which the engine counts as lost.
+    """Loads the engine that `options` name. ProoflineError if a package is missing or loading
+    fails. `rpc_timeout_s`: seconds after which a vLLM engine that has not answered counts as lost.
     """
     try:
         if options.engine == "vllm":

@@ -49,10 +49,10 @@ _GARBAGE_THRESHOLDS = (10_000, 10, 50)
 def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT; finishes batches in progress first. ProoflineError if the
-    engine cannot be loaded. `worker_id`: unique for every process; None generates host, slot and a
-    random part. `redis_url`: None for POC_REDIS_URL. Everything else comes from the settings
-    (POC_...).
+    """Runs a worker until SIGTERM or SIGINT, then finishes the batches in progress. ProoflineError
+    if the engine cannot be loaded. `worker_id`: must differ for every process; None generates an id
+    from host, slot and a random part. `redis_url`: None for POC_REDIS_URL. The settings (POC_...)
+    define the rest.
     """
     log_to_stderr()
     raise_file_limit()  # also for the engine's processes, which inherit the limit
@@ -65,8 +65,8 @@ def run_worker(
 
 
 class WorkerProcess:
-    """A worker: its registration, its engine, and Celery, which delivers its messages. Only one per
-    process, because Celery's signal handlers and the engine are global to the process.
+    """A worker: its registration, its engine, and Celery, which delivers its messages. Only one is
+    possible per process, because Celery's signal handlers and the engine are global.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WorkerProcess:
         self._began_to_leave: float | None = None
 
     def run(self) -> None:
-        """Loads the engine and works until a signal. ProoflineError as in `run_worker`."""
+        """Loads the engine and computes until a signal ends it. ProoflineError if loading fails."""
         self._heartbeat.start()
         try:
             engine = load_engine(self._options, self._settings.rpc_timeout_ms / 1000)
@@ -142,7 +142,7 @@ class WorkerProcess:
             housekeeper.stop()
 
     def _take_messages(self) -> None:
-        """Consumes messages until a signal has ended Celery's worker."""
+        """Consumes Celery messages until SIGTERM or SIGINT."""
         queues = [model_queue(self._record.model), worker_queue(self._record.id)]
         self._app.conf.task_queues = [broker.queue(queues[0]), broker.queue_of_one(queues[1])]
         # Threads: prefork's daemonic children are not allowed to start processes, which vLLM does.
@@ -186,8 +186,8 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
-    """Returns the worker's Celery name and its id, which differs at each start. The generated name
-    contains the worker's GPUs, else its supervisor's slot, else its pid.
+    """Returns the worker's Celery name and its worker id. Both are `given` if it is set. Generated
+    names contain a random part and the worker's GPUs (else its supervisor's slot, else its pid).
     """
     if given:
         return given, given
@@ -200,7 +200,7 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
 def _serve_chat(
     engine: Engine, settings: Settings, secret: str | None
 ) -> tuple[ChatGate | None, int | None]:
-    """Starts the chat server unless chat is off. Returns its gate and port, or (None, None)."""
+    """Starts the chat server. Returns its chat gate and port, or (None, None) without chat."""
     if settings.chat.mode == "off":
         return None, None
     starvation = Starvation(settings.generate_chunk_timeout_sec)

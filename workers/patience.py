@@ -1,4 +1,4 @@
-"""Waits until an unavailable Redis is back, so that its restart does not lose computed values."""
+"""Retries steps while Redis is unavailable, so that a restart of Redis loses no computed values."""
 
 import logging
 import time
@@ -20,7 +20,9 @@ _LOG_INTERVAL_S = 10.0
 
 
 def until_redis_answers(step: Callable[[], T]) -> T:
-    """Returns the result of `step`, an idempotent function, retried while Redis is unavailable."""
+    """Returns the result of `step()`. Retries while Redis is unavailable, so `step` must be
+    idempotent. Raises permanent errors of Redis commands.
+    """
     logged_at = 0.0
     while True:
         try:

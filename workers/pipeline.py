@@ -1,4 +1,6 @@
-"""Moves micro-batches through an engine's pipeline stages; a tick runs one slice of each stage."""
+"""Moves micro-batches through an engine's pipeline stages. Each call of the engine, a tick, runs at
+most one slice (a few decoder layers) per stage.
+"""
 
 import logging
 from collections import deque
@@ -16,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """An engine's queue of micro-batches, which builds ticks and takes results. Not thread-safe."""
+    """A queue of micro-batches for one engine. It cuts micro-batches into slices, runs the slices
+    on the engine, and passes on the computed values. Not thread-safe.
+    """
 
     def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine
@@ -33,23 +37,23 @@ class Pipeline:
 
     @property
     def is_launched(self) -> bool:
-        """Returns whether everything is launched, so that only values are awaited."""
+        """Returns whether all slices of all micro-batches are launched; only values are missing."""
         return not self._waiting and all(one.launched for one in self._going.values())
 
     @property
     def is_urgent(self) -> bool:
-        """Returns whether an urgent micro-batch has slices to launch."""
+        """Returns whether an urgent micro-batch still has slices to launch."""
         going = (one for one in self._going.values() if not one.launched)
         return any(one.urgent for one in (*self._waiting, *going))
 
     def add(self, micro_batch: MicroBatch) -> None:
-        """Queues a micro-batch; urgent ones go before all others."""
+        """Queues a micro-batch. An urgent micro-batch goes before all that are not urgent."""
         waiting = self._waiting
         n_before = sum(one.urgent for one in waiting) if micro_batch.urgent else len(waiting)
         waiting.insert(n_before, micro_batch)
 
     def cancel(self, micro_batch: MicroBatch) -> None:
-        """Removes the micro-batch; none of its slices is launched any more."""
+        """Removes a micro-batch and its parts. No more of their slices are launched."""
         for part in micro_batch.parts:
             self.cancel(part)
         if self._going.pop(micro_batch.id, None) is not None:
@@ -58,16 +62,18 @@ class Pipeline:
             self._waiting.remove(micro_batch)
 
     def fetch(self) -> None:
-        """Waits for the oldest launched micro-batch, if any, and takes its values."""
+        """Waits until the oldest launched micro-batch is computed, and completes its future with
+        the values. Also makes the engine drop cancelled micro-batches.
+        """
         first = next((one.id for one in self._going.values() if one.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
             self._call(Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
-        """Runs one tick: launches each stage's next slice. Returns the newly reported device
-        seconds. `wait`: waits until everything launched is done. An engine's error ends the failed
-        micro-batches, then is raised.
+        """Launches the next slice on each stage. Returns the device seconds of the slices that the
+        engine now reports as done, divided by the number of stages. `wait`: True to wait for all
+        launched slices. An error of the engine ends all micro-batches and is raised.
         """
         begin: list[MicroBatch] = []
         slices: list[Slice] = []
@@ -99,7 +105,7 @@ class Pipeline:
             raise
 
     def fail(self, error: ProoflineError) -> None:
-        """Ends all micro-batches with the error, including waiting ones."""
+        """Ends all micro-batches with the error, including those that wait to start."""
         ended = [*self._forget_going(), *self._waiting]
         self._waiting.clear()
         for micro_batch in ended:
@@ -116,7 +122,9 @@ class Pipeline:
         return self._waiting.popleft()
 
     def _next_slice(self, micro_batch: MicroBatch, busy: set[int]) -> list[Slice]:
-        """Returns the micro-batch's next slice; empty if its stage is busy in this tick."""
+        """Returns [the micro-batch's next slice], or [] if its stage already runs a slice in this
+        tick.
+        """
         if micro_batch.stage in busy:
             return []
         if not micro_batch.slices:
@@ -124,7 +132,9 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
-        """Cuts the current pass of a stage into slices; with one stage a slice may span passes."""
+        """Cuts the micro-batch's current pass on its current stage into slices. If the engine has
+        only one stage, a slice can contain several passes.
+        """
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
         measured = stage if engine.sliceable else range(1)
@@ -149,13 +159,17 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: MicroBatch) -> int:
-        """Returns how many nonces one forward pass over all rows computes."""
+        """Returns how many of the micro-batch's nonces are computed together in a first forward
+        pass, which covers all rows of a nonce.
+        """
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Returns whether another micro-batch may start: a stage has step caches for only one."""
+        """Returns whether the next micro-batch can start. With decode steps, at most one
+        micro-batch per stage is in progress, because the engine has KV caches for no more.
+        """
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]
@@ -186,7 +200,9 @@ class Pipeline:
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """Halves the size of micro-batches and restarts them; fails a micro-batch of one nonce."""
+        """Halves the maximum size of micro-batches and restarts those in progress, after the device
+        ran out of memory. If the largest has only one nonce, fails it and restarts only the others.
+        """
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
         if len(largest.nonces) == 1:
@@ -217,7 +233,9 @@ class Pipeline:
 
 
 def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
-    """Returns the engine's slice plan. `max_step_ms`: see SlicePlan."""
+    """Creates the engine's slice plan. `max_step_ms`: the longest that chat should wait for
+    launched slices; None without chat.
+    """
     return SlicePlan(
         max_step_ms, engine.slices_in_flight, engine.longest_call_s, engine.token_layer_s
     )
@@ -226,9 +244,10 @@ def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
 def compute_all(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
-    """Computes one value per nonce, in order; None for a nonce without a finite state. The caller
-    must have exclusive use of the engine. `plan`: how micro-batches are cut; None cuts only calls
-    that would last too long. SpecError if the model does not support the spec.
+    """Returns one value per nonce, in the order of `nonces`; None for a nonce without a finite
+    hidden state. Needs exclusive use of the engine. `plan`: sizes of micro-batches and slices; None
+    only limits the time of each call of the engine. SpecError if the model does not support the
+    spec.
     """
     engine.check_spec(spec)
     if not nonces:

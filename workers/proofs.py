@@ -1,4 +1,4 @@
-"""A worker's proofs: its engine, its chat gate, and the thread that runs slices."""
+"""A worker's proofs: its engine, its chat gate, and the thread that runs proofs in slices."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ _LOOK_S = 0.1
 
 
 class Proofs:
-    """A thread that runs micro-batches on the engine in slices, when chat allows. Thread-safe."""
+    """A thread that runs micro-batches on the engine in slices, if chat allows it. Thread-safe."""
 
     def __init__(
         self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
@@ -49,23 +49,22 @@ class Proofs:
         self._thread.start()
 
     def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
-        """Sets the chat gate (None without chat), and the longest wait of chat for launched slices.
-
-        Must not be called during a computation.
+        """Sets the chat gate (None without chat). `max_step_ms`: the longest that chat should wait
+        for launched slices. Must not be called during a computation.
         """
         self.gate = gate
         self._pipeline.plan = plan_of(self.engine, None if gate is None else max_step_ms)
 
     @property
     def depth(self) -> int:
-        """Returns how many micro-batches keep every stage of the engine busy. Without chat,
-        micro-batches run uncut and a GPU holds two, so a third must be ready when the first ends.
-        With chat there are fewer, because chat would wait for all three.
+        """Returns how many submitted micro-batches keep every stage of the engine busy. Without
+        chat, a GPU holds two uncut micro-batches in its queue, and a third must be ready when the
+        first ends. With chat there are fewer, because a chat request would have to wait for all.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
     def batch_size(self, spec: ProofSpec) -> int:
-        """Returns the best number of nonces for the next micro-batch."""
+        """Returns the best number of nonces for the next micro-batch with this spec."""
         contract = contract_of(spec.scheme)
         most = contract.max_batch(spec, self.engine.info)
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
@@ -87,16 +86,18 @@ class Proofs:
             self._changed.notify_all()
 
     def chat_allows(self, wait_s: float, urgent: bool = False) -> bool:
-        """Waits for chat for up to `wait_s`; returns whether a slice may run."""
+        """Waits until chat allows a slice, at most `wait_s` seconds. Returns whether it does."""
         return self.gate is None or self.gate.wait(wait_s, urgent)
 
     def set_computes_round(self, computes: bool) -> None:
-        """Informs the gate whether this worker computes for a round."""
+        """Tells the chat gate, if there is one, whether this worker computes for a round."""
         if self.gate is not None:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """Returns the heartbeat's figures: slices, the gate's counters, validations of chats."""
+        """Returns the heartbeat's figures by name: the number of slices, the chat gate's figures,
+        and the engine's counters of chat validations.
+        """
         counted: dict[str, int | float] = {"slices": self._slices}
         if self.gate is not None:
             counted |= vars(self.gate.stats())
@@ -105,7 +106,7 @@ class Proofs:
 
     @property
     def is_lost(self) -> bool:
-        """Returns whether the engine is lost. This process then ends, and takes no more work."""
+        """Returns whether the engine is lost. Its worker then takes no more work, and ends."""
         if not self._is_lost:
             try:
                 self.engine.check()
@@ -114,8 +115,9 @@ class Proofs:
         return self._is_lost
 
     def note(self, error: ProoflineError) -> None:
-        """Counts an error that ended work. Must be called before the work is given back, so that a
-        lost engine does not take the work again.
+        """Counts an error that ended micro-batches, and marks the engine as lost if it must be
+        replaced. Must be called before work is given back, so that a lost engine does not take it
+        again.
         """
         with self._changed:
             is_new = error is not self._last_error  # one failure may end several micro-batches
@@ -126,8 +128,9 @@ class Proofs:
                 self._is_lost = True
 
     def judge(self, error: ProoflineError) -> bool:
-        """Returns whether to retry work that ended with `error`; False if it fails on any engine.
-        Must be called after the work was given back: ends this process if it needs a new engine.
+        """Returns True if work that ended with `error` is to be retried, False if it would fail on
+        any engine. Ends this process if its engine must be replaced: give the work back before the
+        call.
         """
         self.note(error)
         if isinstance(error, SpecError):
@@ -156,7 +159,7 @@ class Proofs:
             os._exit(ENGINE_LOST_STATUS)
 
     def stop(self) -> None:
-        """Stops launching slices. Returns when the engine may be closed."""
+        """Stops launching slices, and waits until the engine can be closed safely."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -177,7 +180,9 @@ class Proofs:
                 )
 
     def _take_orders(self) -> bool:
-        """Waits for work; adds and cancels micro-batches. Returns False if the thread must end."""
+        """Waits for work, then passes submitted and cancelled micro-batches to the pipeline.
+        Returns False if this thread must end.
+        """
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
@@ -190,7 +195,9 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Runs a slice of every stage; fetches values if chat forbids it or all are launched."""
+        """Launches one slice on every stage. Fetches computed values instead if chat forbids
+        slices, or if all slices are launched.
+        """
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):

@@ -1,4 +1,4 @@
-"""A worker's main loop: leases nonces, computes some micro-batches at a time, stores the values."""
+"""A worker's main loop: leases nonces, computes some micro-batches at a time, stores values."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,27 +18,29 @@ _LOOK_S = 0.25
 
 
 class Source(Protocol):
-    """A source of leases."""
+    """The interface through which a Runner leases nonces and stores their values."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Returns leases of one spec in addition to `held`: [] if none is free, None at the end."""
+        """Returns new leases, all of one spec. Returns an empty list if there are none now, and
+        None if the runner should not ask again. `held`: the leases in progress.
+        """
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
-        """Returns whether the leases are still to be computed."""
+        """Returns whether to continue the computation of these leases; False to give them back."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
-        """Stores one value per nonce, now or with the next call."""
+        """Stores a lease's values, one per nonce, either now or during the source's next call."""
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
-        """Gives a lease back uncomputed; `lost_engine`: True if the engine failed."""
+        """Gives back a lease that was not computed. `lost_engine`: True if the engine failed."""
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
-        """Ends the jobs and rounds of leases that no engine can compute."""
+        """Ends the jobs and rounds of these leases with the error: no engine can compute them."""
 
 
 @dataclass
 class _Unit:
-    """Leases whose nonces are computed together, in order."""
+    """Leases whose nonces are computed together, in the order of the leases."""
 
     leases: Sequence[Lease]
     waiting: list[int]  # nonces without a micro-batch so far
@@ -60,11 +62,14 @@ class Runner:
 
     @property
     def is_under_way(self) -> bool:
-        """Returns whether leases are held. Any thread may call it."""
+        """Returns whether the runner holds leases. Any thread may call it."""
         return bool(self._units)
 
     def run(self, is_over: Callable[[], bool]) -> bool:
-        """Computes until `is_over`, then keeps its leases; returns False if work ran out before."""
+        """Computes leases until `is_over()` returns True, then returns True and keeps unfinished
+        leases for the next call. Returns False, without leases, if no work is left or an error
+        ended it.
+        """
         goes_on = False
         try:
             goes_on = self._run(is_over)
@@ -74,7 +79,9 @@ class Runner:
         return goes_on
 
     def _bring_home(self) -> bool:
-        """Stores the values of the oldest leases, if ready in time. Returns False on failure."""
+        """Waits briefly for the values of the oldest micro-batch. Stores the values of its leases
+        when all of them are computed. Returns False if the run must end after an error.
+        """
         unit = self._units[0]
         try:
             values = unit.micro_batches[0].result(_LOOK_S)
@@ -115,7 +122,9 @@ class Runner:
         return True
 
     def _fill(self) -> bool:
-        """Submits as many micro-batches as the engine needs. Returns False without more leases."""
+        """Submits micro-batches until the engine has enough. Returns False if the source has ended,
+        or if the run must end after an error.
+        """
         while sum(len(unit.micro_batches) for unit in self._units) < self._proofs.depth:
             if not self._units or not self._units[-1].waiting:
                 leases = self._source.next(self.held)
@@ -138,8 +147,8 @@ class Runner:
         return True
 
     def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
-        """Fails leases that no engine can compute, and gives back all others. Returns whether to
-        continue: after a failure, the engine is tried again or replaced.
+        """Ends the jobs and rounds of `leases` if no engine can compute them, and gives back all
+        other leases. Returns False if the run must end.
         """
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:

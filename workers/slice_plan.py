@@ -1,9 +1,9 @@
 """Chooses sizes of micro-batches and of their slices, from measured times of earlier layers.
 
 Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: proofs
-are fast and chat waits briefly. If one layer of a full micro-batch takes longer than that (CPUs,
-long sequences), the micro-batch shrinks, down to one nonce. Calls into the engine must also be
-short without chat, because a long call counts as a lost engine.
+are fast and chat waits briefly. If one layer of a full micro-batch takes longer than
+POC_MAX_STEP_MS (CPUs, long sequences), the micro-batch shrinks, down to one nonce. Calls into the
+engine must also be short without chat, because an engine whose call takes too long counts as lost.
 """
 
 import math
@@ -40,7 +40,7 @@ _Kind = tuple[str, int, bool]
 
 @dataclass
 class _LayerTimes:
-    """Measured layer times of one kind of micro-batch."""
+    """A running mean of the seconds per layer of one kind of micro-batch, at its latest size."""
 
     n: int  # nonces of the last one measured
     layer_s: float  # seconds of one of its layers
@@ -59,7 +59,9 @@ class _LayerTimes:
         self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
 
     def most_within(self, limit_s: float, most: int) -> int:
-        """Returns the largest size, up to `most`, whose layers should take at most `limit_s`."""
+        """Returns the size for a micro-batch, up to `most` nonces, with which a layer should take
+        at most `limit_s`. Returns a slightly larger size if that one is worth a try.
+        """
         if self.layer_s > limit_s and self.measured >= _SURE:
             self.too_long[self.n] = True
         if self.per_nonce_s * most <= limit_s:
@@ -73,7 +75,7 @@ class _LayerTimes:
 
 
 class SlicePlan:
-    """A plan of the sizes of micro-batches and slices for one engine."""
+    """The sizes of micro-batches and slices for one engine, adapted to measured layer times."""
 
     def __init__(
         self,
@@ -82,7 +84,9 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: longest wait of chat for slices; None without chat. Others: see Engine."""
+        """`max_step_ms`: the longest that chat should wait for launched slices; None without chat.
+        The other parameters are described in Engine.
+        """
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
         self._token_layer_s = token_layer_s
@@ -91,9 +95,9 @@ class SlicePlan:
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 
     def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
-        """Returns the nonces of the next micro-batch: `most`, or fewer if a layer would take too
-        long. `steps`: whether the limit holds for a decode step's layer instead of a complete
-        forward pass's.
+        """Returns the number of nonces for the next micro-batch: `most`, or fewer if one layer
+        would take too long. `steps`: whether that is a layer of a decode step, instead of a full
+        forward pass.
         """
         kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
@@ -103,12 +107,15 @@ class SlicePlan:
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Cuts a stage into about equal slices for `n` nonces: of one layer if not yet measured."""
+        """Cuts a stage's layers into slices of about equal length, for a micro-batch of `n` nonces.
+        With chat, each slice is one layer until a layer time was measured.
+        """
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """Cuts one decode step on one stage. Returns its slices, and how many steps fit in one
-        slice (1 if steps are cut). Does not cut a step until one was measured.
+        """Cuts one decode step on one stage into slices. Returns the slices, and the number of
+        decode steps that a slice can contain (1 if a step has several slices). With chat, a step is
+        not cut until a step's time was measured.
         """
         layers = self._layers_within_limit(_kind(spec, steps=True), n, unknown=len(stage))
         if layers < len(stage):
@@ -118,8 +125,9 @@ class SlicePlan:
     def ran(
         self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
     ) -> None:
-        """Records that `layers` layers of `n` nonces kept their stage busy for `seconds`. `steps`:
-        whether these are layers of decode steps; several steps' layers are added up.
+        """Records that `layers` layers of a micro-batch of `n` nonces kept their stage busy for
+        `seconds`. `steps`: whether they belong to decode steps; `layers` is then the total of all
+        steps.
         """
         kind, layer_s = _kind(spec, steps), seconds / layers
         with self._lock:
@@ -142,13 +150,13 @@ class SlicePlan:
         return max(1, int(limit_s / max(times.per_nonce_s * n, 1e-9)))
 
     def _expected(self, kind: _Kind, n: int) -> _LayerTimes:
-        """Estimates the times of a kind that was not measured, from the self-test."""
+        """Estimates layer times from the self-test, for a kind of micro-batch not measured yet."""
         _, rows, steps = kind
         return _LayerTimes(n, self._token_layer_s * n * (1 if steps else rows))
 
 
 def _cut(stage: range, most: float) -> list[range]:
-    """Cuts a stage into runs of at most `most` layers, about equally long."""
+    """Cuts a stage's layers into ranges of about equal length, each of at most `most` layers."""
     n_slices = math.ceil(len(stage) / min(most, len(stage)))
     bounds = [stage.start + round(i * len(stage) / n_slices) for i in range(n_slices + 1)]
     return [range(first, end) for first, end in pairwise(bounds)]

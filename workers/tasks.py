@@ -1,4 +1,4 @@
-"""The Celery task of a worker: a message only wakes the worker; the work itself is in Redis."""
+"""The Celery task of a worker. Its message only wakes the worker; the work itself is in Redis."""
 
 from celery import shared_task
 
@@ -9,14 +9,14 @@ _turns: Turns | None = None
 
 
 def install(turns: Turns) -> None:
-    """Sets the object that runs this process's task, before Celery starts consuming."""
+    """Sets the Turns object that the task `work` uses. Must be called before Celery consumes."""
     global _turns
     _turns = turns
 
 
 @shared_task(name=WORK_TASK)
 def work(*_: object) -> str:
-    """Computes for some seconds; returns what was computed, for Flower."""
+    """Computes for some seconds. Returns a report of the computed nonces, which Flower shows."""
     if _turns is None:
         raise RuntimeError("no engine is loaded in this process; start it with `proofline worker`")
     return _turns.take()

@@ -17,12 +17,12 @@ _MOST_NAMED = 10
 
 
 class Turns:
-    """A worker's turns, in each of which its engine computes the model's work for some seconds."""
+    """The turns of a worker, in each of which it computes its model's work for some seconds."""
 
     def __init__(
         self, model: str, work: Work, validations: Work, wake: Wake, turn_s: float = TURN_S
     ) -> None:
-        """`validations`: work that another thread computes in parallel, reported with the turns."""
+        """`validations`: work that another thread computes, and that the turns' reports include."""
         self._model = model
         self._work = work
         self._validations = validations
@@ -31,12 +31,14 @@ class Turns:
         self._in_turn = threading.Lock()
 
     def leave(self) -> None:
-        """Stops taking work because the worker is ending. For signal handlers; does not wait."""
+        """Stops leasing new work because the worker is ending. Signal handlers may call it."""
         self._work.leaving.set()
         self._validations.leaving.set()
 
     def take(self) -> str:
-        """Takes a turn, and queues the next one if work is left. Returns a report for Flower."""
+        """Computes for one turn, and queues the next turn if work is left. Returns a report for
+        Flower, which is empty if another turn is running.
+        """
         if not self._in_turn.acquire(blocking=False):
             return ""
         began = time.monotonic()
@@ -51,12 +53,12 @@ class Turns:
         return report
 
     def look(self) -> None:
-        """Queues a turn if this worker is idle although it has work: messages may get lost."""
+        """Queues a turn if this worker is idle although there is work: messages can get lost."""
         if not self._in_turn.locked() and not self.wake.waits() and self._work.has_some():
             self.wake.myself()
 
     def end(self) -> None:
-        """Gives back the leases held between two turns."""
+        """Gives back the leases that the worker holds between two turns."""
         self._work.give_back()
 
     def _report(self) -> str:

@@ -1,4 +1,4 @@
-"""Leases a model's nonces for a worker, a round's before those of jobs, and stores the values."""
+"""Leases a model's nonces for a worker, a round's before those of jobs, and stores their values."""
 
 import logging
 import math
@@ -32,7 +32,7 @@ _Done = tuple[Lease, Sequence[JsonValue]]
 
 
 class Work:
-    """A source of leases that computes a model's work in turns; if `urgent`, only validations."""
+    """A model's work, which a worker leases, computes and stores; only validations if `urgent`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Work:
         urgent: bool = False,
         pass_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pass_on`: wakes another worker."""
+        """`pass_on()` wakes another worker of the model."""
         self.leaving = threading.Event()
         self._proofs = proofs
         self._model = proofs.engine.info.name
@@ -61,7 +61,9 @@ class Work:
         self._full_logged_at = 0.0
 
     def run(self, deadline: float = math.inf) -> bool:
-        """Computes until `deadline` (time.monotonic). Returns False if no work is left or held."""
+        """Computes until `deadline` (time.monotonic) and returns True. Returns False if it ended
+        earlier: no work is left, the worker is ending, or the work failed.
+        """
         self._passes_on = True
         goes_on = False
         try:
@@ -80,7 +82,7 @@ class Work:
         self._runner.give_back()
 
     def has_some(self) -> bool:
-        """Returns whether there is work, or a round to end."""
+        """Returns whether to take a turn: there is work, or this worker holds leases or a round."""
         return (
             self._round is not None
             or self._runner.is_under_way
@@ -89,7 +91,9 @@ class Work:
         )
 
     def take_counts(self) -> dict[str, int]:
-        """Returns the nonces computed since the last call, by job or round."""
+        """Returns how many nonces of each job, validation or round were computed since the last
+        call.
+        """
         counts, self._counts = self._counts, Counter()
         return dict(counts)
 
@@ -162,7 +166,7 @@ class Work:
                 self._jobs.fail(lease.owner_id, str(error))
 
     def _lease(self, chat_allows: bool) -> list[Lease] | Refusal:
-        """Requests the next lease, and stores available values in the same call."""
+        """Leases the next nonces. The same request to Redis stores a round's computed values."""
         done, places = self._done, 0
         if self._round is not None and chat_allows:
             places = self._proofs.batch_size(self._round.config.spec)
@@ -183,7 +187,7 @@ class Work:
         return found
 
     def _store_done(self) -> None:
-        """Stores computed values of a round. Values that cannot be stored end the round."""
+        """Stores a round's computed values, if there are any. If that fails, stops the round."""
         if self._done is not None:
             lease, values = self._done
             try:
@@ -224,7 +228,9 @@ class Work:
     # Methods for a round.
 
     def _begin_round(self) -> bool:
-        """Returns whether a round is generating; the next leases are then the round's."""
+        """Prepares this worker for the model's generating round. Returns False if there is no such
+        round. The next leases are then the round's.
+        """
         round_id = until_redis_answers(lambda: self._rounds.generating(self._model))
         record = round_id and until_redis_answers(lambda: self._rounds.read(round_id))
         if not record or record.state is not RoundState.GENERATING:
@@ -257,7 +263,9 @@ class Work:
     # Methods for chat.
 
     def _wait_for_chat(self) -> Sequence[Lease] | None:
-        """Waits for chat before leasing, so that a worker with idle chat may take the job."""
+        """Waits briefly for chat to end before this worker leases a job, so that a worker without
+        chat may lease the job first. Returns [] to try again, or None if no job waits.
+        """
         job_id = until_redis_answers(lambda: self._jobs.next_in_line(self._model))
         if job_id is None:
             return None
@@ -286,7 +294,7 @@ def _unstorable(what: str, error: Exception) -> str:
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:
-    """Finishes a job whose batches are all done. A permanent error fails the job."""
+    """Finishes a job whose batches are all done. Fails the job if its answer cannot be built."""
     try:
         jobs.finish(job_id)
     except Exception as error:
