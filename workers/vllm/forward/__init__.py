@@ -1,1 +1,3 @@
-"""Runs micro-batches through vLLM's model, slice by slice."""
+"""Computes proofs with vLLM's model, a few layers at a time (a slice), so that chat can run in
+between.
+"""

@@ -1,4 +1,6 @@
-"""The model's forward pass over some layers, with a proof's caches and hooks during that call."""
+"""Runs some layers of a vLLM model for a proof. During that call the model uses the proof's caches,
+hooks and kernels in place of chat's.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -24,7 +26,8 @@ _TERMS = 2
 
 
 class BoundForward:
-    """A model's forward pass with a proof's caches, hooks and experts, bound only during a call."""
+    """A model whose forward pass uses a proof's caches, hooks and kernels, but only inside `run`.
+    """
 
     def __init__(
         self,
@@ -34,7 +37,9 @@ class BoundForward:
         owner: nn.Module | None,
         gates: Gates,
     ):
-        """`config`: vLLM's configuration; `owner`: see model_parts.layer_owner."""
+        """`config`: vLLM's configuration. `owner`: see model_parts.layer_owner. `gates`: this
+        stage's MoE routers.
+        """
         self._model = model
         self._config = config
         self._layers = layers
@@ -57,10 +62,13 @@ class BoundForward:
         experts: FirstExperts | None,
         watch: Watch | None = None,
     ) -> Any:
-        """Runs the model; returns hidden states after the last layer, else the next layer's input.
-        `metadata`: the layout's metadata, by layer. `given`: further arguments of the model. These
-        are inputs_embeds (tokens, hidden) if `layers` begin with the first layer, else
-        intermediate_tensors, the output of the preceding layer.
+        """Runs the decoder layers `layers`. Returns the model's output if `layers` end with the
+        model's last layer, else the input of the next layer.
+
+        `metadata`: the attention metadata, by layer. `caches`: a context that binds the proof's
+        caches. `given`: further arguments of the model. These are inputs_embeds (tokens, hidden) if
+        `layers` begin with the model's first layer, else intermediate_tensors, the output of the
+        preceding layer. `experts`: see Gates.seeded.
         """
         before = given.get("intermediate_tensors")
         state = {} if before is None else before.tensors
@@ -97,7 +105,7 @@ class BoundForward:
         self._quick.settle(replicated)
 
     def forget_unfinished(self) -> None:
-        """Cleans up after a forward pass that an exception ended."""
+        """Resets the model after an exception has ended a forward pass."""
         model_parts.forget_unfinished_forward(self._model)
 
 
@@ -105,7 +113,9 @@ class BoundForward:
 def transformed(
     modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
 ) -> Iterator[None]:
-    """Inside the context, passes each layer's output to `watch`, then transforms it by `scheme`."""
+    """Installs hooks on `layers` inside the context. They pass each layer's output to `watch`, and
+    then replace the output with the result of `scheme`'s transformation.
+    """
     handles = []
     try:
         for index in layers:

@@ -1,7 +1,7 @@
-"""Keeps all outputs of a layer if a slice ends after the layer. Layers with hyper-connections
-return four tensors. Pipeline stages of vLLM's models pass on fewer: GLM-5.3-Flash drops two, and
-DeepSeek-V4 merges the connections. Without a cut, the next layer merges them in one kernel with its
-first operations, which gives other bits.
+"""Passes all outputs of a layer to the next layer if a slice ends between the two. Layers with
+hyper-connections return four tensors, but pipeline stages of vLLM's models pass on fewer:
+GLM-5.3-Flash drops two, and DeepSeek-V4 merges the connections. Without a cut, the next layer
+merges them in one kernel with its first operations, which rounds differently.
 """
 
 import inspect
@@ -24,9 +24,11 @@ _PREFIX = "proofline."
 def handed_on(
     modules: nn.ModuleList, layers: range, own: range, state: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """Passes all outputs of the preceding layer to the first layer. `own`: the layers of this rank;
-    `state`: the tensors passed to the call. Yields a dictionary that the call fills with the last
-    layer's outputs. It stays empty at the end of a stage, or if vLLM passes on all outputs.
+    """Inside the context, passes all outputs of the layer before `layers` to the first of `layers`.
+    Yields a dictionary, which the forward pass fills with the outputs of the last of `layers`. It
+    stays empty at the end of this pipeline stage, and for models whose stages pass on all outputs.
+
+    `own`: the layers of this rank. `state`: the input of the forward pass.
     """
     kept: dict[str, Tensor] = {}
     handles = []
@@ -61,9 +63,9 @@ def _in_place_of_arguments(given: Mapping[str, Tensor]) -> Any:
 
 
 def with_all(tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the input of a stage's next slice: all kept outputs, or the model's if none are kept.
-    The model reads its own tensor names, so the result also has these names. Their tensors are
-    arbitrary, because no layer uses them.
+    """Returns the input of a stage's next slice: all outputs in `kept`, or `tensors` if `kept` is
+    empty. vLLM's model reads the names in `tensors`, so the result also contains these names. Their
+    values are arbitrary, because no layer uses them.
     """
     if not kept:
         return dict(tensors)

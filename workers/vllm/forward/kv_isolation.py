@@ -1,7 +1,7 @@
-"""Scratch caches that replace chat's caches during a proof batch. A proof is prefill only: after a
-layer has run, its keys and values are not read again, except by layers that share another layer's
-cache. So one cache serves all layers of a kind, and chat's blocks are never touched
-(docs/architecture.md, "Chat and proofs").
+"""Scratch caches, which replace chat's KV caches during a proof's slice, so that chat's caches stay
+unchanged (docs/architecture.md, "Chat and proofs"). In a proof without decode steps, a layer's keys
+and values are not read after the layer has run, except by layers that read another layer's cache.
+So layers of one kind can share one scratch cache.
 """
 
 import math
@@ -20,16 +20,18 @@ from workers.vllm.release import kv_caches
 FIRST_BLOCK = 1
 
 Zeros = Callable[[int, torch.dtype], Tensor]
-"""(number of elements, dtype) -> a flat tensor of zeros."""
+"""A function that allocates zeros: (number of elements, dtype) -> flat tensor."""
 
 
 class NotIsolatableError(RuntimeError):
-    """The model keeps state that proofs would overwrite. Proofs are refused; chat is intact."""
+    """Proofs would overwrite state that the model keeps for chat. Proofs are refused, and chat
+    works.
+    """
 
 
 @dataclass(frozen=True)
 class ScratchGroup:
-    """Layers that share one metadata builder and one kind of cache."""
+    """A group of layers with one attention metadata builder and one kind of cache."""
 
     group: Any
     block_size: int  # tokens per block of the attention kernel
@@ -45,14 +47,16 @@ class ScratchGroup:
 
 
 class ScratchCaches:
-    """Scratch caches for all layers of the model, each grown to the largest batch so far. Layers
-    share a cache if their caches have the same kind and shape and are never needed at the same
-    time: two caches of one decoder layer are not shared, nor is a cache that a later layer reads.
-    `private`: no cache is shared.
+    """Scratch caches for all layers of the model, each as large as the largest batch so far needed.
+    Two layers share a scratch cache if their caches have the same kind and shape and are never
+    needed at the same time. Not shared are caches of the same decoder layer, and a cache that a
+    later layer reads. If `private` is True, no cache is shared.
     """
 
     def __init__(self, runner: Any, layers: dict[str, Any]) -> None:
-        """`layers`: attention modules by name. NotIsolatableError for caches of unknown kinds."""
+        """`layers`: attention modules by name. NotIsolatableError if a layer has a cache of an
+        unknown kind.
+        """
         self.private = False
         self._layers = layers
         self._caches: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -96,7 +100,9 @@ class ScratchCaches:
 
     @contextmanager
     def bound(self, n_sequences: int, seq_len: int) -> Iterator[None]:
-        """Binds the scratch caches to every attention layer; restores chat's caches on any exit."""
+        """Inside the context, every attention layer uses a scratch cache. Restores chat's caches
+        afterwards, also after an error.
+        """
         scratch = {
             name: self._scratch(name, index, group.n_blocks(n_sequences, seq_len))
             for index, group in enumerate(self.groups)
@@ -107,7 +113,9 @@ class ScratchCaches:
 
     @contextmanager
     def bound_to(self, caches: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
-        """Works like `bound`, with other caches by layer (see `new_caches`)."""
+        """Inside the context, the layers use the given caches, by layer (see `new_caches`).
+        Restores chat's caches afterwards, also after an error.
+        """
         live: dict[str, Any] = {}
         try:
             for name, cache in caches.items():
@@ -123,9 +131,10 @@ class ScratchCaches:
     def new_caches(
         self, n_sequences: int, n_tokens: int, zeros: Zeros | None = None
     ) -> dict[str, list[Tensor]]:
-        """Creates new caches by layer; a layer that reads another layer's cache gets that cache.
-        The caches hold `n_tokens` tokens, in complete blocks for all sequences together, and the
-        states of `n_sequences`. `zeros`: allocates zeroed memory; None for torch.zeros.
+        """Returns new caches by layer. They have room for `n_tokens` tokens, in complete blocks for
+        all sequences together, and for the states of `n_sequences` sequences. A layer that reads
+        another layer's cache gets that layer's new cache. `zeros`: allocates the memory; None for
+        torch.zeros.
         """
         found: dict[str, list[Tensor]] = {}
         for group in self.groups:
@@ -143,7 +152,9 @@ class ScratchCaches:
         return found
 
     def scratch_bytes_per_token(self) -> int:
-        """Returns the bytes that `new_caches` take for a token, over all layers; rounded up."""
+        """Returns how many bytes `new_caches` needs for each token, in all layers together; rounded
+        up.
+        """
         return sum(
             -(-self._page(live, name, group) * live.element_size() // group.block_size)
             for live, name, group in self._chat_tensors()
@@ -151,7 +162,9 @@ class ScratchCaches:
         )
 
     def scratch_bytes_per_state(self) -> int:
-        """Returns the bytes that `new_caches` take for a sequence's states, over all layers."""
+        """Returns how many bytes `new_caches` needs for each sequence's states, in all layers
+        together.
+        """
         return sum(
             self._page(live, name, group) * live.element_size()
             for live, name, group in self._chat_tensors()
@@ -163,14 +176,14 @@ class ScratchCaches:
         return sum(1 for _ in self._chat_tensors())
 
     def zero_states(self, caches: Mapping[str, Sequence[Tensor]]) -> None:
-        """Clears the states in `caches` for new sequences."""
+        """Fills the state caches among `caches` with zeros, for new sequences."""
         for group in self.groups:
             for name in group.layer_names if group.is_state else ():
                 for cache in caches[name]:
                     cache.zero_()
 
     def chats_bytes(self) -> int:
-        """Returns the bytes of chat's caches of these layers, counting shared memory once."""
+        """Returns the size of chat's caches in bytes, without counting shared memory twice."""
         memory = {
             cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes()
             for cache, _name, _group in self._chat_tensors()
@@ -181,7 +194,9 @@ class ScratchCaches:
         self._caches.clear()
 
     def chats_first_blocks(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
-        """Copies the blocks of chat's caches that a batch without isolation would write to."""
+        """Returns copies of the blocks in chat's caches that a batch would overwrite if proofs were
+        not isolated, by layer.
+        """
         return {
             name: [
                 cache.narrow(
@@ -198,7 +213,7 @@ class ScratchCaches:
         }
 
     def _tensors(self, layer_name: str) -> Sequence[Any]:
-        """Returns the cache tensors that a layer binds; empty if it has none."""
+        """Returns the tensors that a layer uses as its cache. Empty if the layer has no cache."""
         cache = getattr(self._layers[layer_name], "kv_cache", None)
         if cache is None:
             return []
@@ -219,7 +234,9 @@ class ScratchCaches:
         return tensors
 
     def _scratch(self, name: str, index: int, n_blocks: int) -> list[Tensor]:
-        """Returns caches like a layer's own, with `n_blocks` blocks or more; states are zeros."""
+        """Returns scratch caches in the shapes of a layer's chat caches, with at least `n_blocks`
+        blocks. State caches contain zeros. `index`: the number of the layer's group.
+        """
         group, live = self.groups[index], self._live(name)
         source = self._sources.get(name, name)
         alone = self.private or source in self._sources.values()
@@ -237,7 +254,9 @@ class ScratchCaches:
         return scratch
 
     def _chat_tensors(self) -> Iterator[tuple[Tensor, str, ScratchGroup]]:
-        """Yields chat's tensors layer by layer, without layers that read another layer's cache."""
+        """Yields (tensor, layer name, group) for chat's caches. Skips layers that read another
+        layer's cache.
+        """
         for group in self.groups:
             for name in group.layer_names:
                 if name not in self._sources:
@@ -252,12 +271,14 @@ class ScratchCaches:
         n_blocks: int,
         zeros: Zeros | None = None,
     ) -> Tensor:
-        """Returns a cache of zeros: even a masked NaN after a sequence's end spoils a sum."""
+        """Returns a cache of zeros. Uninitialised memory could contain NaN, which spoils a sum even
+        at masked positions after a sequence's end.
+        """
         page = self._page(live, name, group)
         return zeros_like(live, group.block_dim, n_blocks, page, zeros)
 
     def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:
-        """Returns the number of elements between the starts of two blocks."""
+        """Returns the number of elements between the starts of two blocks in a scratch cache."""
         content = _block_extent(live, group.block_dim) * live.element_size()
         page = kv_caches.page_bytes(group.group, name, content) if not group.is_state else content
         return -(-page // live.element_size())
@@ -266,10 +287,12 @@ class ScratchCaches:
 def zeros_like(
     live: Tensor, block_dim: int, n_blocks: int, page: int, zeros: Zeros | None = None
 ) -> Tensor:
-    """Returns a cache with `n_blocks` blocks, and dtype, other dimensions and memory order of
-    `live`. If blocks come first in memory, they are `page` elements apart, or as in `live` if that
-    is less: padding for kernels stays, other layers' pages in between do not. `zeros`: see
-    `new_caches`.
+    """Returns a cache of zeros with `n_blocks` blocks. Its dtype, its other dimensions and the
+    order of dimensions in memory are those of `live`.
+
+    If blocks are the outermost dimension in memory, their starts are `page` elements apart, or as
+    far apart as in `live` if that is less. This keeps padding for kernels, but not other layers'
+    blocks in between. `zeros`: see `new_caches`.
     """
     make = zeros or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=live.device))
     sizes = list(live.shape)
@@ -290,7 +313,9 @@ def zeros_like(
 
 
 def _block_extent(cache: Tensor, block_dim: int) -> int:
-    """Returns a block's extent in memory in elements, including skipped elements."""
+    """Returns the number of elements between a block's first and last element in memory, both
+    included.
+    """
     others = (dim for dim in range(cache.dim()) if dim != block_dim)
     return 1 + sum((cache.shape[dim] - 1) * cache.stride(dim) for dim in others)
 
@@ -301,7 +326,9 @@ def _shape_without(cache: Tensor, block_dim: int) -> tuple[Any, ...]:
 
 
 def _places(layer_names: Sequence[str]) -> dict[str, int]:
-    """Returns each name's index within its decoder layer; caches of one layer are not shared."""
+    """Numbers the attention layers within each decoder layer, and returns the numbers by layer
+    name. Two layers share a scratch cache only if they have the same number.
+    """
     seen: Counter[str] = Counter()
     places = {}
     for name in layer_names:

@@ -1,4 +1,4 @@
-"""The positions of a micro-batch's tokens in caches, for attention."""
+"""Locates a micro-batch's tokens in the caches: block tables, slots and attention metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _LAYOUTS_KEPT = 8
 
 
 class BlockTables:
-    """The blocks of `n` sequences of up to `capacity` tokens; the first pass has `rows` of each."""
+    """The cache blocks of `n` sequences, in each group of layers. `rows`: the number of a
+    sequence's tokens in the first forward pass. `capacity`: the largest number of a sequence's
+    tokens.
+    """
 
     def __init__(
         self, groups: Sequence[ScratchGroup], n: int, rows: int, capacity: int, device: torch.device
@@ -50,7 +53,7 @@ class BlockTables:
         return len(self.first_slots[0]) if self.first_slots else 0
 
     def part(self, members: range) -> BlockTables:
-        """Returns the tables of some of the sequences."""
+        """Returns the block tables of the sequences whose indices are in `members`."""
         part = copy.copy(self)
         rows = slice(members.start, members.stop)
         part.tables = [table[rows] for table in self.tables]
@@ -58,16 +61,18 @@ class BlockTables:
         return part
 
     def slots(self, index: int, positions: torch.Tensor) -> torch.Tensor:
-        """Returns each sequence's slots of `positions` (k,) in a group's cache, int64 (n * k,)."""
+        """Returns the cache slots of `positions` (k,) in each sequence, int64 (n * k,). `index`:
+        the number of the group of layers.
+        """
         if self.groups[index].is_state:  # tokens of a state have no separate slots
             return torch.zeros(self.n * len(positions), dtype=torch.int64, device=self.device)
         return (self.first_slots[index] + positions).view(-1)
 
 
 class Layout:
-    """The positions of one forward pass in each sequence of a batch; earlier positions are cached.
-    All batches of a shape can use one layout. Created without waiting for the device. `most`:
-    largest sequence length after `move_to`.
+    """The positions that one forward pass computes in each sequence, and their slots in the caches.
+    All batches of the same shape can use the same layout. Creating a layout does not wait for the
+    device. `most`: the largest sequence length that `move_to` will set.
     """
 
     def __init__(self, tables: BlockTables, positions: range, most: int | None = None) -> None:
@@ -106,7 +111,9 @@ class Layout:
             self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
 
     def move_to(self, position: int) -> None:
-        """Moves a layout of one position per sequence to another position, in the same tensors."""
+        """Moves a layout with one position per sequence to another position. Updates its tensors in
+        place.
+        """
         assert len(self.positions) == self._tables.n, (
             "a layout of several positions stays where it is"
         )
@@ -119,9 +126,9 @@ class Layout:
             slots.copy_(self._tables.slots(index, self.positions[:1]))
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the attention metadata by layer. Rebuilt only after `move_to`, or after a chat
-        step has overwritten the builders' buffers: building can take longer than computing a layer
-        (GLM-5.3-Flash).
+        """Returns the attention metadata by layer. The metadata is reused until `move_to` is
+        called, or until a chat step overwrites the buffers of vLLM's metadata builders. Building it
+        again can take longer than computing a layer (GLM-5.3-Flash).
         """
         groups = [one.group for one in self._tables.groups]
         if self._builds != kv_caches.n_builds(groups):
@@ -157,7 +164,7 @@ class DeviceBatch:
 
 
 class Whereabouts:
-    """A cache of layouts, which also finds and binds the caches of a pass."""
+    """Finds the layout and the caches of each pass. Recently used layouts are cached."""
 
     def __init__(self, scratch: ScratchCaches, kept: StepCaches, device: torch.device) -> None:
         self._scratch = scratch
@@ -166,7 +173,9 @@ class Whereabouts:
         self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Returns a pass's layout and caches. The first pass reserves caches for decode steps."""
+        """Returns the layout of a pass, and a context that binds the pass's caches. The first pass
+        of a micro-batch with decode steps also reserves the caches of these steps.
+        """
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)
         if not shape.steps:

@@ -1,4 +1,4 @@
-"""Makes Marlin's experts (4 bits, in DeepSeek-V4 and Kimi-K2) reproducible: sorts their rows."""
+"""Makes Marlin's 4-bit experts (DeepSeek-V4, Kimi-K2) reproducible: sorts each expert's rows."""
 
 import weakref
 from collections.abc import Sequence
@@ -21,13 +21,15 @@ _ROWS, _EXPERTS, _N_USED, _BLOCK = (
 
 
 class OrderedRows:
-    """A wrapper of Marlin's matrix product that sorts its rows. Two products of a layer use the
-    same rows, which are sorted once. The sorting kernel is used for a shape if the first call gave
-    the same rows as torch's sorting.
+    """A wrapper of Marlin's matrix product, which first sorts each expert's rows. The two products
+    of a layer use the same rows, so they are sorted only once. A fused kernel sorts rows of a shape
+    if it gave the same result as torch's sorting in the first call.
     """
 
     def __init__(self, own: Any, names: Sequence[str]) -> None:
-        """`names`: the operation's argument names. ValueError if an expected name is missing."""
+        """`own`: Marlin's operation. `names`: its argument names. ValueError if an expected name is
+        missing.
+        """
         self._own = own
         self._at = [names.index(name) for name in (_ROWS, _EXPERTS, _N_USED, _BLOCK)]
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -46,7 +48,9 @@ class OrderedRows:
         return self._own(*args[:first], self._last[1], *args[first + 1 :])
 
     def _ordered(self, rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-        """Returns the sorted rows, or the unchanged rows if the kernel is wrong for their shape."""
+        """Returns the sorted rows. Returns the rows unchanged if the kernel sorts this shape
+        wrongly.
+        """
         # imported here: Triton comes with CUDA builds
         from poc_core.fused.row_order import in_order
 
@@ -63,7 +67,9 @@ class OrderedRows:
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
-    """Returns the rows with each expert's sorted; rows after the first `n_used` stay."""
+    """Returns `rows` with each expert's rows in ascending order. Rows after the first `n_used` are
+    unchanged. `experts`: the expert of each block of `block` rows.
+    """
     of_block = experts[: n_used // block]
     is_next = torch.ones_like(of_block, dtype=torch.int64)
     is_next[1:] = of_block[1:] != of_block[:-1]

@@ -1,4 +1,6 @@
-"""Profiles proof work with torch's profiler, and measures a device's speed, in vLLM's processes."""
+"""Profiles a proof's work with torch's profiler, and measures the device's speed. Runs in vLLM's
+worker processes.
+"""
 
 import time
 from collections import defaultdict
@@ -24,7 +26,7 @@ _PEAK_TRIES = 5
 
 
 class MarkedScheme(PrefillScheme):
-    """A wrapper of a scheme that runs each of the scheme's steps in a profiler range."""
+    """A wrapper of a proof scheme, which runs each of the scheme's steps in a profiler range."""
 
     def __init__(self, scheme: PrefillScheme) -> None:
         vars(self).update(vars(scheme))
@@ -52,7 +54,9 @@ class MarkedScheme(PrefillScheme):
 
 @contextmanager
 def marked_norms(model: nn.Module) -> Iterator[None]:
-    """Runs each norm in a profiler range: on CPUs other layers use the same operations."""
+    """Runs each of the model's norms in a profiler range. On CPUs other layers use the same
+    operations as norms, so the names of the operations are not enough.
+    """
     ranges: list[record_function] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:
@@ -79,7 +83,9 @@ def marked_norms(model: nn.Module) -> Iterator[None]:
 def profiled(
     device: torch.device, work: Callable[[], None]
 ) -> tuple[float, list[tuple[str, str, float]]]:
-    """Profiles `work`; returns (device seconds at work, [(step or "", name, seconds)])."""
+    """Profiles `work`. Returns the seconds in which the device was busy, and a list of (step, name,
+    seconds), one for each step and kernel. The step is "" for work outside our profiler ranges.
+    """
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities) as profile:
@@ -94,7 +100,9 @@ def profiled(
 
 
 def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Evaluates a GPU's events for `profiled`: a kernel's step is the range in which it began."""
+    """Computes the result of `profiled` from a GPU's profiler events. A kernel belongs to the step
+    in whose profiler range the kernel began.
+    """
     ranges: list[tuple[float, float, str]] = []  # microseconds
     kernels: list[tuple[float, float, str]] = []
     for event in events:
@@ -120,7 +128,9 @@ def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str
 
 
 def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Evaluates a CPU's events for `profiled`: an operation's time excludes those it called."""
+    """Computes the result of `profiled` from a CPU's profiler events. The time of an operation
+    excludes the operations that it called.
+    """
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:
         outer = event
@@ -132,7 +142,9 @@ def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, st
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the operations a second of a large matrix product: the best of a few tries."""
+    """Returns the device's floating-point operations per second in a large matrix product, the best
+    of a few runs.
+    """
     size = _PEAK_SIZE_GPU if device.type == "cuda" else _PEAK_SIZE_CPU
     a, b = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -155,15 +167,15 @@ def device_name(device: torch.device) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for all launched work of the device."""
+    """Waits until the device has finished all launched work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def matrix_flops(layers: Iterable[nn.Module], seq_len: int) -> float:
-    """Returns the floating-point operations of the layers for one sequence, this rank's share.
-    Counts matrix products and attention from the sizes stored in vLLM's linear, expert and
-    attention modules, because weights may be packed or moved.
+    """Returns the number of floating-point operations that this rank needs for one sequence in
+    `layers`. Counts matrix products and attention. Reads the sizes that vLLM's modules store,
+    because the weights' own shapes can be packed.
     """
     return sum(_matrix_flops(layer, seq_len) for layer in layers)
 

@@ -1,7 +1,7 @@
-"""Runs proof micro-batches through the vLLM model, slice by slice, in one of vLLM's processes. A
-slice is a run of decoder layers that works like a separate pipeline stage: between two slices chat
-may use the engine, while the micro-batch's activations stay on the device. Every tensor-parallel
-rank runs the same code and generates its own inputs.
+"""Runs proof micro-batches through vLLM's model, slice by slice, in one of vLLM's processes. A
+slice is a sequence of decoder layers that runs like a separate pipeline stage. Between two slices
+chat can use the engine, while the micro-batch's activations stay on the device. Every
+tensor-parallel rank runs the same code and generates its own inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,12 @@ from workers.vllm.release import kv_caches, model_parts, parallel
 
 
 class ProofRunner:
-    """A runner of proof micro-batches on the model that a vLLM worker has loaded."""
+    """A runner of proof micro-batches on the model that this vLLM worker has loaded."""
 
     def __init__(self, worker: Any) -> None:
-        """`worker`: vLLM's worker with its KV cache. Raises NotIsolatableError or LookupError."""
+        """`worker`: vLLM's worker, which has allocated its KV cache. NotIsolatableError or
+        LookupError if proofs cannot be computed with its model.
+        """
         runner = worker.model_runner
         self._config = worker.vllm_config
         self._model = runner.get_model()
@@ -83,8 +85,8 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def configure(self, codebook: str) -> dict[str, Any]:
-        """Sets this process's codebook (see EngineOptions), which can be set only once. Returns
-        this rank's properties: sizes in elements, layers, whether it can be sliced.
+        """Sets this process's codebook (see EngineOptions), which is possible only once. Returns
+        this rank's properties, such as its layers, and the sizes that limit decode proofs.
         """
         return {
             "hidden_size": self._hidden_size,
@@ -102,31 +104,41 @@ class ProofRunner:
         }
 
     def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
-        """Returns how many tokens each of `n_places` micro-batches can cache (StepCaches.room)."""
+        """Returns how many tokens the caches of each of `n_places` micro-batches can hold (see
+        StepCaches.room).
+        """
         return self._kept.room(n_places, limit_bytes)
 
     def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
-        """Reserves memory for decode steps. `moe_layers`: number of MoE layers of each stage."""
+        """Reserves memory for decode steps. `moe_layers`: the number of MoE layers in each pipeline
+        stage.
+        """
         self._kept.reserve(n_places, n_tokens)
         self._gates.first = sum(moe_layers[: parallel.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Turns recording of decode steps on or off; returns their number and what prevents it."""
+        """Sets whether decode steps are recorded and replayed. Returns the number of recorded
+        steps, and the reason why recording is impossible ("" if it is possible).
+        """
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        """Starts comparing micro-batches of at most this size, for self-tests (see Watch)."""
+        """Starts the checks of class Watch, for micro-batches of at most this size."""
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
-        """Stops watching; returns the chat caches that changed, and whether all ranks agreed."""
+        """Ends the checks of class Watch. Returns the layers whose chat caches have changed, and
+        whether the outputs of layers were equal on all tensor-parallel ranks.
+        """
         watch, self._watch = self._watch, None
         assert watch is not None, "unwatch without watch"
         return {"touched": watch.touched(), "replicated": watch.replicated}
 
     def settle(self, private: bool, replicated: bool) -> None:
-        """Sets whether caches are private, and whether outputs are equal on all ranks."""
+        """Sets whether each layer has a separate scratch cache, and whether the outputs of layers
+        are equal on all tensor-parallel ranks.
+        """
         self._caches.private, self._schemes.replicated = private, replicated
         self._bound.settle(replicated)
         self._caches.forget()
@@ -140,11 +152,13 @@ class ProofRunner:
         wait: bool,
         fetch: int | None,
     ) -> dict[str, Any]:
-        """Runs at most one of `slices` (see Slice): the one with this rank's layers. `begin`: id,
-        spec, nonces and part (see ticks.py) of each new micro-batch. `drop`: ids of cancelled
-        micro-batches. `wait`, `fetch`: see Tick. Returns {"refused": {id: reason}, "ran": [(slice,
-        seconds)], "values": {id: values}} for everything that ended since the last tick; only the
-        reporting rank returns values. If an error is raised, all micro-batches are dropped.
+        """Runs the one of `slices` (see Slice) that has this rank's layers, if there is one.
+        Returns what has ended since the last tick: {"refused": {id: reason}, "ran": [(slice,
+        seconds)], "values": {id: values}}. Only one rank returns values. If an error is raised, all
+        micro-batches are dropped.
+
+        `begin`: id, spec, nonces and part (see MicroBatch) of each new micro-batch. `drop`: ids of
+        cancelled micro-batches. `wait`, `fetch`: see Tick.
         """
         for micro_batch in drop:
             self._end(micro_batch)
@@ -172,16 +186,18 @@ class ProofRunner:
             raise
 
     def spent(self) -> dict[str, float]:
-        """Returns this rank's time since the last call, see Spent."""
+        """Returns how this rank has spent its time since the last call (see class Spent)."""
         return self._spent.take() | {"gaps_s": self._stopwatch.gaps_s()}
 
     @torch.inference_mode()
     def profile(
         self, fields: Mapping[str, Any], nonces: Sequence[int], watch: bool
     ) -> dict[str, Any]:
-        """Returns fields of a RankProfile for one micro-batch, computed in one slice of this rank's
-        layers. `watch`: uses the profiler; without it busy_s is 0 and kernels are empty. Raises
-        SpecError.
+        """Computes a micro-batch in one slice of all of this rank's layers. Returns the fields of a
+        RankProfile. SpecError if the spec is invalid, or if its scheme cannot be profiled.
+
+        `fields`: the spec. `watch`: True uses torch's profiler; False returns busy_s 0 and no
+        kernels.
         """
         spec = ProofSpec.model_validate(fields)
         scheme = self._schemes.of(spec)
@@ -219,7 +235,7 @@ class ProofRunner:
         }
 
     def matrix_peak(self) -> dict[str, Any]:
-        """Returns the device's name, and its speed in a matrix product in the model's dtype."""
+        """Returns the device's name, and its speed in a matrix product of the model's dtype."""
         peak = profiler.matrix_peak(self._device, self._dtype)
         return {"device": profiler.device_name(self._device), "peak_flops": peak}
 
@@ -270,7 +286,9 @@ class ProofRunner:
     def _values_of(
         self, ran: Sequence[tuple[tuple[int, ...], float]]
     ) -> dict[int, list[JsonValue]]:
-        """Returns the values of the micro-batches that ended with these slices."""
+        """Returns the values of the micro-batches whose last slice is among `ran`, by micro-batch
+        id.
+        """
         values = {}
         for one, _seconds in ran:
             if (arrived := self._numbers.pop(one, None)) is not None:
@@ -279,7 +297,8 @@ class ProofRunner:
         return values
 
     def _operations(self, held: DeviceBatch, layers: range, step: int) -> Any:
-        """Runs the model operation by operation."""
+        """Runs the layers without a CUDA graph, operation by operation. Returns the model's output.
+        """
         batch = held.batch
         with self._spent.in_part("metadata_s"):
             layout, caches = self._whereabouts.of(held, step)
@@ -306,8 +325,9 @@ class ProofRunner:
         )
 
     def _token_ids(self, batch: Batch, step: int, vocab_size: int) -> torch.Tensor:
-        """Returns the token ids of a pass: int32 (tokens,). In later pipeline stages a decode
-        step's ids are zeros: only the first stage has the points, and no gate reads the ids.
+        """Returns the token ids of a pass, int32 (tokens,). In later pipeline stages, the ids of a
+        decode step are zeros: only the first stage has the results that determine them, and no MoE
+        router of a later stage reads ids.
         """
         if self._own.start > 0 and batch.order.is_step(step):
             n_tokens = batch.order.n_tokens(step)
@@ -315,7 +335,9 @@ class ProofRunner:
         return batch.token_ids(step, vocab_size)
 
     def _end(self, micro_batch: int) -> None:
-        """Drops a micro-batch that this rank has finished or that was cancelled."""
+        """Drops a micro-batch that this rank has finished, or that was cancelled, and frees its
+        caches.
+        """
         held = self._micro_batches.pop(micro_batch, None)
         if held is not None and held.place is not None:
             self._kept.free(held.place)
@@ -325,7 +347,10 @@ class ProofRunner:
         held.state = self._transfer.receive(held.batch.order.n_tokens(step))
 
     def _return_points(self, one: Slice) -> None:
-        """Sends the points to the first stage, if the slice ended a pass but not the last one."""
+        """Passes the results of a decode pass (points) from the last pipeline stage to the first,
+        which needs them for the next decode step. Does nothing if the slice did not end such a
+        pass, or if there is only one stage.
+        """
         held = self._micro_batches.get(one.micro_batch)
         if held is None or one.end != len(self._layers):
             return
@@ -339,7 +364,7 @@ class ProofRunner:
             batch.follow(self._transfer.receive_points(batch.order.n))
 
     def _forget_all(self) -> None:
-        """Drops all micro-batches after an error; the engine restarts them."""
+        """Drops all micro-batches after an error. The engine's caller can restart them."""
         self._micro_batches.clear()
         self._caches.forget()  # these may have been sized for a batch that was too large
         self._kept.free_all()
@@ -354,7 +379,9 @@ class ProofRunner:
 
 
 def _sent_to_host(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns a copy on the host, complete after the device's current work. Does not wait."""
+    """Starts copying `numbers` to the host, and returns the copy without waiting. The copy is
+    complete when the device has finished its current work.
+    """
     if numbers.device.type != "cuda":
         return numbers
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

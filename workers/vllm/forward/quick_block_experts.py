@@ -1,6 +1,6 @@
-"""Kernels for experts in block FP8, which write rows in the order of the experts. Bound only during
-a proof's slice, so chat keeps vLLM's kernels. The first large call of each shape tries several
-tiles and uses the fastest that gives vLLM's bits.
+"""Fused kernels for MoE experts in block FP8, which write rows in the order of the experts. They
+replace vLLM's kernels only during a proof's slice, so chat keeps vLLM's. The first large call of
+each shape tries several tiles, and uses the fastest whose results are bit-identical to vLLM's.
 """
 
 import inspect
@@ -32,7 +32,7 @@ TILES = (
 
 
 class Call(NamedTuple):
-    """The arguments of vLLM's call of a layer's experts."""
+    """The arguments with which vLLM calls the experts of a layer."""
 
     out: Tensor  # (tokens, columns), 16 bits
     x: Any  # poc_core.fused.block_experts.Quantised
@@ -49,13 +49,13 @@ class Call(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """Returns the key of calls that share one trial."""
+        """A key that is equal for all calls that share the result of one trial."""
         shapes = self.first.numbers.shape, self.second.numbers.shape
         return len(self.out).bit_length(), self.chosen.shape[1], *shapes
 
 
 class QuickApply(ABC):
-    """Kernels that replace `apply` of a vLLM class for a layer's experts."""
+    """Fused kernels that replace the method `apply` of a vLLM class for the experts of a layer."""
 
     def __init__(self, experts: Any | None) -> None:
         self._experts = experts
@@ -63,7 +63,7 @@ class QuickApply(ABC):
         self._signature = None if experts is None else inspect.signature(experts.apply)
 
     def bound(self) -> AbstractContextManager[None]:
-        """Replaces vLLM's experts with the kernels inside the context."""
+        """Makes vLLM's class use the kernels inside the context."""
         return instead(self._experts, "apply", self._apply)
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
@@ -81,15 +81,21 @@ class QuickApply(ABC):
 
     @abstractmethod
     def read(self, experts: Any, given: Mapping[str, Any]) -> Any | None:
-        """Returns the call's arguments; None, or any error of names or types, if unsupported."""
+        """Returns the arguments of a call of `apply`. Returns None if the kernels do not support
+        the call. An AttributeError, KeyError or TypeError means the same.
+        """
 
     @abstractmethod
     def compute(self, call: Any, by_vllm: Compute) -> Any:
-        """Computes with the kernels if a trial found them right, else with `by_vllm`."""
+        """Computes the experts with the kernels if a trial has found their results correct, else
+        with `by_vllm`.
+        """
 
 
 def _is_plain(experts: Any, given: Mapping[str, Any]) -> bool:
-    """Returns True if all experts are on this rank, with only SiLU between their products."""
+    """Returns True if this rank has all experts of the layer, and only SiLU is applied between
+    their two products.
+    """
     kind, lora = given["activation"], getattr(experts, "_lora_context", None)
     others = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias, lora
     return (
@@ -104,7 +110,7 @@ def _is_plain(experts: Any, given: Mapping[str, Any]) -> bool:
 
 
 class QuickBlockExperts(QuickApply):
-    """The kernels for one model, with the results of their trials."""
+    """The kernels of block FP8 for one model, and the fastest tiles by shape."""
 
     def __init__(self) -> None:
         super().__init__(getattr(custom_ops.triton_experts(), "TritonExperts", None))
@@ -141,7 +147,9 @@ class QuickBlockExperts(QuickApply):
 
 
 def _best(call: Call, by_vllm: Compute) -> Any | None:
-    """Returns the fastest tiles of both products; None if vLLM's kernels are faster."""
+    """Returns the fastest pair of tiles for the two products. Returns None if vLLM's kernels are
+    faster, or if no tiles give their bits.
+    """
     from poc_core.fused.block_experts import Tile
 
     tiles = [tuple(Tile(*one) for one in both) for both in TILES]
@@ -150,7 +158,9 @@ def _best(call: Call, by_vllm: Compute) -> Any | None:
 
 
 def compute(call: Call, first: Any, second: Any) -> None:
-    """Computes call.out with a tile for each product; both tiles have equally many rows."""
+    """Computes `call.out`. `first`, `second`: the tiles of the two products, with equally many
+    rows.
+    """
     from poc_core.fused.block_experts import (
         Quantised,
         Rows,
@@ -174,7 +184,9 @@ def compute(call: Call, first: Any, second: Any) -> None:
 
 
 def memory(space: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-    """Returns a (rows, columns) tensor in vLLM's memory if that is large enough, else a new one."""
+    """Returns a (rows, columns) tensor in `space`, vLLM's memory. Allocates a new tensor if `space`
+    is too small, or unsuitable for the kernels.
+    """
     n = rows * columns
     has_room = space.numel() * space.element_size() >= n * dtype.itemsize
     if has_room and space.is_contiguous() and space.data_ptr() % ALIGNED == 0:

@@ -1,4 +1,6 @@
-"""Kernels for products of experts in 16 bits, with the activation; chat keeps vLLM's kernels."""
+"""Fused kernels for MoE experts in 16 bits: matrix products and the activation between them. They
+replace vLLM's kernels only during a proof's slice, so chat keeps vLLM's.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +29,9 @@ TILE = {
 
 
 class Product(NamedTuple):
-    """A matrix product that vLLM requests: its output, operands and tile."""
+    """A matrix product that vLLM requests for a layer's experts, with its operands, output and
+    tile.
+    """
 
     out: Tensor
     x: Tensor
@@ -46,7 +50,9 @@ class Product(NamedTuple):
         )  # fmt: skip
 
     def of_opened(self, out: Tensor, opened: Tensor) -> None:
-        """Computes this second product from the first one, whose rows are ordered by expert."""
+        """Computes this product, the second of a layer, from `opened`: the result of the first
+        product and the activation, with rows in the order of experts.
+        """
         from poc_core.fused.experts import product_by_expert_
 
         assert self.share is not None
@@ -54,13 +60,13 @@ class Product(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """Returns the key of products that share one trial."""
+        """A key that is equal for all products that share the result of one trial."""
         n_rows = len(self.x).bit_length()
         return n_rows, self.x.dtype, self.weights.shape, self.a_token, self.tile
 
 
 class Opened(NamedTuple):
-    """The first expert product of a layer, after the activation."""
+    """The result of a layer's first expert product and the activation."""
 
     product: Product
     out: Tensor  # where vLLM's second product reads it
@@ -70,7 +76,7 @@ class Opened(NamedTuple):
 
 
 class QuickExperts:
-    """The kernels for one model, with the results of their trials."""
+    """The kernels of 16-bit experts for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         self._module = custom_ops.triton_experts()
@@ -79,7 +85,7 @@ class QuickExperts:
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Replaces vLLM's products and activations with the kernels inside the context."""
+        """Makes vLLM's experts use the kernels inside the context."""
         experts = None if self._module is None else self._module.TritonExperts
         with (
             instead(experts, "apply", self._apply),
@@ -124,7 +130,7 @@ class QuickExperts:
 
 
 class Trials(NamedTuple):
-    """The results of a model's trials."""
+    """The results of a model's trials, by Product.key."""
 
     is_better: Trial[bool]
     # for both products, with the first one written in the order of experts
@@ -132,10 +138,12 @@ class Trials(NamedTuple):
 
 
 class LayerCall:
-    """One computation of a layer's experts: a product, an activation, another product."""
+    """One computation of a layer's experts: a product, an activation, and a second product."""
 
     def __init__(self, trials: Trials, space: Tensor | None) -> None:
-        """`space`: vLLM's memory for the output of the activation."""
+        """`space`: the memory in which vLLM stores the output of the activation; None if it cannot
+        be used.
+        """
         self._trials = trials
         self._space = space
         self._waiting: Product | None = None  # the first product, until its activation is requested
@@ -147,7 +155,11 @@ class LayerCall:
         return self._waiting is None and self._opened is None
 
     def multiply(self, product: Product | None, own: Compute) -> None:
-        """Computes the second product; delays the first. `product`: None if it is unsupported."""
+        """Computes the layer's second product. Only stores the first product: it is computed
+        together with the activation (see open_gates).
+
+        `product`: the requested product; None if only vLLM's kernel, `own`, can compute it.
+        """
         opened, self._opened = self._opened, None
         if opened is not None and not _follows(product, opened):
             if opened.by_expert:
@@ -186,7 +198,9 @@ class LayerCall:
             by_row()
 
     def open_gates(self, output: Tensor, given: Tensor, own: Compute, is_ours: bool) -> None:
-        """Computes the first product and its activation; `is_ours`: a kernel supports it."""
+        """Computes the layer's first product and the activation. `own`: vLLM's kernel for the
+        activation. `is_ours`: True if our kernels support the activation.
+        """
         product, self._waiting = self._waiting, None
         if product is None:
             own()
@@ -216,7 +230,9 @@ class LayerCall:
             self._opened = Opened(product, output, room, bool(is_better), way)
 
     def _room(self, product: Product, output: Tensor) -> Tensor | None:
-        """Returns part of vLLM's memory for the first product by expert; None if too small."""
+        """Returns a part of vLLM's memory for the activation's output, with rows in the order of
+        experts. Returns None if the memory is too small or unsuitable.
+        """
         from poc_core.fused.experts import rows_by_expert
 
         space, columns = self._space, output.shape[1]
@@ -240,7 +256,9 @@ class LayerCall:
 
 
 def _read(own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Product | None:
-    """Reads the matrix product of a call; None if the kernels do not support the call."""
+    """Returns the matrix product that a call of vLLM's kernel requests. Returns None if our kernels
+    do not support the call. `own`: vLLM's kernel.
+    """
     if len(args) != 12 or any(named.get(name) for name in _QUANTISED):
         return None
     x, weights, out, *scales, share, ids, experts, n, shares, a_token, config = args
@@ -264,7 +282,9 @@ def _read(own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any])
 
 
 def _follows(product: Product | None, opened: Opened) -> bool:
-    """Returns whether `product` is the second product of `opened`, with a supported tile."""
+    """Returns True if `product` is the second product of the layer whose first product is `opened`,
+    and our kernels support its tile.
+    """
     from poc_core.fused.experts import can_multiply_by_expert
 
     return (

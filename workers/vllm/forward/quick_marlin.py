@@ -1,8 +1,9 @@
-"""A layer's experts in MXFP4, unpacked to bfloat16 for products of many rows; bound only during a
-proof's slice, so chat keeps Marlin. Marlin unpacks a weight again for each 64 rows. A proof's
-micro-batch has hundreds of rows per expert: unpacking a layer's weights once and multiplying in 16
-bits takes half the time. The numbers are Marlin's, but their sums have another order.
-POC_EXPERTS=fast turns this on.
+"""Computes MXFP4 experts in bfloat16 if there are many rows. Replaces Marlin's kernels only during
+a proof's slice, so chat keeps Marlin. Enabled by POC_EXPERTS=fast.
+
+Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows per
+expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The numbers
+are the same as in Marlin, but are added in another order.
 """
 
 import os
@@ -29,7 +30,7 @@ _TILE = (128, 256, 64, 8, 8, 3)
 
 
 class Call(NamedTuple):
-    """The arguments of vLLM's call of a layer's experts."""
+    """The arguments with which vLLM calls the experts of a layer."""
 
     out: Tensor  # (tokens, columns), 16 bits
     x: Tensor  # like `out`
@@ -46,13 +47,13 @@ class Call(NamedTuple):
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns both products' weight shapes: experts, columns, summed columns."""
+        """The shapes of both products' weights: (experts, columns, summed columns)."""
         found = [(*one.shape, one.shape[2] // 2, one.shape[1] * 16) for one in self.weights]
         return tuple((one[0], one[3], one[4]) for one in found)
 
 
 class QuickMarlin(QuickApply):
-    """The kernels for one model, with the results of their trials."""
+    """The kernels for MXFP4 experts of one model, with the results of their trials."""
 
     def __init__(self) -> None:
         super().__init__(custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None)
@@ -92,7 +93,9 @@ class QuickMarlin(QuickApply):
         return compute(call, self._unpacked)
 
     def _try(self, call: Call, own: Compute) -> bool:
-        """Returns whether the kernels' result equals Marlin's except for the order of sums."""
+        """Returns True if the kernels' result is as near to Marlin's as another order of addition
+        allows.
+        """
         largest = max(n * columns * depth for n, columns, depth in call.shapes)
 
         def why_not() -> str:
@@ -118,7 +121,7 @@ class QuickMarlin(QuickApply):
 
 
 def compute(call: Call, unpacked: Tensor) -> None:
-    """Computes call.out; `unpacked`: memory for the weights of either product."""
+    """Computes `call.out`. `unpacked`: memory for the unpacked weights of one product at a time."""
     from poc_core.fused.experts import (
         Opening,
         Rows,
@@ -147,5 +150,5 @@ def compute(call: Call, unpacked: Tensor) -> None:
 
 
 def _spare_of_allocator() -> int:
-    """Returns the bytes that torch's allocator holds without use."""
+    """Returns how many bytes torch's allocator has reserved but does not use."""
     return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

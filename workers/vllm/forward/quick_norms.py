@@ -1,6 +1,7 @@
-"""MiniMax's norms of queries and keys as fused kernels, bound only during a proof's slice: chat
-keeps vLLM's code. On a rank with all heads vLLM computes them element by element in float32: ten
-passes over memory. Under tensor parallelism vLLM has its own kernels.
+"""Fused kernels for the norms of queries and keys in MiniMax's models. They replace vLLM's code
+only during a proof's slice, so chat keeps vLLM's. On a rank with all heads, vLLM computes these
+norms element by element in float32, which passes over the memory ten times. Under tensor
+parallelism vLLM has fused kernels of its own.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,9 @@ Norms = Callable[[Any, Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes each norm in one kernel that adds in torch's order. ValueError for other rows."""
+    """Returns the normed queries and keys. A fused kernel, which adds in torch's order, computes
+    each of the two norms. ValueError if the kernel does not support the shape of the rows.
+    """
     # imported here: Triton comes with CUDA builds
     from poc_core.fused.norms import can_norm, rms_norm
 
@@ -37,14 +40,14 @@ def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor,
 
 
 class QuickNorms:
-    """The kernels for one model, with the results of their trials."""
+    """The norm kernels for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         self._class = custom_ops.query_and_key_norms()
         self._is_right = Trial[bool]()
 
     def bound(self) -> AbstractContextManager[None]:
-        """Replaces the norms of vLLM's model with the kernels inside the context."""
+        """Makes vLLM's model use the norm kernels inside the context."""
         return instead(self._class, "forward_qk", self._norms)
 
     def _norms(

@@ -1,6 +1,7 @@
 """Fused kernels that replace vLLM's operations during a proof's slice; chat keeps vLLM's. A kernel
-is used for a shape only if its bits equal those of vLLM's operation: the first large call of each
-shape runs both, on its first rows and on numbers of all magnitudes.
+is used for a shape only if a trial has shown that its results are bit-identical to those of vLLM's
+operation. The trial takes place in the first large call of each shape, with the call's first rows
+and with numbers of all magnitudes.
 """
 
 import logging
@@ -26,32 +27,38 @@ _ROWS = 512
 
 
 class Call(Protocol):
-    """A call of one of vLLM's operations that a kernel can compute, as returned by `read`."""
+    """A call of a vLLM operation that one of our kernels can compute. The class method `read`
+    creates it from the operation's arguments.
+    """
 
     @property
     def x(self) -> Tensor:
-        """Returns the input, by rows."""
+        """The input of the call, by rows."""
 
     @property
     def key(self) -> Any:
-        """Returns the key of calls that share one trial."""
+        """A key that is equal for all calls that share the result of one trial."""
 
     def of(self, x: Tensor) -> Self:
-        """Returns the same call for other rows (n, ...), with separate results."""
+        """Returns the same call with other input rows (n, ...), and with new tensors for the
+        results.
+        """
 
     def by_vllm(self, own: Any) -> Any:
-        """Calls vLLM's operation, which writes to its arguments or returns its results."""
+        """Computes the call with vLLM's operation `own`. Returns the operation's return value."""
 
     def by_kernel(self) -> Any:
-        """Calls the kernel, which gives the same results as vLLM's operation."""
+        """Computes the call with our kernel, and returns what vLLM's operation would return."""
 
     def bits(self, returned: Any) -> tuple[Tensor, ...]:
-        """Returns the results as comparable bits; `returned`: the operation's return value."""
+        """Returns the results of the call in a form that can be compared bit by bit. `returned`:
+        the return value of `by_vllm` or `by_kernel`.
+        """
 
 
 @dataclass(frozen=True)
 class _OfRows:
-    """A call that writes numbers, and possibly their scales, for each row of x."""
+    """A call that writes a row of numbers, and possibly their scales, for each row of `x`."""
 
     x: Tensor
     out: Tensor
@@ -84,7 +91,7 @@ class _OfRows:
 
 
 class Silu(_OfRows):
-    """A call that applies a gated activation and quantises the result."""
+    """A call that applies a gated activation (silu) and quantises the result to 8 bits."""
 
     name = "_C::silu_and_mul_per_block_quant"
 
@@ -105,7 +112,7 @@ class Silu(_OfRows):
 
 
 class Quantise(_OfRows):
-    """A call that quantises groups of numbers."""
+    """A call that quantises groups of 128 numbers to 8 bits."""
 
     name = "_C::per_token_group_fp8_quant"
 
@@ -133,7 +140,7 @@ class Quantise(_OfRows):
 
 
 class HeadNorm(_OfRows):
-    """A call that applies RMS norm to each attention head."""
+    """A call that applies an RMS norm to each attention head."""
 
     name = "_C::rms_norm"
 
@@ -185,7 +192,7 @@ class Rotation:
 
     @property
     def x(self) -> Tensor:
-        """Returns the first rows, with keys next to queries."""
+        """The first rows of the input: each row's queries, followed by its keys."""
         return torch.cat([self.query[:_ROWS], self.keys[:_ROWS]], -1)
 
     def of(self, x: Tensor) -> Self:
@@ -212,7 +219,9 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Writing:
-    """A write of keys and values (tokens, heads, head) to caches (pages, page, heads, head)."""
+    """A call that writes keys and values (tokens, heads, head size) to KV caches (blocks, block
+    size, heads, head size).
+    """
 
     keys: Tensor
     values: Tensor
@@ -239,7 +248,7 @@ class Writing:
 
     @property
     def x(self) -> Tensor:
-        """Returns the first rows, with values next to keys."""
+        """The first rows of the input: each row's keys, followed by its values."""
         return torch.cat([self.keys[:_ROWS], self.values[:_ROWS]], -1)
 
     def of(self, x: Tensor) -> Self:
@@ -271,8 +280,9 @@ class Writing:
 
 @dataclass(frozen=True)
 class Unrotation:
-    """A call that inverts the rotary embedding of DeepSeek-V4's attention outputs (tokens, heads,
-    head) and quantises them: returns (groups, tokens, columns) and scales.
+    """A call that reverses the rotary embedding in DeepSeek-V4's attention outputs (tokens, heads,
+    head size), and quantises the result to 8 bits. It returns numbers (groups, tokens, columns) and
+    scales.
     """
 
     x: Tensor
@@ -343,7 +353,9 @@ def _is_flat(x: Tensor) -> bool:
 
 
 def _all_positions(like: Tensor, n: int, angles: Tensor) -> Tensor:
-    """Returns the positions of n tokens of a trial, spread over all positions with angles."""
+    """Returns positions for the n tokens of a trial, spread over all positions for which there are
+    rotary angles. `like`: a tensor with the same dtype and device.
+    """
     return torch.arange(n, device=like.device, dtype=like.dtype) * 97 % len(angles)
 
 
@@ -353,7 +365,9 @@ OPERATIONS: dict[str, Any] = {
 
 
 class StandIn:
-    """A stand-in for an operation of vLLM: its kernel serves the shapes whose trial succeeded."""
+    """A replacement of a vLLM operation. It uses our kernel for shapes for which a trial succeeded,
+    and vLLM's operation for all others.
+    """
 
     def __init__(self, name: str, own: Any) -> None:
         self._name, self._own = name, own
@@ -380,7 +394,7 @@ class StandIn:
         return call
 
     def _try(self, call: Call) -> bool:
-        """Returns whether the kernel's bits equal the operation's."""
+        """Returns True if the kernel's results are bit-identical to those of vLLM's operation."""
 
         def why_not() -> str:
             of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
@@ -395,7 +409,10 @@ class StandIn:
 
 
 def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Returns numbers (rows, columns) that grow by row to 2^60, with zeros of both signs."""
+    """Returns random numbers (rows, columns) for a trial. Their magnitude grows from row to row, up
+    to 2^60 in bfloat16. Some are zeros of both signs. `like`: a tensor with the same dtype and
+    device.
+    """
     generator = torch.Generator(like.device).manual_seed(rows)
     normal = torch.randn(rows, columns, generator=generator, device=like.device)
     exponents = torch.linspace(-133, 60 if like.dtype is torch.bfloat16 else 12, rows)
@@ -411,8 +428,9 @@ ROUTER = "vllm::fp32_router_gemm_dispatch"
 
 
 class SharedRouter:
-    """A router that routes a share of the rows on each tensor-parallel rank. Used if the ranks have
-    the same rows and a row's bits do not depend on the number of rows.
+    """A replacement of an MoE router's matrix product: each tensor-parallel rank computes a part of
+    the rows. Used only if all ranks have the same input, and if the number of rows does not affect
+    the bits of a row's result.
     """
 
     def __init__(self, own: Any) -> None:
@@ -424,7 +442,9 @@ class SharedRouter:
         return getattr(self._own, name)
 
     def __call__(self, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """Routes x. `rest`: in later releases, whether Blackwell's kernel may be used."""
+        """Returns the router's logits for the rows of `x`. `rest`: in later releases, whether vLLM
+        can use a kernel for Blackwell.
+        """
         rank, n_ranks = parallel.tensor_ranks()
 
         def by_shares() -> Tensor:
@@ -451,7 +471,7 @@ class SharedRouter:
 
 
 class QuickOperations:
-    """The kernels for one model, with the results of their trials."""
+    """The replacements of vLLM's operations for one model, with the results of their trials."""
 
     def __init__(self) -> None:
         own = {name: custom_ops.operation(name) for name in OPERATIONS}
@@ -472,5 +492,5 @@ class QuickOperations:
             self._stand_ins[ROUTER].replicated = replicated
 
     def bound(self) -> AbstractContextManager[None]:
-        """Replaces vLLM's operations with the kernels inside the context."""
+        """Makes vLLM use the kernels inside the context."""
         return custom_ops.in_place_of_operations(self._stand_ins)

@@ -1,4 +1,6 @@
-"""Records device work once and replays it with the same tensors: on a GPU as a CUDA graph."""
+"""Records work for a device once, and replays it with the same tensors. A recording is a CUDA graph
+on a GPU.
+"""
 
 import dataclasses
 import enum
@@ -21,17 +23,21 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _PLANNED_ANEW = "_SM90State"
 
 Replay = Callable[[], Any]
-"""Runs recorded work; the returned tensors are valid until the next call."""
+"""A function that replays recorded work. The returned tensors are valid until its next call."""
 
 Plain = dict[str, Any]
-"""By name: dataclasses of tensors and plain values."""
+"""Attention metadata by layer: dataclasses of tensors and plain values."""
 
 RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
-"""A context for recordings that include sums over ranks; yields the stream to record in."""
+"""A function that returns the context for recording sums over ranks. The context yields the stream
+to record in.
+"""
 
 
 def why_off(shares_sums: bool) -> str:
-    """Returns why this engine records nothing, or "". `shares_sums`: it has several ranks."""
+    """Returns why this engine does not record CUDA graphs, or "" if it does. `shares_sums`: True if
+    the engine has several tensor-parallel ranks.
+    """
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH}=off"
     allocator = " ".join(os.environ.get(name, "") for name in _ALLOCATOR).lower()
@@ -48,16 +54,21 @@ class NotReplayableError(RuntimeError):
 
 class Recorder(Protocol):
     def record(self, work: Callable[[], Any]) -> Replay:
-        """Records the work without running it, so its state does not advance; returns its replay.
-        If ranks share the work, an error on one rank raises on all.
+        """Records `work` and returns a function that replays it. Recording computes nothing, so
+        states do not change. If tensor-parallel ranks record the same work, an error on one rank
+        raises an error on all.
         """
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns the recorded arguments with `new` values, or raises NotReplayableError."""
+        """Returns metadata for a replay: the recorded metadata `kept`, with the contents of `new`.
+        NotReplayableError if the two differ in more than the contents of their tensors.
+        """
 
 
 class GraphRecorder:
-    """CUDA graphs that share memory: replayed one at a time, in the stream of all other work."""
+    """A recorder of CUDA graphs. The graphs share memory, so they must be replayed one at a time,
+    in the stream of all other work.
+    """
 
     def __init__(self, sums: RecordedSums) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -101,13 +112,15 @@ class GraphRecorder:
 
 
 class RunAgain:
-    """A recorder for CPUs, which runs the work again: the same logic without a GPU."""
+    """A recorder for CPUs. It replays work by running it again, so a CPU runs the same code as a
+    GPU.
+    """
 
     def record(self, work: Callable[[], Any]) -> Replay:
         return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """Returns `new` uncopied: vLLM's metadata for CPUs contains pointers into itself."""
+        """Returns `new` itself, because vLLM's metadata for CPUs contains pointers into itself."""
         return new
 
 
@@ -116,8 +129,9 @@ def recorder_for(device: torch.device, sums: RecordedSums) -> Recorder:
 
 
 def refill(kept: Any, new: Any) -> None:
-    """Copies the tensors of `new`, a dataclass of plain fields, into the tensors of `kept`.
-    NotReplayableError if anything else differs, or a field may hide tensors.
+    """Copies the tensors in `new` into the tensors in `kept`; both are dataclasses, lists or
+    tensors. NotReplayableError if anything else differs, or if an object of another type could
+    contain tensors.
     """
     if type(kept) is not type(new):
         raise NotReplayableError(f"{type(kept).__name__} became {type(new).__name__}")
@@ -140,8 +154,9 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """Returns whether `kept` needs no copy, because it is `new` or the recorded work fills it:
-    FlashMLA's plan if it is empty, and an empty dictionary of the layers' plans.
+    """Returns True if `kept` needs no copy of `new`: it is the same object, or the recorded work
+    fills it itself. The work fills FlashMLA's plan if `new` has an empty plan, and an empty
+    dictionary of plans by layer.
     """
     if isinstance(kept, dict):
         return not kept and not new

@@ -1,5 +1,6 @@
-"""Chooses experts by a seed instead of the gates of vLLM's models (protocol.md, section 8.2).
-Applies only during a proof's slice; chat is not affected.
+"""Makes the MoE routers of vLLM's models choose experts by a seed (protocol.md, section 8.2), but
+only during a proof's slice; chat is not affected. vLLM's models call a router's logits layer a
+gate.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,10 +14,9 @@ from poc_core.schemes.decode.steps import forced_logits
 from workers.engines.decoder_layers import routes_by_token
 
 FirstExperts = Callable[[int, int], Tensor | None]
-"""(index of the layer of experts, number of experts) -> the first expert of each row, int64
-(rows,).
+"""(index of the MoE layer, number of experts) -> the first expert of each row, int64 (rows,).
 
-None if the gate chooses.
+Returns None if the router chooses the experts itself.
 """
 
 # Names of a gate in models, and names of the number of experts per token.
@@ -32,7 +32,9 @@ _TOP_K = (
 
 
 class Gates:
-    """This stage's gates of layers of experts, in order, without those that route by token id."""
+    """The MoE routers (gates) of this pipeline stage, in the order of the layers. Routers that
+    choose experts by token id are not included.
+    """
 
     def __init__(self, layers: nn.ModuleList, own: range, text_config: Any) -> None:
         self._by_layer: dict[int, list[nn.Module]] = {}
@@ -52,11 +54,11 @@ class Gates:
 
     @property
     def numbers(self) -> range:
-        """Returns the indices of this stage's expert layers among those of the model."""
+        """The indices of this stage's routers among the routers of the whole model."""
         return range(self.first, self.first + len(self))
 
     def why_not(self) -> str | None:
-        """Returns why experts cannot be seeded in this model; None if they can."""
+        """Returns why this model's experts cannot be chosen by a seed. Returns None if they can."""
         if self._unknown or (len(self) and not self._top_k):
             what = self._unknown[0] if self._unknown else "their number per token"
             return (
@@ -72,9 +74,11 @@ class Gates:
 
     @contextmanager
     def seeded(self, layers: range, first_experts: FirstExperts | None) -> Iterator[None]:
-        """Makes the logits of the gates of `layers` select the seeded experts inside the context.
-        The model processes the logits as usual. `first_experts`: None changes nothing. RuntimeError
-        if a gate was not called, or was called for other rows.
+        """Inside the context, replaces the logits of the routers in `layers`, so that the model
+        selects the seeded experts. The model processes the new logits as usual. RuntimeError if a
+        router was not called, or was called for other rows.
+
+        `first_experts`: returns the seeded experts; None changes nothing.
         """
         if first_experts is None:
             yield
@@ -114,7 +118,9 @@ class Gates:
         return found
 
     def _logits_by_first(self, logits: Tensor) -> Tensor:
-        """Returns the replacement rows of logits: (experts, experts), by the first expert."""
+        """Returns a table of logits (experts, experts). Row i is the logits that select the experts
+        of a token whose first expert is i.
+        """
         n_experts = logits.shape[-1]
         key = (n_experts, logits.dtype)
         table = self._tables.get(key)

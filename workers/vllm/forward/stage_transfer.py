@@ -1,4 +1,6 @@
-"""Transfers between pipeline stages: activations forward, a decode step's points to the first."""
+"""Transfers between pipeline stages: activations to the next stage, and the results of decode steps
+(points) from the last stage to the first.
+"""
 
 from typing import Any
 
@@ -9,7 +11,7 @@ from workers.vllm.release import model_parts, parallel
 
 
 class StageTransfer:
-    """One rank's sends and receives; keeps tensors until they have been sent."""
+    """The sends and receives of one rank. Keeps tensors until they have been sent."""
 
     def __init__(
         self, worker: Any, model: nn.Module, dtype: torch.dtype, device: torch.device
@@ -37,11 +39,13 @@ class StageTransfer:
         return activations
 
     def send_points(self, points: torch.Tensor) -> None:
-        """Sends points from the last stage to the first, for the next step's inputs."""
+        """Sends the results of a decode step from the last stage to the first, which computes the
+        next step's inputs from them.
+        """
         self._sends += [(handle, {"points": points}) for handle in parallel.send([points], 0)]
 
     def receive_points(self, n: int) -> torch.Tensor:
-        """Receives points from the last stage, int64 (n,)."""
+        """Receives the results of a decode step from the last stage: int64 (n,)."""
         points = torch.empty(n, dtype=torch.int64, device=self._device)
         parallel.receive([points], -1)
         return points

@@ -1,4 +1,6 @@
-"""Caches for keys, values and states of decode proofs between steps, separate from chat's."""
+"""KV caches and state caches in which decode proofs keep their sequences between steps. They are
+separate from chat's caches.
+"""
 
 import math
 from collections.abc import Iterator
@@ -19,8 +21,8 @@ _ALIGNMENT = 512
 
 
 class Place:
-    """A set of caches, one per layer, that one micro-batch uses at a time. On a GPU their memory is
-    reserved permanently; on a CPU it grows with the micro-batch.
+    """A set of caches, one per layer, for one micro-batch at a time. On a GPU the memory stays
+    reserved. On a CPU it grows with the micro-batch.
     """
 
     def __init__(self, memory: Tensor | None) -> None:
@@ -31,7 +33,9 @@ class Place:
         self._used = 0
 
     def make(self, scratch: ScratchCaches, n_sequences: int, n_tokens: int) -> None:
-        """Creates caches of zeros for one shape. On a GPU they always have the same addresses."""
+        """Creates caches of zeros for a number of sequences and tokens. On a GPU they lie in the
+        reserved memory, always at the same addresses.
+        """
         self.caches.clear()  # freed before the new ones are created
         self._used = 0
         zeros = None if self.memory is None else self._zeros
@@ -47,7 +51,9 @@ class Place:
 
 
 class StepCaches:
-    """A Place (set of caches) for each micro-batch that may be in progress at the same time."""
+    """The caches of decode proofs: one Place for each micro-batch that can be in progress at a
+    time.
+    """
 
     def __init__(self, scratch: ScratchCaches, device: torch.device) -> None:
         self._scratch = scratch
@@ -66,11 +72,11 @@ class StepCaches:
 
     @property
     def state(self) -> int:
-        """Returns the number of tokens that take as much memory as a sequence's states."""
+        """The number of tokens that need as much memory as the states of one sequence."""
         return -(-self._per_state // self._per_token)
 
     def why_not(self) -> str | None:
-        """Returns why decode steps cannot be computed with this model; None if they can."""
+        """Returns why decode steps cannot be computed with this model. Returns None if they can."""
         for group in self.groups:
             if group.is_state and not kv_caches.carries_state(group.group):
                 return (
@@ -81,8 +87,9 @@ class StepCaches:
         return None
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
-        """Returns how many tokens fit into each of `n_places` places; states count as `state`
-        tokens. `limit_bytes`: for all places; None for a share of the free memory.
+        """Returns how many tokens fit into each of `n_places` places. The states of a sequence
+        count as `state` tokens. `limit_bytes`: the memory for all places together; None for a share
+        of the free memory.
         """
         if limit_bytes is None and self.on_gpu:
             limit_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(self._device)[0])
@@ -92,7 +99,9 @@ class StepCaches:
         return max(0, per_place // self.block * self.block)
 
     def reserve(self, n_places: int, n_tokens: int) -> None:
-        """Creates the places; on a GPU, reserves all of their memory permanently."""
+        """Creates `n_places` places for `n_tokens` tokens each. On a GPU, also reserves their
+        memory.
+        """
         self.places.clear()
         for _ in range(n_places):
             memory = None
@@ -105,7 +114,9 @@ class StepCaches:
             self.places.append(place)
 
     def take(self, n: int, positions: int) -> Place:
-        """Takes a place, until `free`, for `n` new sequences of `positions` tokens."""
+        """Returns a free Place, prepared for `n` new sequences of `positions` tokens. The place is
+        occupied until `free` is called.
+        """
         place = next(place for place in self.places if not place.is_taken)
         n_tokens = n * -(-positions // self.block) * self.block
         n_states = n if self._per_state else 0
@@ -125,6 +136,8 @@ class StepCaches:
 
     @contextmanager
     def bound(self, place: Place) -> Iterator[None]:
-        """Binds the place's caches to every attention layer; restores chat's caches on any exit."""
+        """Inside the context, the attention layers use the caches of `place`. Restores chat's
+        caches afterwards, also after an error.
+        """
         with self._scratch.bound_to(place.caches):
             yield

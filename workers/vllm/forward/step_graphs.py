@@ -1,6 +1,6 @@
-"""A rank's decode steps, recorded once for each shape and replayed. If that is not possible, steps
-run operation by operation. Tensor-parallel ranks record and replay the same steps and agree on
-this, because a sum waits for all ranks.
+"""Records a rank's decode steps once for each shape, and replays them. If recording is not
+possible, steps run operation by operation. All tensor-parallel ranks must record and replay the
+same steps, because a sum over ranks waits for all of them; so the ranks agree on what is recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Key = tuple[int, ...]
 
 
 class StepGraphs:
-    """Recorded steps by shape. Off until `on` is set."""
+    """The recorded decode steps of a rank, by shape. Nothing is recorded until `on` is set."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StepGraphs:
         vocab_size: int | None,
         recorder: Recorder,
     ) -> None:
-        """`layers`: this rank's layers. `vocab_size`: None if the model needs no token ids."""
+        """`layers`: the layers of this rank. `vocab_size`: None if the model needs no token ids."""
         self.on = False
         self.recorded = 0  # graphs so far
         self._most = sys.maxsize  # largest number of nonces for whose graph there is memory
@@ -76,9 +76,10 @@ class StepGraphs:
         self._begun: LRUCache[_Key, int] = LRUCache(_SHAPES_KNOWN)
 
     def output(self, held: DeviceBatch, layers: range, step: int) -> Any:
-        """Runs one step; returns (nonces, hidden) after the final norm, or the next stage's input.
-        Returns None if the step must run operation by operation. The next replay overwrites the
-        returned tensor.
+        """Runs a decode step from a recording. A shape is recorded when it occurs for the second
+        time. Returns the hidden states (nonces, hidden) after the final norm, or the next stage's
+        input. The next replay overwrites the returned tensor. Returns None if the caller must run
+        the step operation by operation.
         """
         batch, place, tables = held.batch, held.place, held.tables
         if not self.on or self.why_not or layers != self._layers or place is None or tables is None:
@@ -115,7 +116,9 @@ class StepGraphs:
         return recorded.replayed()
 
     def _do_without(self, error: Exception, key: _Key, n_nonces: int) -> None:
-        """Stops recording. If only memory is short, stops it only for this many nonces or more."""
+        """Stops recording after an error. If the error is a lack of memory, stops recording only
+        for this number of nonces and more.
+        """
         self._forward.forget_unfinished()
         if is_of_memory(error) and self.recorded and not self._together:
             del self._steps[key]
@@ -127,7 +130,10 @@ class StepGraphs:
         logger.warning("decode proofs continue without CUDA graphs: %s", self.why_not)
 
     def _may_record(self, key: _Key) -> bool:
-        """Returns whether a shape may use one of the remaining graphs."""
+        """Returns True if a step of this shape should be recorded. Several ranks together can
+        record only a limited number of steps. When half of them are used, only repeated shapes are
+        recorded.
+        """
         if not self._together or self.recorded < _MOST_TOGETHER // 2:
             return True
         return self.recorded < _MOST_TOGETHER and self._begun.get(key, 0) > 1
@@ -135,7 +141,9 @@ class StepGraphs:
     def _recorded(
         self, held: DeviceBatch, tables: BlockTables, place: Place, step: int
     ) -> RecordedStep:
-        """Records the step with its current inputs. May raise any error of a backend."""
+        """Records a decode step with its current inputs. Raises whatever error the backends of vLLM
+        and CUDA raise, because a step may contain work that cannot be recorded.
+        """
         part = Part(self._layers, self._n_layers, self._gates.numbers, self._vocab_size)
         recorded = _on_all_ranks(lambda: RecordedStep(held.batch, tables, part, self._recorder))
         _on_all_ranks(lambda: recorded.fill(held.batch, step, held.state))
@@ -151,7 +159,9 @@ class StepGraphs:
 
 
 def _on_all_ranks(work: Callable[[], T]) -> T:
-    """Runs the work; fails on all tensor-parallel ranks if it fails on one. All ranks must call."""
+    """Runs `work` and returns its result. If it fails on one tensor-parallel rank, raises an error
+    on all of them. All ranks must call this function.
+    """
     failure: Exception | None = None
     try:
         done = work()
@@ -163,7 +173,7 @@ def _on_all_ranks(work: Callable[[], T]) -> T:
 
 
 class Part(NamedTuple):
-    """A rank's layers and vocabulary in a recorded step."""
+    """A rank's part of a recorded step: its layers, and the model's vocabulary."""
 
     layers: range
     n_layers: int  # of the model
@@ -172,7 +182,9 @@ class Part(NamedTuple):
 
 
 class RecordedStep:
-    """A recorded decode step of one shape and Place; copies all inputs into its own tensors."""
+    """A recorded decode step of one shape, with the caches of one Place. All inputs are copied into
+    the tensors that the recording reads.
+    """
 
     hidden_size: int
 
@@ -194,8 +206,9 @@ class RecordedStep:
         self._replay: Replay | None = None
 
     def fill(self, batch: Batch, step: int, state: Mapping[str, Tensor] | None = None) -> None:
-        """Sets the inputs to those of a micro-batch's step. `state`: the output of the previous
-        stage. NotReplayableError if the step is of another kind than the recorded step.
+        """Copies the inputs of a micro-batch's step into the recording's tensors.
+        NotReplayableError if the recording cannot compute this step. `state`: the output of the
+        previous pipeline stage.
         """
         self._layout.move_to(batch.order.positions(step).start)
         if state is not None:
@@ -218,7 +231,9 @@ class RecordedStep:
         )
 
     def record(self, forward: BoundForward, caches: Caches) -> None:
-        """Records the step after `fill`, with the context `caches()`. Raises any rank's error."""
+        """Records the step, after `fill` has set its inputs. `caches`: returns a context that binds
+        the step's caches. An error on one tensor-parallel rank raises an error on all of them.
+        """
 
         def work() -> Any:
             assert self._metadata is not None, "nothing was filled in"
@@ -235,7 +250,9 @@ class RecordedStep:
         self._replay = self._recorder.record(work)
 
     def replayed(self) -> Any:
-        """Runs the step with its inputs: returns (nonces, hidden), or the next stage's input."""
+        """Runs the step with the inputs that `fill` has set. Returns the hidden states (nonces,
+        hidden), or the next stage's input.
+        """
         assert self._replay is not None, "nothing was recorded"
         output = self._replay()
         if self._part.layers.stop == self._part.n_layers:
@@ -244,7 +261,7 @@ class RecordedStep:
         return model_parts.intermediate({name: x.clone() for name, x in output.tensors.items()})
 
     def _arguments(self) -> dict[str, Any]:
-        """Returns copies of the model's arguments, because layers modify them."""
+        """Returns the model's arguments. Copies their tensors, because layers modify them."""
         given: dict[str, Any] = {}
         if self._part.vocab_size is not None:
             given["input_ids"] = self._token_ids
@@ -256,7 +273,7 @@ class RecordedStep:
         return given
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """See LayerTransform."""
+        """Reflects the output tensors of a layer. See LayerTransform."""
         return reflections.reflect_terms(list(terms), self._vectors[layer])
 
     def _first_experts(self, moe_layer: int, n_experts: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Measures how long slices use a device, and limits how many of them wait on the device."""
+"""Measures how long slices use a device, and limits how many slices wait on the device."""
 
 import time
 from collections import deque
@@ -13,7 +13,9 @@ MOST_IN_FLIGHT = 2
 
 
 class Stopwatch:
-    """A meter of runs of device work, each with a `tag`, by the host's clock: right for CPUs."""
+    """Measures the time of slices with the host's clock, which is correct for CPUs. Each slice has
+    a `tag`.
+    """
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -22,32 +24,40 @@ class Stopwatch:
         self._done: list[tuple[tuple[int, ...], float]] = []
 
     def begin(self) -> None:
-        """Waits, before a launch, until fewer than MOST_IN_FLIGHT runs are on the device."""
+        """Records that the launch of a slice begins. On a GPU, first waits until fewer than
+        MOST_IN_FLIGHT slices are on the device.
+        """
         self._began = time.perf_counter()
         if self._ended is not None:
             self._gaps_s += self._began - self._ended
 
     def end(self, tag: tuple[int, ...]) -> None:
-        """Records that all of the run's work is launched."""
+        """Records that all work of the slice is launched."""
         self._ended = time.perf_counter()
         self._done.append((tag, self._ended - self._began))
 
     def wait(self, first: int | None = None) -> None:
-        """Waits for the runs on the device. `first`: only runs whose tag begins with it."""
+        """Waits until the slices on the device have ended. `first`: waits only for slices whose tag
+        begins with this number.
+        """
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
-        """Returns (tag, seconds) of the runs that ended since the last call, in order."""
+        """Returns (tag, seconds) of each slice that ended since the last call, in their order."""
         done, self._done = self._done, []
         return done
 
     def gaps_s(self) -> float:
-        """Returns and resets the seconds between runs."""
+        """Returns the seconds between slices since the last call, in which the device had none to
+        run.
+        """
         gaps_s, self._gaps_s, self._ended = self._gaps_s, 0.0, None
         return gaps_s
 
 
 class EventStopwatch(Stopwatch):
-    """A stopwatch for GPUs: events in the stream measure the GPU's time, without further waits."""
+    """A stopwatch for GPUs. CUDA events measure the GPU's time, so the host need not wait for each
+    slice.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,9 +99,9 @@ def stopwatch_for(device: torch.device) -> Stopwatch:
 
 
 class Spent:
-    """Seconds by part, and the number of slices. On the host: `launch_s` (includes `metadata_s`),
-    `waits_s` (for the device, before a launch), `between_s` (between calls of the rank). On the
-    device: `busy_s`.
+    """Sums of a rank's time in seconds, by name, and its number of slices (`slices`). Time of the
+    host: `launch_s` (includes `metadata_s`), `waits_s` (for the device, before a launch),
+    `between_s` (between two calls of the rank). Time of the device: `busy_s`.
     """
 
     def __init__(self) -> None:
@@ -104,20 +114,20 @@ class Spent:
             self._add("between_s", time.perf_counter() - self._ended)
 
     def end_tick(self, ran: Sequence[float]) -> None:
-        """Records that the call ends. `ran`: device seconds of the slices that ended."""
+        """Records that the call ends. `ran`: the device's seconds for each slice that has ended."""
         self._ended = time.perf_counter()
         self._add("slices", len(ran))
         self._add("busy_s", sum(ran))
 
     @contextmanager
     def in_part(self, part: str) -> Iterator[None]:
-        """Adds the host's time in the context to the part."""
+        """Adds the host's time inside the context to the sum with this name."""
         began = time.perf_counter()
         yield
         self._add(part, time.perf_counter() - began)
 
     def take(self) -> dict[str, float]:
-        """Returns all parts and resets them."""
+        """Returns all sums and resets them."""
         parts, self._parts, self._ended = self._parts, {}, None
         return parts
 

@@ -1,4 +1,6 @@
-"""Trials of kernels that replace vLLM's during a proof's slice. Only correct kernels are used."""
+"""Trials of our kernels: each is compared with vLLM's kernel before it replaces that kernel in a
+proof's slice.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +21,14 @@ Compute = Callable[[], Any]
 
 
 class Trial(Generic[V]):
-    """Cached results of trials. Calls with the same `key` share a result."""
+    """A cache of trial results. Calls with the same `key` share one result."""
 
     def __init__(self) -> None:
         self.found: dict[Any, V] = {}
 
     def of(self, key: Any, find: Callable[[], V]) -> V | None:
-        """Returns a key's result, running `find` the first time. Returns None for a new key during
-        a recording, because a trial waits for its result.
+        """Returns the result for a key. The first call runs the trial, `find`. Returns None for a
+        new key while a CUDA graph is recorded, because a trial waits for the device.
         """
         if key not in self.found:
             if torch.cuda.is_current_stream_capturing():
@@ -36,7 +38,9 @@ class Trial(Generic[V]):
 
 
 def is_right(what: str, why_not: Callable[[], str]) -> bool:
-    """Runs a trial; returns whether it found no error. Logs the error, also a raised one."""
+    """Returns True if a trial finds no error. Logs the error otherwise. `what`: the kernel's name.
+    `why_not`: runs the trial, and returns the error or ""; an exception also counts as an error.
+    """
     try:
         why = why_not()
     except Exception as error:  # e.g. a GPU for which the kernel does not compile
@@ -48,8 +52,8 @@ def is_right(what: str, why_not: Callable[[], str]) -> bool:
 
 @contextmanager
 def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Replaces a function of one of vLLM's classes or modules inside the context. `other` is called
-    with the original function and its arguments. `of`: None changes nothing.
+    """Replaces a function of a vLLM class or module inside the context. `of`: the class or module;
+    None changes nothing. `other`: called with the original function, followed by the arguments.
     """
     if of is None:
         yield
@@ -70,7 +74,10 @@ def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
 
 
 def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
-    """Returns the index of the fastest of `ways` that gives the bits of `own`; None for `own`."""
+    """Returns the index of the fastest of `ways` (our kernels) whose results are bit-identical to
+    those of `own` (vLLM's kernel). Returns None if `own` is faster. `out`: the tensor to which they
+    write.
+    """
     own()
     expected = out[::_EVERY].clone()
     found, least_ms = None, milliseconds(own)

@@ -1,4 +1,6 @@
-"""Watches a rank during self-tests: chat's caches, and outputs on tensor-parallel ranks."""
+"""Checks a rank's proofs during self-tests: whether they change chat's caches, and whether the
+outputs of layers are equal on all tensor-parallel ranks.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +10,10 @@ from workers.vllm.release import parallel
 
 
 class Watch:
-    """A check of batches of up to `n_sequences` sequences of `seq_len` tokens, once created."""
+    """Checks the batches computed since its creation: whether they changed chat's caches, and
+    whether layers' outputs were equal on all ranks. A batch has up to `n_sequences` sequences of
+    `seq_len` tokens.
+    """
 
     def __init__(self, caches: ScratchCaches, n_sequences: int, seq_len: int) -> None:
         self._caches = caches
@@ -18,11 +23,11 @@ class Watch:
         self.replicated = True
 
     def look(self, hidden_states: Tensor) -> None:
-        """Compares a layer's output on all ranks."""
+        """Compares a layer's output on all tensor-parallel ranks."""
         self.replicated &= parallel.is_replicated(hidden_states)
 
     def touched(self) -> list[str]:
-        """Returns the layers whose chat cache has changed."""
+        """Returns the names of the layers whose chat cache has changed."""
         after = self._caches.chats_first_blocks(*self._size)
         return [
             name
