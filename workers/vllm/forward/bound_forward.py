@@ -26,8 +26,7 @@ _TERMS = 2
 
 
 class BoundForward:
-    """A model whose forward pass uses a proof's caches, hooks and kernels, but only inside `run`.
-    """
+    """A model whose forward pass uses a proof's caches, hooks and kernels only during `run`."""
 
     def __init__(
         self,

@@ -297,8 +297,7 @@ class ProofRunner:
         return values
 
     def _operations(self, held: DeviceBatch, layers: range, step: int) -> Any:
-        """Runs the layers without a CUDA graph, operation by operation. Returns the model's output.
-        """
+        """Runs the layers operation by operation (no CUDA graph). Returns the model's output."""
         batch = held.batch
         with self._spent.in_part("metadata_s"):
             layout, caches = self._whereabouts.of(held, step)
