@@ -1,1 +1,1 @@
-"""The FastAPI application. It stores work in Redis, and imports neither torch nor vLLM."""
+"""The FastAPI application. Stores jobs and rounds in Redis; imports neither torch nor vLLM."""

@@ -52,10 +52,10 @@ def create_app(
     services: Services | None = None,
     listens_on: str = "127.0.0.1",
 ) -> FastAPI:
-    """Creates the API. The app starts without Redis; requests get 503 while Redis is unavailable.
+    """Creates the API. The app also starts without Redis, and then answers requests with 503.
 
-    `listens_on`: address or name that the server listens on. Clients need a key unless the address
-    is loopback.
+    `listens_on`: the address or name that the server listens on. If it is not loopback, clients
+    need a key (POC_REQUIRE_KEYS changes this).
     """
     settings = settings or (services.settings if services else load_settings())
 
@@ -83,8 +83,8 @@ def create_app(
     )
     app.state.services = services or Services(settings)
     app.state.salts_caches = salts_wanted(settings, listens_on)
-    # From the innermost to the outermost: access is decided last, on the path that the routes
-    # match.
+    # Added from the innermost to the outermost, so the last one added sees a request first.
+    # VersionSegment changes the path before Doorkeeper matches a route.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Decoded, max_bytes=settings.max_body_bytes)
     app.add_middleware(InTurns)

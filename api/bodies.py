@@ -1,4 +1,4 @@
-"""Parses request bodies into the models of a scheme (protocol.md, section 5)."""
+"""Parses request bodies into the pydantic models of a proof scheme (protocol.md, section 5)."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -25,8 +25,8 @@ from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
 from poc_core.serving.dtypes import Dtype, dtype_of
 
-# Commas allowed in a body for each nonce that may be queued; a nonce with an artifact to validate
-# takes 3. Parsing takes memory per item: a body of short items could take 30 times its size.
+# Commas allowed in a body for each nonce that can be queued; a nonce with an artifact to validate
+# needs 3 commas. Parsing takes memory per item: a body of short items could take 30 times its size.
 _MAX_COMMAS_PER_NONCE = 4
 _MAX_COMMAS_BESIDE = 1000
 # Largest body that starts a round, in bytes; a valid one has no lists and takes less than 3,000.
@@ -68,7 +68,7 @@ class DeployBody(BaseModel):
 
 
 async def whole_body(request: Request) -> bytes:
-    """Reads the request's body. request.body() would keep it as long as the request."""
+    """Returns the request's body, without caching it in the request as request.body() does."""
     body = BytesIO()
     async for part in request.stream():
         body.write(part)
@@ -76,30 +76,34 @@ async def whole_body(request: Request) -> bytes:
 
 
 def job_bodies() -> dict[str, type[JobBody]]:
-    """Returns the body models of POST /generate, by scheme."""
+    """Returns the pydantic model of the body of POST /generate, by the scheme's name."""
     return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
 
 
 def round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the body models that start a round, by scheme."""
+    """Returns the pydantic model of a body that starts a round, by the scheme's name."""
     return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
 
 
 def phased_round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the body models that store a round with phases, by scheme."""
+    """Returns the pydantic model of a body that stores a round, by the scheme's name.
+
+    Only for schemes whose rounds have phases (generating, then validating).
+    """
     bodies = batch_bodies()
     return {name: body for name, body in round_bodies().items() if name in bodies}
 
 
 def batch_bodies() -> dict[str, type[BatchBody]]:
-    """Returns the body models of POST /validate, by scheme."""
+    """Returns the pydantic model of the body of POST /validate, by the scheme's name."""
     return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
 
 
 def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Parses a body that lists nonces; returns its scheme and the body.
+    """Parses a JSON body that lists nonces. Returns the scheme's name and the parsed body.
 
-    HTTPException 422 if it is invalid, 413 if it has too many items.
+    `max_nonces`: the most nonces that can be queued. `bodies`: the allowed models, by scheme.
+    HTTPException 422 if the body is invalid, 413 if it has too many items for `max_nonces`.
     """
     if raw.count(b",") > _MAX_COMMAS_PER_NONCE * max_nonces + _MAX_COMMAS_BESIDE:
         raise HTTPException(
@@ -109,7 +113,11 @@ def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tu
 
 
 async def round_body(request: Request, bodies: dict[str, type[RoundBody]]) -> RoundBody:
-    """Reads a body that starts or stores a round. HTTPException 413 or 422 if it is invalid."""
+    """Reads and parses a request's body that starts or stores a round.
+
+    `bodies`: the allowed models, by scheme. HTTPException 413 if the body is too large, 422 if it
+    is invalid.
+    """
     raw = await whole_body(request)
     # Checked before parsing: 32 MB of short items would take a gigabyte, and block the event loop.
     if len(raw) > _MAX_ROUND_BYTES:
@@ -120,7 +128,10 @@ async def round_body(request: Request, bodies: dict[str, type[RoundBody]]) -> Ro
 
 
 def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Returns scheme and parsed body; parses bytes, so that 10 MB become objects only once."""
+    """Recognises a JSON body's scheme. Returns the scheme's name and the parsed body.
+
+    Builds no dict in between, because a body can have 10 MB.
+    """
     candidates = [contract for contract in contracts() if contract.name in bodies]
     try:
         scheme = recognised(_marks(raw, candidates), candidates).name
@@ -130,7 +141,10 @@ def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
 
 
 def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
-    """Returns the fields by which the scheme of a body is recognised."""
+    """Returns those fields of a body by which its scheme is recognised (Contract.marks).
+
+    Returns no fields if there is only one candidate.
+    """
     if len(candidates) < 2:
         return {}
     marked = _marks_model(
@@ -147,7 +161,10 @@ def _marks_model(names: tuple[str, ...]) -> type[BaseModel]:
 
 
 def config_of(config: RoundConfig) -> dict[str, Any]:
-    """Returns the round's configuration with the field names of the body that started it."""
+    """Returns a round's configuration, with the field names of the body that started the round.
+
+    The callback URL is redacted.
+    """
     body = contract_of(config.spec.scheme).round_body
     assert body is not None  # otherwise no request could have started it
     return body.of(config.model_copy(update={"url": redacted(config.url)}))

@@ -1,4 +1,4 @@
-"""Errors as clients see them: {"detail": ...} or OpenAI's form, never with the client's input."""
+"""Error responses: {"detail": ...} or OpenAI's form. They never repeat the client's input."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -17,26 +17,30 @@ from poc_core.state.client import TRANSIENT, is_transient
 
 log = logging.getLogger(__name__)
 
-# Seconds until a retry: enough to restart Redis or a worker, or to compute a batch or two.
+# The Retry-After header in seconds: enough to restart Redis or a worker, or to compute a batch or
+# two.
 RETRY_AFTER_S = 5
 # The body of the answer to an unexpected exception.
 MISTAKE = {"detail": "The node failed; its log has the reason."}
 
-# Problems listed for one body, and characters of a field's name: enough to fix the body, short in
-# logs.
+# Most problems that an error lists for one body, and most characters of a field's name: enough to
+# fix the body, short in logs.
 _MAX_PROBLEMS = 10
 _MAX_NAME = 64
-# Errors of other packages that are answers to a client.
+# Exceptions of poc_core whose text is sent to the client.
 _REFUSALS = (QueueFullError, AnswerTooLargeError, BodyError, ClaimsError)
 
 
 def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPException:
-    """Returns the error for a valid request that the client may send again later."""
+    """Returns an HTTPException with Retry-After, for a valid request that could succeed later."""
     return HTTPException(status_code, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:
-    """Returns a 422 that lists a body's wrong fields (pydantic's `loc`) and expected values."""
+    """Returns an HTTPException 422 that lists a body's wrong fields.
+
+    `problems`: errors in pydantic's form (`loc`, `msg`, `type`).
+    """
     return HTTPException(422, [_problem(problem) for problem in list(problems)[:_MAX_PROBLEMS]])
 
 
@@ -48,13 +52,13 @@ def malformed_body(error: ValidationError) -> HTTPException:
 def openai_error(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> JSONResponse:
-    """Returns an error in OpenAI's form; a 503 has a Retry-After header."""
+    """Returns an error response in OpenAI's form. A 503 also has a Retry-After header."""
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
     return JSONResponse(error_body(status, message, kind, param), status, headers)
 
 
 def install(app: FastAPI) -> None:
-    """Registers a handler for every exception that a route may raise."""
+    """Registers the app's exception handlers, including one for unexpected exceptions."""
     for redis_error in (*TRANSIENT, ResponseError):
         app.add_exception_handler(redis_error, _redis_away)
     for refusal in (*_REFUSALS, RequestValidationError):

@@ -53,7 +53,7 @@ _WAYS = ("pass", "steps")
 
 @dataclass(frozen=True)
 class NodeMetrics(Collector):
-    """Collects the node's metrics. A round's totals restart with each round."""
+    """The node's Prometheus metrics. The totals of a round start at 0 with each new round."""
 
     _settings: Settings
     _read_health: Callable[[], tuple[Health, Overview | None]]

@@ -1,4 +1,4 @@
-"""OpenAPI for bodies that are parsed by routes instead of FastAPI (api/bodies.py)."""
+"""Describes request bodies in OpenAPI that routes parse themselves (api/bodies.py)."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -71,7 +71,7 @@ _SECURITY = {
 def json_body(
     bodies: Mapping[str, type[JobBody] | type[RoundBody] | type[BatchBody]],
 ) -> dict[str, Any]:
-    """Returns the `openapi_extra` of a route that reads one of the schemes' JSON bodies."""
+    """Returns the `openapi_extra` of a route whose JSON body is one of `bodies`, by scheme."""
     refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies.values()]
     examples = {
         name: example for body in bodies.values() for name, example in body.examples.items()
@@ -83,7 +83,7 @@ def json_body(
 def json_examples(
     description: str, examples: dict[str, dict[str, Any]], model: Any
 ) -> dict[str, Any]:
-    """Returns an entry of `responses` with several examples."""
+    """Returns a value for one status in a route's `responses`, with several JSON examples."""
     return {
         "model": model,
         "description": description,
@@ -92,8 +92,9 @@ def json_examples(
 
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], without_key: Collection[str]) -> None:
-    """Adds the schemas of `bodies` and their references, common refusals and keys to /openapi.json.
+    """Makes the app serve a completed /openapi.json.
 
+    Adds the schemas of `bodies`, the errors that every operation can return, and the API keys.
     `without_key`: paths that never need a key.
     """
 
@@ -133,7 +134,7 @@ def _with_retry_after(responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve_as_bytes(app: FastAPI) -> None:
-    """Serves the document as cached bytes; FastAPI would serialize it for each request."""
+    """Replaces FastAPI's route for /openapi.json by one that serializes the document only once."""
     assert app.openapi_url is not None
     content = cache(lambda: json.dumps(app.openapi(), separators=(",", ":")).encode())
 

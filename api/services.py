@@ -1,4 +1,4 @@
-"""Creates the app's services. Each route names the services that it uses."""
+"""Creates the services of the app, which its routes use (api/routes/provided.py)."""
 
 import time
 from collections.abc import Callable
@@ -48,7 +48,7 @@ from poc_core.state.past.events import Events
 from poc_core.state.past.history import History
 from poc_core.state.registry import CHAT_MEMORY_S
 
-# Requests a second to check hosts' tokens, for each address, with bursts of ten.
+# Requests with a host's token that one address can send per second, with bursts of ten.
 _TOKENS_PER_S = 1.0
 # Large chats parsed at the same time.
 _LARGE_CHATS = 1
@@ -57,7 +57,10 @@ REPORT_S = 1.0
 
 
 class Services:
-    """The services of one app. Tests pass their own Redis, dispatcher and clock."""
+    """The services of one app: stores in Redis, readers and middleware state.
+
+    Tests pass their own Redis, dispatcher and clock.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The workers available for chat, cached for a moment to spare Redis."""
+"""The workers available for chat, cached for a short time so that Redis is read less often."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from poc_core.records import WorkerRecord
 from poc_core.state import WorkerRegistry
 from poc_core.state.client import TRANSIENT
 
-# Seconds that a request waits for an unavailable Redis, and seconds for which the last known
-# workers serve chat without Redis.
+# Seconds that a request waits for an unavailable Redis, and seconds for which chat continues on
+# the last known workers while Redis is unavailable.
 _PATIENCE_S = 0.5
 _WITHOUT_REDIS_S = 60.0
 
 
 class ChatWorkers:
-    """The workers that Redis last reported as ready for chat.
+    """A cached list of the workers that are ready for chat, as last read from Redis.
 
     Runs on the event loop only, without locks.
     """
@@ -34,9 +34,10 @@ class ChatWorkers:
         clock: Callable[[], float] = time.monotonic,
         keeping: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`cache_s`: seconds for which a reading is reused.
+        """`cache_s`: seconds for which the workers read from Redis are reused.
 
-        `keeping`: returns the hosts whose model was stopped (DeploymentStore.keeping).
+        `keeping`: returns the ids of hosts whose model was stopped (DeploymentStore.keeping). Their
+        workers get no chat.
         """
         self._registry = registry
         self._keeping = keeping
@@ -49,9 +50,11 @@ class ChatWorkers:
         self._lost: dict[str, float] = {}  # worker id -> when a request to it last failed
 
     async def remembered(self) -> list[WorkerRecord]:
-        """Returns the workers that were ready at most `cache_s` ago and have not failed since.
+        """Returns the ready workers, as read from Redis at most `cache_s` seconds ago.
 
-        Without Redis, returns the last known workers for a minute, then raises RedisError.
+        Excludes workers to which a request has failed since (`lost`). While Redis is
+        unavailable, returns the last known workers for a minute, then raises RedisError or
+        TimeoutError.
         """
         oldest = self._clock() - self._cache_s
         if self._read_at >= oldest:
@@ -65,7 +68,10 @@ class ChatWorkers:
             return self._left()
 
     async def is_ready(self, worker_id: str) -> bool:
-        """Returns whether the worker was ready in the reading that `remembered` uses."""
+        """Returns whether the worker was ready when Redis was last read (at most `cache_s` ago).
+
+        Returns False if the workers are unknown because Redis is unavailable.
+        """
         try:
             await self.remembered()
         except (TimeoutError, *TRANSIENT):
@@ -73,17 +79,18 @@ class ChatWorkers:
         return any(worker.id == worker_id for worker in self._workers)
 
     async def now(self) -> list[WorkerRecord]:
-        """Reads Redis again and returns the ready workers."""
+        """Reads the ready workers from Redis without the cache, and returns them."""
         return await self._not_older_than(self._clock())
 
     def lost(self, worker_id: str) -> None:
-        """Excludes a worker that did not answer, until the next reading from Redis."""
+        """Excludes a worker that did not answer, until the workers are read from Redis again."""
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Records that an engine died during a request; returns how many engines died during it.
+        """Records that a worker's engine died during a request.
 
-        `request`: its fingerprint. Without Redis, records nothing and returns 0.
+        Returns how many engines have died during equal requests; 0 if Redis is unavailable.
+        `request`: the request's fingerprint. `what`: the request in words, for the event log.
         """
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
@@ -94,7 +101,10 @@ class ChatWorkers:
         return n
 
     async def outlived(self, request: str) -> None:
-        """Records that an engine answered the complete request."""
+        """Records that an engine survived a request, which resets the request's count of deaths.
+
+        `request`: the request's fingerprint.
+        """
         with suppress(RedisError):
             await to_thread.run_sync(self._registry.outlived, request)
 
@@ -127,6 +137,6 @@ class ChatWorkers:
 
 
 def _retrieve_error(reading: asyncio.Task[None]) -> None:
-    """Retrieves the reading's error, because asyncio logs errors that nobody retrieves."""
+    """Marks a task's exception as retrieved, because asyncio logs exceptions never retrieved."""
     if not reading.cancelled():
         reading.exception()

@@ -1,7 +1,7 @@
-"""A pool of HTTP clients for requests to workers. Each client has few connections.
+"""A pool of httpx clients for requests to workers. Each client has few connections.
 
-httpx looks at all connections of a client several times for each request: during 600 answers in
-progress, a request took four times as much CPU time as a single request.
+httpx iterates over all connections of a client several times for each request. With 600 answers in
+progress on one client, a request took four times as much CPU time as without other requests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from poc_core.state.registry import CHAT_CONNECT_S
 # Seconds to connect to a worker. There is no limit for its answer: a long prompt in a long queue
 # takes time, and a worker that dies closes its connections.
 TIMEOUT = httpx.Timeout(None, connect=CHAT_CONNECT_S)
-# Requests in progress of one client.
+# Most requests in progress on one client.
 MOST = 32
 
 
 class Clients:
-    """A growing list of clients. Runs on the event loop only, without locks."""
+    """A list of httpx clients, which grows when all clients are busy.
+
+    Runs on the event loop only, without locks.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -34,8 +37,8 @@ class Clients:
 
     @contextmanager
     def lend(self) -> Iterator[httpx.AsyncClient]:
-        """Yields a client for one request, until its answer has ended."""
-        # The first client with a free place, so that its idle connections are reused.
+        """Yields an httpx client for one request. The context must last until the answer's end."""
+        # The first client that is not busy, so that its idle connections are reused.
         place = next(
             (place for place in range(len(self)) if self._active[place] < self._most), len(self)
         )

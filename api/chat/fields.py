@@ -1,4 +1,4 @@
-"""The fields of a request to OpenAI's paths, parsed once for all readers."""
+"""Parses the fields of requests to OpenAI's paths, and changes them."""
 
 from hashlib import blake2b
 from io import BytesIO
@@ -14,7 +14,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class UnreadableError(ValueError):
-    """A body that cannot be parsed. The text gives the reason; `param` names the field."""
+    """A body cannot be parsed. The text gives the reason; `param` is the wrong field or None."""
 
     def __init__(self, why: str, param: str | None = None) -> None:
         super().__init__(why)
@@ -22,10 +22,10 @@ class UnreadableError(ValueError):
 
 
 def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """Returns the fields of a JSON object, or of a form (audio) without its files.
+    """Parses a request's body, a JSON object or a form, and returns its fields by name.
 
-    An empty body has no fields. UnreadableError if the body is neither, or if `model` is not a
-    string.
+    Omits a form's files. An empty body has no fields. UnreadableError if the body is neither a JSON
+    object nor a form, or if its field `model` is not a string.
     """
     fields = _of_form(content_type, body) if is_form(content_type) else _of_json(body)
     if not isinstance(fields, dict):
@@ -57,7 +57,11 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """Returns the `cache_salt` that replaces a request's own, different for each client."""
+    """Returns a `cache_salt` for vLLM's prefix cache, so that clients share no cached blocks.
+
+    It is a hash of the client's name and the request's original `cache_salt`. `asked`: the
+    request's fields.
+    """
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
 
@@ -65,7 +69,11 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Adds `more` to the fields and the body. A field in `more` replaces the client's."""
+    """Adds the fields `more` to a request. Returns the new fields and the new JSON body.
+
+    `asked`, `body`: the request's fields and body. A field of `more` replaces the client's field
+    with the same name.
+    """
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it
         return asked, body

@@ -1,4 +1,4 @@
-"""Forwards OpenAI requests to the workers' OpenAI servers; returns answers byte for byte."""
+"""Forwards OpenAI requests to the workers' vLLM servers, and forwards the answers unchanged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OURS = {b"content-length", _SECRET, _CLIENT, _SALT}
 
 @dataclass(frozen=True)
 class ProxyRequest:
-    """A complete client request, which can be sent to a second worker if the first worker dies."""
+    """A client's complete request, so that it can be sent again if a worker dies."""
 
     method: str
     path: bytes  # raw, with the query
@@ -68,15 +68,15 @@ class ProxyRequest:
 
 
 class NoWorkerError(Exception):
-    """No worker with the model answered."""
+    """None of the model's workers answered the request."""
 
 
 class DeadlyRequestError(Exception):
-    """Two engines died recently during equal requests."""
+    """The request is refused, because two engines died recently during equal requests."""
 
 
 class _Way:
-    """The progress of a request on its connection to a worker."""
+    """How far one request has come on its connection to a worker."""
 
     def __init__(self) -> None:
         self.is_new = False  # the connection was opened for this request
@@ -84,14 +84,17 @@ class _Way:
         self.is_answered = False
 
     async def note(self, event: str, _: object) -> None:
-        """Records an event of a request; httpcore's extension `trace` calls it."""
+        """Records an event of the request. httpcore calls this function (its extension `trace`)."""
         self.is_new |= event.startswith("connection.connect_")
         self.was_sent |= event == "http11.send_request_body.complete"
         self.is_answered |= event == "http11.receive_response_headers.complete"
 
 
 class Gateway:
-    """Sends each request to a worker that caches its prefix, else to the least busy worker."""
+    """Forwards requests to workers, and sends a request again if its worker dies.
+
+    Prefers the worker whose prefix cache has the prompt's beginning, else the least busy worker.
+    """
 
     def __init__(self, workers: ChatWorkers, chats: Chats) -> None:
         self.workers = workers
@@ -106,11 +109,18 @@ class Gateway:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Returns the worker that caches the prompt's beginning, then the others by load."""
+        """Returns the workers in the order in which a request should try them.
+
+        The first is the worker whose prefix cache probably has the prompt's beginning, unless that
+        worker is overloaded. The others follow, the least busy first.
+        """
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Sorts workers by load: this process's requests, then the chats in the last heartbeat."""
+        """Returns the workers, the least busy first.
+
+        Compares the requests of this API process, then all chats in the worker's last heartbeat.
+        """
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
             return self._active[worker.id], worker.stats.get("chat_active", 0)
@@ -118,9 +128,9 @@ class Gateway:
         return sorted(workers, key=load)
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
-        """Returns a worker's answer to a GET that needs no engine.
+        """Sends a GET to a worker's server, for a path that needs no engine. Returns the answer.
 
-        Raises httpx.HTTPError if the answer is not complete in time or too large.
+        httpx.HTTPError if the worker does not answer in time, or if the answer is too large.
         """
         plain = (b"accept-encoding", b"identity")
         sent = [*headers, *_secret(worker), plain]
@@ -142,10 +152,11 @@ class Gateway:
     async def open(
         self, workers: Sequence[WorkerRecord], request: ProxyRequest
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """Yields the first answer of a worker, and its body for the client.
+        """Sends a request to one worker after another until one answers.
 
-        `workers`: one or more workers of one model. Leaving the context cancels the request.
-        NoWorkerError if no worker is left, or two engines died during this request.
+        Yields the answer's head, and its body for the client. Leaving the context cancels the
+        request. `workers`: one or more workers of one model, in the order of attempts.
+        NoWorkerError if no worker answered, or if two engines died during this request.
         DeadlyRequestError if two engines died recently during an equal request.
         """
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
@@ -194,10 +205,10 @@ class Gateway:
     async def _ask(
         self, stack: AsyncExitStack, worker: WorkerRecord, request: ProxyRequest
     ) -> tuple[httpx.Response, bytes, AsyncIterator[bytes]]:
-        """Returns a worker's answer, its first bytes and the rest of its body.
+        """Sends a request to a worker. Returns the answer's head, its first bytes, and the rest.
 
-        Pushes resources to close on the stack. LostError if the worker died before the client saw
-        anything.
+        The first bytes of a stream reach up to the first event that shows whether the answer
+        failed. `stack`: closes the connection later. LostError if the worker did not answer.
         """
         client = stack.enter_context(self._clients.lend())
         was_sent = False
@@ -228,10 +239,11 @@ class Gateway:
         rest: AsyncIterator[bytes],
         is_suspect: bool,
     ) -> AsyncIterator[bytes]:
-        """Yields the body's bytes. A stream whose worker dies ends with an error event.
+        """Yields an answer's body for the client: `first`, then `rest`.
 
-        Other answers raise httpx's TransportError, so that no client takes a partial answer for a
-        complete one. `is_suspect`: another engine died during this request.
+        If the worker dies, a stream ends with an error event. Another answer raises
+        httpx.TransportError, so that no client mistakes a partial answer for a complete one.
+        `is_suspect`: another engine has died during this request.
         """
         is_stream, began_at = _is_stream(response), time.monotonic()
         # yield complete lines of a stream only: half a line before an error event would break the
@@ -267,7 +279,7 @@ class Gateway:
                 await self.workers.outlived(await _fingerprint(request))
 
     async def _died_with(self, worker: WorkerRecord, request: ProxyRequest) -> int:
-        """Records an engine's death; returns how many engines died during equal requests."""
+        """Records that a worker's engine died. Returns how many died during equal requests."""
         what = f"A request of {request.client} to {_path_of(request)[:80]}"
         return await self.workers.died_with(worker.id, await _fingerprint(request), what)
 
@@ -283,7 +295,7 @@ class Gateway:
 
 
 class ProxiedAnswer(Response):
-    """Waits for a worker's answer and forwards it, until the client disconnects."""
+    """The response to a client: a worker's answer. Cancelled when the client disconnects."""
 
     def __init__(
         self, gateway: Gateway, workers: Sequence[WorkerRecord], request: ProxyRequest
@@ -330,7 +342,10 @@ class ProxiedAnswer(Response):
 async def _passed_on(
     path: str, answer: httpx.Response, body: AsyncIterator[bytes], sending: Sending
 ) -> None:
-    """Sends a worker's answer; a stream that begins with an error gets the error's status."""
+    """Sends a worker's answer to the client.
+
+    A stream that begins with an error is sent as an error with that status, not as a stream.
+    """
     first, failed = await _next(body), None
     if _is_stream(answer):
         failed = failure(path, first)
@@ -353,18 +368,18 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def _is_stream(response: httpx.Response) -> bool:
-    """Returns whether the answer is a stream of server-sent events."""
+    """Returns True if an answer is a stream of server-sent events."""
     return bool(response.headers.get("content-type", "").startswith("text/event-stream"))
 
 
 async def _cancel(response: httpx.Response) -> None:
-    """Closes an answer, which also cancels its request if the body is not complete."""
+    """Closes a worker's answer. If its body is not complete, the worker cancels the request."""
     with suppress(httpx.HTTPError):
         await response.aclose()
 
 
 async def _client_gone(receive: Receive) -> None:
-    """Returns once the client has disconnected. The request's body was read before."""
+    """Waits until the client disconnects. Call it only after the request's body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -394,7 +409,10 @@ def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Reque
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    """Returns the headers without hop-by-hop headers, including those listed in Connection."""
+    """Returns the headers that a proxy forwards (RFC 9110, 7.6.1).
+
+    Removes hop-by-hop headers, and headers that the header Connection lists.
+    """
     named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
     hop = _HOP_HEADERS | {token.strip().lower() for tokens in named for token in tokens}
     return [(name, value) for name, value in headers if name.lower() not in hop]

@@ -1,4 +1,4 @@
-"""Guesses which worker's prefix cache has the beginning of a chat request."""
+"""Estimates which worker's prefix cache has the beginning of a chat request's prompt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_OVER_MEAN = 1.25
 
 @dataclass(frozen=True)
 class Prefix:
-    """A request's prompt, as hashes of its beginnings."""
+    """A request's prompt in blocks of _BLOCK characters, each hashed with all blocks before."""
 
     blocks: tuple[bytes, ...] = ()  # hash of the prompt up to the end of each block
     shared: int = 0  # blocks before the first user's message: tools and system prompt
@@ -40,7 +40,10 @@ NO_PREFIX = Prefix()
 
 
 def prefix_of(asked: Mapping[str, Any]) -> Prefix:
-    """Returns the prefix of a chat or completion; NO_PREFIX without a prompt."""
+    """Returns the hashed prompt of a chat or completion; NO_PREFIX if there is no prompt.
+
+    `asked`: the request's fields.
+    """
     salt = json.dumps(asked.get("cache_salt"))  # vLLM shares no block between different salts
     match asked:
         case {"messages": [*messages]}:
@@ -75,7 +78,10 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """Returns a hash for each block of `text`, at least one; `last`: the preceding block's hash."""
+    """Returns the hash of each block of `text`. Empty text counts as one block.
+
+    Each hash depends on all blocks before. `last`: the hash of the block before `text`.
+    """
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
@@ -85,7 +91,7 @@ def _chain(text: str, last: bytes) -> list[bytes]:
 
 
 class PrefixMemory:
-    """Remembers the worker that last computed each beginning of a prompt, and may cache it.
+    """Remembers which worker last computed each block of prompts, and probably caches it.
 
     Runs on the event loop only, without locks.
     """
@@ -98,7 +104,7 @@ class PrefixMemory:
         return len(self._workers)
 
     def remember(self, prefix: Prefix, worker_id: str) -> None:
-        """Records that the worker is computing this prompt."""
+        """Records that the worker computes the prompt `prefix`."""
         for block in prefix.blocks:
             self._workers[block] = worker_id
             self._workers.move_to_end(block)
@@ -108,11 +114,12 @@ class PrefixMemory:
     def order(
         self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
     ) -> list[WorkerRecord]:
-        """Returns `workers`, which are sorted by load, in the order of attempts.
+        """Returns the workers in the order in which a request should try them.
 
-        The first is the worker that has computed most of the prompt, else the worker assigned to
-        the conversation's opening by its hash. A worker with its full share of the requests in
-        progress (`active`, by worker id) is not preferred.
+        The first is the worker that has computed most of the prompt; if there is none, a worker
+        chosen by the hash of the conversation's opening. A worker with too many requests in
+        progress (`share`) is not moved to the front.
+        `workers`: sorted by load. `active`: returns a worker's requests in progress, by its id.
         """
         if not prefix.blocks:
             return list(workers)
@@ -136,14 +143,18 @@ class PrefixMemory:
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """Returns the number of requests, with the new one, up to which a worker may be preferred.
+    """Returns the most requests in progress, including the new request, of a preferred worker.
 
-    `active`: returns the requests in progress of a worker id.
+    This is 1.25 times the mean of all workers, rounded up.
+    `active`: returns a worker's requests in progress, by its id.
     """
     under_way = sum(active(worker.id) for worker in workers) + 1
     return ceil(_MOST_OVER_MEAN * under_way / len(workers))
 
 
 def _weight(opening: bytes, worker_id: str) -> bytes:
-    """Returns a weight for rendezvous hashing: few conversations move if a worker comes or goes."""
+    """Returns a worker's weight for rendezvous hashing; the worker with the lowest weight wins.
+
+    So few conversations change their worker when a worker joins or leaves.
+    """
     return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

@@ -1,4 +1,4 @@
-"""Server-sent events to a client: keep-alives, and errors at a stream's beginning."""
+"""Sends server-sent events to clients: keep-alives, and errors that begin a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poc_core.serving.openai_errors import error_event, shaped
 
 Headers = list[tuple[bytes, bytes]]
 
-# Seconds without a byte until a stream's client gets an empty line, because proxies close
+# Seconds of silence after which the client of a stream gets an empty line, because proxies close
 # connections that are silent for 60 s. An invalid request is refused earlier, with its own status.
 KEEP_ALIVE_S = 15.0
 # An empty line between events has no effect. A comment would: the network node parses each
@@ -25,7 +25,10 @@ _EARLY = {"response.created", "response.queued", "response.in_progress"}
 
 
 async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
-    """Reads a stream up to the first event that shows whether the answer failed."""
+    """Reads a stream up to the first event that shows whether the answer failed.
+
+    Returns all bytes read so far.
+    """
     head = b""
     while _decisive(head) is None:
         chunk = await anext(chunks, b"")
@@ -36,7 +39,10 @@ async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def failure(path: str, head: bytes) -> tuple[int, Any] | None:
-    """Returns status and body of the error that a stream begins with; None without an error."""
+    """Returns the HTTP status and the JSON of an error that begins a stream.
+
+    Returns None if the stream does not begin with an error. `head`: the stream's first events.
+    """
     event = _decisive(head)
     if event is None:
         return None
@@ -56,7 +62,10 @@ def failure(path: str, head: bytes) -> tuple[int, Any] | None:
 
 
 def _decisive(head: bytes) -> tuple[str, bytes] | None:
-    """Returns name and data of the first complete event that shows whether the answer failed."""
+    """Returns name and data of the first event that shows whether the answer failed.
+
+    Returns None if `head` has no such event yet, or only a part of it.
+    """
     for event in head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         name, data = "", b""
         for line in event.split(b"\n"):
@@ -71,7 +80,7 @@ def _decisive(head: bytes) -> tuple[str, bytes] | None:
 
 
 class Sending:
-    """An answer that two tasks send: one forwards a worker's bytes, one sends empty lines."""
+    """An answer that two tasks send: one forwards a worker's bytes, one sends keep-alives."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -102,7 +111,7 @@ class Sending:
             await self._send(_part(body, more=False))
 
     async def fail(self, status: int, error: Any, headers: Headers) -> None:
-        """Ends the answer with an error; the error is an event if the stream has begun."""
+        """Ends the answer with an error: an event if the stream has begun, else a JSON body."""
         if self.has_begun:
             await self.end(error_event(error))
             return
@@ -112,9 +121,9 @@ class Sending:
         await self.end(body)
 
     async def keep_alive(self, every_s: float) -> None:
-        """Sends an empty line after each `every_s` seconds of silence, never inside an event.
+        """Sends an empty line after every `every_s` seconds of silence, until cancelled.
 
-        Begins the stream first if it has not begun.
+        Sends none inside an event. Sends the head of a stream first if no head was sent yet.
         """
         while True:
             left = self._sent_at + every_s - self._loop.time()

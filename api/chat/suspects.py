@@ -1,6 +1,6 @@
-"""Requests during which an engine died. Each is sent to one more worker.
+"""Handles suspects: requests during which an engine died. A suspect is sent to a second worker.
 
-If that worker dies too, all API processes refuse the request for ten minutes
+If the second worker's engine dies too, all API processes refuse equal requests for ten minutes
 (WorkerRegistry.died_with).
 """
 
@@ -14,12 +14,13 @@ from hashlib import blake2b
 
 from pydantic_core import from_json
 
-# A request, or its stream, that ran longer than this when the engine ended is no suspect: it would
-# have done harm earlier. An ordered stop cuts off no younger request.
+# A request that had run for longer than this many seconds when the engine died is no suspect: a
+# deadly request ends an engine earlier. A deliberate stop interrupts no younger request.
 RECENT_S = 2.0
-# Seconds for which a suspect runs alone: a harmful request ends an engine within a step or two.
+# Seconds during which a suspect runs without other suspects: a deadly request ends an engine within
+# a step or two.
 TRIAL_S = 0.5
-# Fields that do not change an engine's work, or that a client may vary at will.
+# Fields that do not change an engine's work, or that clients change from request to request.
 _IGNORED = (
     "user", "seed", "request_id", "session_id", "metadata", "stream", "stream_options",
     "cache_salt", "prompt_cache_key", "safety_identifier", "store",
@@ -27,16 +28,19 @@ _IGNORED = (
 
 
 class LostError(Exception):
-    """A worker did not answer a request."""
+    """A worker did not answer a request, because the worker or its engine is lost."""
 
     def __init__(self, why: str, in_engine: bool) -> None:
-        """`in_engine`: the engine may have received the request."""
+        """`in_engine`: whether the engine can have received the request."""
         super().__init__(why)
         self.in_engine = in_engine
 
 
 def fingerprint(path: bytes, body: bytes) -> str:
-    """Returns a hash that is equal for two requests with the same work for an engine."""
+    """Returns a hash of a request that is equal for requests that cause the same computation.
+
+    Ignores the query and fields such as `seed` and `user`.
+    """
     try:
         asked = from_json(body)
         told = {name: one for name, one in asked.items() if name not in _IGNORED}
@@ -47,7 +51,7 @@ def fingerprint(path: bytes, body: bytes) -> str:
 
 
 class Engine:
-    """Runs suspected requests one at a time in an engine, so that only the deadly one is blamed.
+    """The suspects sent to one engine. Starts them one at a time, so that the right one is blamed.
 
     Runs on the event loop only. Requests are compared by identity.
     """
@@ -59,7 +63,11 @@ class Engine:
 
     @asynccontextmanager
     async def trial(self, request: object) -> AsyncIterator[None]:
-        """Runs the request while no other suspect starts. LostError if another ended the engine."""
+        """Waits for other suspects, then lets the caller send this suspect inside the context.
+
+        No other suspect starts for TRIAL_S seconds or until the context's end. LostError if another
+        suspect has ended the engine.
+        """
         await self._turn.acquire()
         self._suspect = request
         timer = asyncio.get_running_loop().call_later(TRIAL_S, self._next, request)
@@ -76,12 +84,12 @@ class Engine:
             self._next(request)
 
     def was_ended_by_another(self, request: object) -> bool:
-        """Returns whether another request ended the engine, or starts and may have ended it."""
+        """Returns True if another suspect ended the engine, or started recently and could have."""
         known = self._culprit or self._suspect
         return known is not None and known is not request
 
     def _next(self, request: object) -> None:
-        """Ends a request's trial, and lets the next suspect start. Idempotent."""
+        """Lets the next suspect start, if `request` is the suspect that is starting now."""
         if self._suspect is request:
             self._suspect = None
             self._turn.release()

@@ -1,1 +1,1 @@
-"""The console at /console: its view of the node, and its page."""
+"""The console at /console: the data that its page shows, and the page's files."""

@@ -1,4 +1,4 @@
-"""The console's list of workers, with a row for each seat."""
+"""The console's table of workers, and the figures of their GPUs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from poc_core.records import WorkerRecord
 
 
 def rows(seats: Sequence[Seat]) -> list[dict[str, Any]]:
-    """Returns a row for each worker that the node has or should have, sorted by name."""
+    """Returns the rows of the table of workers, one for each seat, sorted by the seat's name."""
     return [_row(seat) for seat in sorted(seats, key=lambda seat: _natural(seat.name))]
 
 
@@ -36,14 +36,17 @@ def _row(seat: Seat) -> dict[str, Any]:
 
 
 def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Returns nonces a second by worker name (see `summed_by_name`), rounded."""
+    """Returns nonces per second by worker name, rounded to two decimals.
+
+    `per_second`, `names`: nonces per second and name for each worker id.
+    """
     return {name: round(rate, 2) for name, rate in summed_by_name(per_second, names).items()}
 
 
 def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
-    """Returns the GPUs' figures by worker name.
+    """Returns use, memory and temperature of each worker's GPUs, by worker name.
 
-    A worker with several GPUs gets their mean use, their total memory, and the highest temperature.
+    For a worker with several GPUs: the mean use, the sum of memory, and the highest temperature.
     """
     found: dict[str, JsonValue] = {}
     for seat in seats:
@@ -60,7 +63,10 @@ def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
 
 
 def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
-    """Returns the mean use of the workers' GPUs in percent; None if no GPU reports its use."""
+    """Returns the mean use of the workers' GPUs in percent, each GPU counted once.
+
+    Returns None if no GPU reports its use.
+    """
     gpus = {
         (worker.host, device.get("index")): device
         for worker in workers
@@ -75,7 +81,10 @@ def _values(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
 
 
 def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
-    """Returns the GPUs that a worker is pinned to, or all GPUs of its machine."""
+    """Returns the records of the GPUs that a worker is pinned to.
+
+    Returns those of all GPUs of its machine if the worker is not pinned.
+    """
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):
         return []
@@ -89,6 +98,6 @@ def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Returns a sort key that puts gpu10 after gpu9."""
+    """Returns a sort key that compares the numbers in a name, so that gpu10 follows gpu9."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,4 +1,4 @@
-"""The files of the console's page: static, without a build, and without external resources."""
+"""Loads the static files of the console's page. They need no build and no other server."""
 
 import hashlib
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class PageFile:
 
 
 def load(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """Returns the page's files by their path below `folder`."""
+    """Reads all files below `folder`. Returns them by their path relative to `folder`."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The console's view of the node, read from Redis."""
+"""Reads the node's state from Redis for the console."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,8 @@ from poc_core.state.past.history import (
     first_token_p95,
 )
 
-# Steps sent again whenever a step ends, so that late data is included.
+# Number of the history's last steps that are sent again whenever a step ends, so that late data is
+# included.
 _TOLD_STEPS = 3
 # Steps of 5 s over which the time to the first token is computed: five minutes.
 _CHAT_STEPS = 60
@@ -42,9 +43,9 @@ _LATE_S = 1.5
 
 @dataclass
 class View:
-    """Reads the node for the console's pages, and caches data that no longer changes.
+    """Reads the node's state for the console's page, and caches data that no longer changes.
 
-    One thread at a time may use it.
+    Not thread-safe.
     """
 
     _settings: Settings
@@ -62,7 +63,10 @@ class View:
     _first_token: float | None = None
 
     def read(self) -> Sections:
-        """Returns all sections; while Redis is unavailable, only time, problem and health."""
+        """Returns the node's state in named sections.
+
+        While Redis is unavailable, returns only `now`, `problem` and `health`.
+        """
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:
@@ -98,7 +102,10 @@ class View:
         return found | {f"steps{step_s}": told for step_s, told in self._steps.items()}
 
     def _health_section(self, health: Health) -> dict[str, Any]:
-        """Returns the health without the reasons' `text`, which changes each second."""
+        """Returns the section `health`, without the field `text` of each reason.
+
+        `text` changes each second, and a changed section is sent again.
+        """
         whole = self._health.answer(health)
         for reason in whole["reasons"]:
             del reason["text"]
@@ -155,14 +162,21 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 
 def steps_of(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str, Any]:
-    """Returns the last `n` completed steps of length `step_s` (one of STEPS)."""
+    """Returns the history of the last `n` completed steps for the console's charts.
+
+    `step_s`: the length of a step in seconds, one of STEPS. `now`: Unix time in seconds.
+    """
     end = math.floor((now - _LATE_S) / step_s) * step_s
     first = end - n * step_s
     return {"step_s": step_s, "first": first} | _columns(history.read(step_s, first, n), step_s)
 
 
 def _columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
-    """Returns nonces a second by worker, chats, and seconds to the first token, for each step."""
+    """Returns a list with one value per step for each figure of the charts.
+
+    The figures are: nonces per second of each worker, new, failed and active chats, and the 95th
+    percentile of the seconds to the first token.
+    """
     names = sorted({name for step in steps for name in step if not name.startswith(":")})
     return {
         "workers": {

@@ -1,4 +1,4 @@
-"""Jobs and rounds for the console: one line each in lists, all details on their own pages."""
+"""Reads jobs and rounds for the console: a summary for its list, all details for their pages."""
 
 import json
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _VERDICT = (
 
 @dataclass(frozen=True)
 class Work:
-    """Reads jobs and rounds from Redis."""
+    """Reads jobs and rounds from Redis for the console."""
 
     _jobs: JobStore
     _rounds: RoundStore
@@ -35,9 +35,9 @@ class Work:
     _redis: Redis
 
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns lines of the newest jobs and rounds, the newest first.
+        """Returns summaries (`job_line`, `round_line`) of the newest jobs and rounds, newest first.
 
-        `ended`: a cache of finished jobs' lines, by id, which this call updates.
+        `ended`: a cache of the summaries of finished jobs, by job id. This call updates the cache.
         """
         newest = self._rounds.newest(_MOST_ROUNDS)
         found = self._listed_jobs(ended) + [round_line(record) for record in newest]
@@ -54,7 +54,7 @@ class Work:
         return [lines[job_id] for job_id in listed if job_id in lines]
 
     def job_line(self, record: JobRecord) -> dict[str, Any]:
-        """Returns a job's line in the list."""
+        """Returns a job's summary for the console's list."""
         return {
             "id": record.job_id,
             "kind": record.kind.value,
@@ -73,7 +73,7 @@ class Work:
         }
 
     def job_page(self, job_id: str) -> dict[str, Any] | None:
-        """Returns all details of a job; None if the job is unknown or has expired."""
+        """Returns all details of a job. Returns None if the job is unknown or has expired."""
         record = self._jobs.read(job_id)
         if record is None:
             return None
@@ -85,7 +85,7 @@ class Work:
         }
 
     def round_page(self, round_id: str) -> dict[str, Any] | None:
-        """Returns all details of a round; None if the round is unknown or has expired."""
+        """Returns all details of a round. Returns None if the round is unknown or has expired."""
         record = self._rounds.read(round_id)
         if record is None:
             return None
@@ -125,7 +125,7 @@ class Work:
 
 
 def round_line(record: RoundRecord) -> dict[str, Any]:
-    """Returns a round's line with the field names of `job_line`."""
+    """Returns a round's summary for the console's list, with the field names of `job_line`."""
     return {
         "id": record.round_id,
         "kind": "round",

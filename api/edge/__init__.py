@@ -1,1 +1,1 @@
-"""Checks of requests before any route: connections, foreign web pages, keys, body sizes."""
+"""Checks requests before any route runs: connections, foreign web pages, keys, body sizes."""

@@ -1,7 +1,7 @@
-"""Limits the size of request bodies, and the memory that all bodies share.
+"""Limits the size of each request body, and the memory of all request bodies together.
 
-Any client may use the shared memory while there is enough. Otherwise a stalled body is dropped
-first, then the slowest body of a client that holds more memory than the requesting client.
+If that memory is full, a body that is still arriving is dropped: first a stalled body, then the
+slowest body of a client that holds more memory than the client whose body needs memory.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.edge.shares import client_of
 from api.errors import unavailable
 
-# Number of bodies of the largest size that fit into the shared memory.
+# How many bodies of the largest size fit into the memory of all bodies.
 _LARGEST_AT_ONCE = 4
-# Bytes of a body that are always accepted.
+# The first bytes of each body, which are accepted even if the memory is full.
 _SMALL_BYTES = 64 * 1024
 # Seconds without a byte after which a body counts as stalled.
 _STALLED_S = 2.0
-# Scope key of a function to call once a body is no longer needed, if that is long before the
-# answer.
+# Key in the ASGI scope of a function that releases the body's memory. For requests that no longer
+# need their body long before their answer ends.
 BODY_DONE = "proofline.body_done"
 
 
 @dataclass(eq=False)
 class _Body:
-    """Size and progress of one request body in memory."""
+    """One request body: how much of it is in memory, and when its last bytes arrived."""
 
     client: str
     begun_at: float  # by BodyLimit's clock, in seconds
@@ -42,12 +42,12 @@ class _Body:
     waits: asyncio.Timeout | None = None
 
     def speed(self, now: float) -> float:
-        """Returns the mean bytes a second since the body began."""
+        """Returns the mean speed since the body's beginning, in bytes per second."""
         return self.n_bytes / max(now - self.begun_at, 1e-3)
 
 
 class Room:
-    """Accounts for the memory of all request bodies, which clients share."""
+    """Counts the memory of all request bodies, and chooses bodies to drop if it is full."""
 
     def __init__(self, n_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._n_bytes = n_bytes
@@ -62,7 +62,10 @@ class Room:
         return _Body(client, now, now)
 
     def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
-        """Reserves `n_bytes` for a body. Returns False if there is not enough memory."""
+        """Reserves `n_bytes` more for a body, and drops other bodies if the memory is full.
+
+        Returns False if no other body can be dropped. `is_last`: the body is complete with them.
+        """
         while (
             n_bytes
             and body.n_bytes + n_bytes > _SMALL_BYTES
@@ -86,7 +89,7 @@ class Room:
         return True
 
     def end(self, body: _Body) -> None:
-        """Releases all memory of this body."""
+        """Releases all memory that is reserved for a body."""
         self._held[body.client] -= body.n_bytes
         self._total -= body.n_bytes
         if not self._held[body.client]:
@@ -95,7 +98,7 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """Returns the body to drop in favour of `asking`; None if `asking` has to be refused."""
+        """Returns the body to drop so that `asking` gets its memory; None if there is none."""
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]
@@ -111,7 +114,7 @@ class Room:
 
 
 class BodyLimit:
-    """Middleware: 413 for a body over `max_bytes`, 503 while the shared memory is full."""
+    """Middleware: refuses a body larger than `max_bytes` (413), or if the memory is full (503)."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

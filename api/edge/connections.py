@@ -1,7 +1,7 @@
-"""Limits of a connection's time and memory until its request is complete; uvicorn has none.
+"""Limits the number of connections, their time and their memory. uvicorn has no such limits.
 
-Slow and silent clients are disconnected. If there are too many connections, the client with most of
-them loses one, so that no client can keep others out by holding connections open.
+Disconnects slow and silent clients. If there are too many connections, the client with the most
+connections loses one, so that no client can keep others out by holding connections open.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from poc_core.open_files import raise_file_limit as raise_file_limit
 from poc_core.serving.openai_errors import shaped
 from poc_core.serving.openai_paths import is_clients_path
 
-# Seconds from the start of the connection, or of a later request, to the end of its headers.
+# Seconds from the start of a connection, or of a later request on it, to the end of the headers.
 HEADERS_S = 10.0
-# Bytes and number of a request's headers: each header takes about 150 bytes more. Browsers and
-# proxies send some KiB, in a few dozen headers.
+# Most bytes and most headers of a request: each header needs about 150 bytes of memory besides its
+# text. Browsers and proxies send some KiB, in a few dozen headers.
 HEADER_BYTES = 64 * 1024
 MOST_HEADERS = 200
 # Seconds that a connection without a request stays open. Clients close theirs earlier (httpx 5,
@@ -36,27 +36,28 @@ MOST_HEADERS = 200
 IDLE_S = 75
 # Connections open at the same time; fewer if the process may open fewer files.
 MAX_CONNECTIONS = 4096
-# Seconds for a complete request, and for the next 64 KiB of its answer.
+# Seconds for a complete request, and for its client to accept the next 64 KiB of the answer.
 REQUEST_S = 60.0
 # Seconds between two checks of all connections.
 _LOOK_S = 0.5
-# Seconds in which an honest client sends its request, so that a burst outlives silent clients.
+# Seconds after which a connection whose client is silent moves from Places.fresh to Places.late,
+# whose connections are closed first.
 _FRESH_S = 1.0
-# Share of all places that is reserved for new connections; answers cannot take these places.
+# Share of MAX_CONNECTIONS that is reserved for new connections. Answers in progress cannot use it.
 _NEWCOMERS = 1 / 16
-# Ends of the paths of health probes; their answers may take the reserved places.
+# Last parts of the paths of health probes. Their answers do not count as answers in progress.
 PROBES = ("/livez", "/health", "/readyz")
 # Bytes of an answer that a client must accept within Limits.request_s.
 _PROGRESS_BYTES = 64 * 1024
-# Bytes of a body that are buffered before its request begins.
+# Bytes of a body that are buffered before the request's handler starts.
 _HELD_BYTES = 8 * 1024
-# Bytes that are read at once, before a request begins and after.
+# Most bytes that are read at once, before and after the request's handler starts.
 _FIRST_READ_BYTES, _MOST_READ_BYTES = 16 * 1024, 256 * 1024
-# Pipelined requests of one connection; each takes kilobytes.
+# Most pipelined requests of one connection; each takes kilobytes of memory.
 _MAX_PIPELINED = 16
 # Open files for everything except connections: Redis, logs, libraries.
 _OTHER_FILES = 96
-# End of the path of an answer that lasts as long as its client listens.
+# Last part of the path of the one answer that never ends by itself.
 ENDLESS = "/console/events"
 # A chat request also has a connection to its worker.
 _FILES_PER_CONNECTION = 2
@@ -71,20 +72,22 @@ class Limits:
 
     @property
     def answers(self) -> int:
-        """Returns how many answers may be in progress, not counting answers to probes."""
+        """Returns the most answers in progress, not counting answers to health probes."""
         return self.connections - max(2, int(self.connections * _NEWCOMERS))
 
 
 class Places:
     """The open connections of one server, grouped by what they wait for, and counted by client.
 
-    Above the limit of connections, the client with most connections in `late`, else in `fresh`,
-    loses its oldest. Above the limit of answers, the client with most answers loses its youngest.
+    If there are too many connections, the client with the most in `late` loses its oldest there;
+    if `late` is empty, `fresh` counts. If there are too many answers in progress, the client with
+    the most loses its youngest.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        # In `late` and `fresh` the client must send or accept something.
+        # A connection in `fresh` or `late` waits for its client to send or accept something; in
+        # `late` if the client has taken more than _FRESH_S. One in `answers` waits for the app.
         self.late: Holdings[_Limited] = Holdings()
         self.fresh: Holdings[_Limited] = Holdings()
         self.answers: Holdings[_Limited] = Holdings()
@@ -104,7 +107,10 @@ class Places:
         self.put(connection, None)
 
     def put(self, connection: "_Limited", where: "Holdings[_Limited] | None") -> None:
-        """Moves a connection to another group, and ends an answer if there are too many."""
+        """Moves a connection to the group `where` (None: to no group).
+
+        If there are then too many answers in progress, closes the connection of one.
+        """
         if connection.place is not None:
             connection.place.remove(connection.owner, connection)
         connection.place, connection.placed_at = where, connection.loop.time()
@@ -114,7 +120,7 @@ class Places:
             self.answers.youngest().make_room()
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        # One timer for all connections: thousands of timers delayed other requests.
+        # One timer for all connections: thousands of timers would delay other requests.
         self._look = loop.call_later(_LOOK_S, self._check, loop) if self._all else None
         now = loop.time()
         for connection in list(self._all):
@@ -124,12 +130,15 @@ class Places:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """Returns how many connections a process can hold if it may open `files` files."""
+    """Returns the most connections of a process, `wanted` at most.
+
+    `files`: the number of files that the process can open.
+    """
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 
 def limited(limits: Limits) -> type[asyncio.Protocol]:
-    """Returns a protocol class for `uvicorn.Config(http=...)` of one server with these limits."""
+    """Returns a protocol class with these limits, for `uvicorn.Config(http=...)` of one server."""
     of_server = {"limits": limits, "places": Places(limits)}
     inner = type("LimitedProtocol", (_Limited,), of_server)
     outer = type("InPieces", (_InPieces,), {"inner": inner, "limits": limits})
@@ -137,9 +146,9 @@ def limited(limits: Limits) -> type[asyncio.Protocol]:
 
 
 class _InPieces(asyncio.BufferedProtocol):
-    """Reads small pieces until a request's handler starts.
+    """Reads small pieces until a request's handler starts, and passes them to `inner`.
 
-    asyncio's reads of 256 KiB held 130 MB of bodies for 1,000 waiting requests.
+    With asyncio's reads of 256 KiB, 1,000 waiting requests held 130 MB of bodies.
     """
 
     # shared by all connections: the bytes are copied at once
@@ -295,11 +304,11 @@ class _Limited(HttpToolsProtocol):
 
     @property
     def has_begun(self) -> bool:
-        """Returns whether the request's handler has started and more of the body may come."""
+        """Returns True if the request's handler has started and its body is not complete."""
         return self._headers_done and self._starts is None
 
     def make_room(self) -> None:
-        """Closes this connection, with 503 if its answer has not begun."""
+        """Closes this connection in favour of another. Answers 503 if its answer has not begun."""
         # Immediately, before the event loop reports the connection lost. Otherwise many new
         # connections would choose the same connection to close, and it would still count among the
         # answers.
@@ -321,9 +330,9 @@ class _Limited(HttpToolsProtocol):
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Delays the handler until the body has arrived, or the first 8 KiB of a larger body.
+        """Starts the request's handler once the body, or its first 8 KiB, has arrived.
 
-        A started handler without a body takes ten times the memory of the headers.
+        A handler that waits for its body takes ten times the memory of the headers alone.
         """
         if self._headers_done and cycle is self.cycle:
             self._starts = partial(super()._start_asgi_task, cycle, app)
@@ -346,7 +355,7 @@ class _Limited(HttpToolsProtocol):
         self.places.put(self, self.places.fresh if is_probe else self.places.answers)
 
     def _takes_too_long(self, now: float) -> bool:
-        """Returns whether the client accepts its answer too slowly."""
+        """Returns True if the client accepts its answer too slowly (_PROGRESS_BYTES)."""
         left = self.transport.get_write_buffer_size()
         if self._left is None:
             # A connection being closed stays open until its remaining bytes are accepted.

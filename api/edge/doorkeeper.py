@@ -1,6 +1,6 @@
-"""Admits requests by the role of their key, or by the peer's network, up to a rate for each client.
+"""Admits requests by the role of their key or by the peer's network, and limits each client's rate.
 
-The matched route determines the required role; prefixes of paths do not matter.
+The required role depends on the route that matches, not on a prefix of the path.
 """
 
 import time
@@ -35,21 +35,24 @@ ROLES: dict[str, Role] = {
 # Paths open to all: the liveness probe, the clock (only the time), and the console's page, which
 # asks for a key itself and contains no data of the node.
 OPEN = {"/livez", "/api/v1/clock", "/console", "/console/", "/console/{name:path}"}
-# Paths that hosts use with a token instead of a key; api/routes/hosts.py checks the token.
+# Paths for hosts that join, with a token instead of a key; api/routes/hosts.py checks the token.
 OF_HOSTS = {"/api/v1/hosts/join", "/api/v1/hosts/standing"}
 
 # Headers that may contain a key: the standard one, Anthropic's and Azure's.
 _BEARER = b"authorization"
 _KEY_HEADERS = {_BEARER, b"x-api-key", b"api-key"}
-# Seconds of the allowed rate that a client may use at once, as a burst.
+# Largest burst of a client, in seconds of its allowed rate.
 _BURST_S = 10.0
-# Clients whose rate is tracked.
+# Most clients whose rate is tracked.
 _MAX_CLIENTS = 10_000
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def role_of(path: str | None, method: str) -> Role:
-    """Returns the role that a key needs for a route; `path` is None if no route matches."""
+    """Returns the role that a key needs for a route and a method.
+
+    `path`: the route's path template; None if no route matches.
+    """
     role = ROLES.get(path or "")
     if role is Role.PROOFS and method in ("GET", "HEAD"):
         return Role.READ
@@ -57,21 +60,29 @@ def role_of(path: str | None, method: str) -> Role:
 
 
 def keys_wanted(settings: Settings, listens_on: str) -> bool:
-    """Returns whether an API that listens on that address requires keys."""
+    """Returns True if clients need a key (POC_REQUIRE_KEYS).
+
+    `listens_on`: the address or name that the server listens on.
+    """
     if settings.require_keys == "auto":
         return listens_on not in _LOOPBACK and not listens_on.startswith("127.")
     return settings.require_keys == "always"
 
 
 def salts_wanted(settings: Settings, listens_on: str) -> bool:
-    """Returns whether each client's chats have a separate prefix cache."""
+    """Returns True if clients share no blocks of the prefix cache (POC_CACHE_SALT).
+
+    `listens_on`: the address or name that the server listens on.
+    """
     if settings.cache_salt == "auto":
         return keys_wanted(settings, listens_on)
     return settings.cache_salt == "always"
 
 
 class Doorkeeper:
-    """Middleware: 401 without a valid key, 403 for a key without the role, 429 beyond the rate."""
+    """Middleware: refuses requests without a valid key (401), with a key that lacks the role (403),
+    and beyond the client's rate (429).
+    """
 
     def __init__(
         self,
@@ -101,7 +112,7 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """Returns the app that answers the request, and the scope to pass to that app."""
+        """Returns an ASGI app and the scope for it: the inner app, or an error response."""
         path = self._route(scope)
         if path in OPEN | OF_HOSTS:
             return self._app, scope
@@ -156,7 +167,10 @@ class Doorkeeper:
         return any(address in network for network in self._trusted)
 
     def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
-        """Returns the caller of the key in these headers; None if unknown, or if headers differ."""
+        """Returns name and roles of the key in these headers.
+
+        Returns None if the key is unknown, or if the headers contain different keys.
+        """
         keys = {_key(name, value.decode("latin-1")) for name, value in given}
         return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 
@@ -196,7 +210,7 @@ def _key(name: bytes, value: str) -> str:
 
 
 class Rates:
-    """A token bucket for each client, filled at `per_second`; each request takes one token."""
+    """A token bucket for each client, refilled at `per_second`. Each request takes one token."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         self._per_second = per_second
@@ -206,8 +220,9 @@ class Rates:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str) -> float:
-        """Takes a token and returns 0; without a free token, returns the seconds until there is
-        one.
+        """Takes a token from the client's bucket and returns 0.
+
+        If the bucket is empty, takes none and returns the seconds until it has a token.
         """
         now = self._clock()
         full_at = max(now, self._full_at.get(client, now)) + 1 / self._per_second

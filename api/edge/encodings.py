@@ -14,22 +14,23 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADER = "content-encoding"
-# Bytes that are decoded at once, in less than a millisecond.
+# Most decoded bytes that a decoder returns at once; they take less than a millisecond.
 _PIECE = 128 * 1024
-# Bytes passed to a decoder at once: the rest of them is copied for each member.
+# Most compressed bytes passed to a decoder at once: after each member of the encoded data, the
+# decoder copies the rest of these bytes.
 _GIVEN = 16 * 1024
 # zstd's parameter for the largest window, and its value as a logarithm (RFC 9659: 8 MiB).
 _WINDOW_LOG_MAX, _WINDOW_LOG = 100, 23
 
 
 class Decoded:
-    """Middleware: decodes bodies piece by piece, so that an inner limit can stop in time.
+    """Middleware: decodes compressed bodies piece by piece, and answers 415 to unknown encodings.
 
-    415 for an unknown encoding.
+    Piece by piece, so that BodyLimit inside this middleware stops a body that becomes too large.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        """`max_bytes`: limit of a compressed body."""
+        """`max_bytes`: the largest size of a body before decoding."""
         self._app = app
         self._max_bytes = max_bytes
 
@@ -57,7 +58,10 @@ class _Decoder(Protocol):
     is_whole: bool  # the encoded data is complete
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yields the next bytes in decoded pieces. ValueError if the bytes are invalid."""
+        """Decodes the next bytes of the body and yields the result in pieces.
+
+        ValueError if the bytes are invalid.
+        """
 
 
 class _Body:
@@ -123,7 +127,7 @@ class _Zlib:
 
 
 class _Buffer(ctypes.Structure):
-    """zstd's ZSTD_inBuffer and ZSTD_outBuffer."""
+    """The C structs ZSTD_inBuffer and ZSTD_outBuffer, which have the same fields."""
 
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t), ("pos", ctypes.c_size_t))
 
@@ -159,7 +163,7 @@ class _Zstd:
 
 @cache
 def decoders() -> dict[str, Callable[[], _Decoder]]:
-    """Returns decoder factories by the name of the encoding."""
+    """Returns a decoder factory for each available encoding, by the encoding's name."""
     known: dict[str, Callable[[], _Decoder]] = {
         "gzip": lambda: _Zlib(16 + zlib.MAX_WBITS),
         "deflate": lambda: _Zlib(zlib.MAX_WBITS),

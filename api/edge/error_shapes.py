@@ -1,6 +1,6 @@
-"""Rewrites errors on the paths of a model's clients to the form that these clients expect.
+"""Rewrites errors on OpenAI's and Anthropic's paths to the form that their clients expect.
 
-In any other form, the `openai` and `anthropic` packages show only the status.
+The packages `openai` and `anthropic` show only the status of an error in another form.
 """
 
 import json
@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 20
 
 
 class ErrorShapes:
-    """Middleware: rewrites every error to OpenAI's form, or Anthropic's below /v1/messages."""
+    """Middleware: rewrites JSON errors to OpenAI's form, or Anthropic's below /v1/messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -39,7 +39,7 @@ class ErrorShapes:
 
 @dataclass
 class _Answer:
-    """An answer to a client; buffers an error until the error can be rewritten."""
+    """Sends an answer to a client. Buffers an error until its body is complete, and rewrites it."""
 
     _path: str
     _send: Send
@@ -69,7 +69,7 @@ class _Answer:
 
 
 def _reshaped(path: str, status: int, body: bytes) -> bytes:
-    """Returns the error's body in the client's form."""
+    """Returns an error's body in the form that clients of this path expect."""
     said = said_by(body)
     right = shaped(path, status, said)
     return body if right == said else json.dumps(right).encode()

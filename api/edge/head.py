@@ -1,10 +1,10 @@
-"""HEAD requests for every GET route (RFC 9110, 9.3.2)."""
+"""Answers HEAD requests on every route for GET (RFC 9110, 9.3.2)."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadAsGet:
-    """Middleware: answers HEAD with the headers of GET."""
+    """Middleware: answers HEAD with the status and headers of GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

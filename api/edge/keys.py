@@ -1,6 +1,6 @@
-"""The API's keys: names, roles and hashes in a file, which is read again when it changes.
+"""The API's keys. A file has the name, the roles and the SHA-256 hash of each key.
 
-A key is 256 random bits, so it cannot be guessed, and its plain hash reveals nothing.
+A key has 256 random bits, so it can be found neither by guessing nor from its unsalted hash.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ _RANDOM_BYTES = 32
 
 
 class Role(StrEnum):
-    """A key's permission. Each role except chat includes read access."""
+    """A permission of a key. Each role except `chat` includes `read-only`."""
 
     READ = "read-only"
     PROOFS = "proofs"
@@ -41,7 +41,7 @@ OF_NETWORK_NODE = frozenset({Role.PROOFS, Role.CHAT, Role.DEPLOY})
 
 
 class KeysError(ProoflineError):
-    """The key file cannot be read or written, or has no such key; the text gives the remedy."""
+    """The key file cannot be read or changed as asked. The text says what to do."""
 
 
 class StoredKey(BaseModel, frozen=True):
@@ -57,7 +57,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Caller:
-    """Name and roles of a request's key."""
+    """Name and roles of the key that a request was sent with."""
 
     name: str
     roles: frozenset[Role]
@@ -67,10 +67,10 @@ class Caller:
 
 
 class KeyFile:
-    """The keys of one file. The file is read again after each change."""
+    """The keys in one file. The file is read again whenever it has changed."""
 
     def __init__(self, path: Path, beside: str | None = None) -> None:
-        """`beside`: an additional key with all roles (POC_API_KEY)."""
+        """`beside`: a key that is not in the file and has all roles (POC_API_KEY)."""
         self.path = path.expanduser()
         self._beside = (
             {} if beside is None else {_hash(beside): Caller("POC_API_KEY", frozenset(Role))}
@@ -79,12 +79,15 @@ class KeyFile:
         self._callers: Mapping[str, Caller] = self._beside
 
     def caller(self, key: str) -> Caller | None:
-        """Returns the caller with this key, or None. Compares hashes, so timing reveals nothing."""
+        """Returns the name and roles of a key; None if the key is unknown.
+
+        Compares hashes, so that the time taken reveals nothing about the keys.
+        """
         self._reload()
         return self._callers.get(_hash(key))
 
     def keys(self) -> Sequence[StoredKey]:
-        """Returns the keys in the file. KeysError if the file cannot be read."""
+        """Reads the file and returns its keys. KeysError if the file cannot be read."""
         try:
             return _File.model_validate_json(self.path.read_bytes()).keys
         except FileNotFoundError:
@@ -97,7 +100,10 @@ class KeyFile:
             ) from None
 
     def add(self, name: str, roles: Collection[Role]) -> str:
-        """Creates a key, stores its hash and returns the key. KeysError if the name exists."""
+        """Creates a key, stores its hash in the file, and returns the key.
+
+        KeysError if the name is invalid or in use, or if the file cannot be changed.
+        """
         with self._changing():
             keys = self.keys()
             if any(key.name == name for key in keys):
@@ -113,7 +119,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Removes a key, so that it is no longer accepted. KeysError if no key has that name."""
+        """Removes the key with this name from the file. KeysError if no key has that name."""
         with self._changing():
             keys = self.keys()
             left = [key for key in keys if key.name != name]
@@ -143,7 +149,7 @@ class KeyFile:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Holds a file lock, so that no two commands change the file at the same time."""
+        """Holds a lock, so that no two processes change the key file at the same time."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(

@@ -1,8 +1,8 @@
-"""Blocks requests of foreign web pages, which the operator's browser could send to this node.
+"""Blocks requests that foreign web pages make the operator's browser send to this node.
 
-Without permission a page can send any POST with a simple content type, with the page's Origin
-(CSRF), or with a domain that resolves to this address as Host (DNS rebinding). The network node
-sends JSON without an Origin, and mostly without a Content-Type.
+A page can send any POST with a simple content type and its own Origin (CSRF), or with a Host that
+resolves to this node's address (DNS rebinding). The network node sends JSON without an Origin, and
+mostly without a Content-Type.
 """
 
 import re
@@ -28,12 +28,13 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 
 
 class Perimeter:
-    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body that is not JSON
-    (400 on the paths of a model's clients).
+    """Middleware: refuses foreign Host (421) and Origin headers (403), and bodies other than JSON.
+
+    Such a body gets 400 on OpenAI's and Anthropic's paths, 415 on all other paths.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:
-        """`own_names`: additional names of this node."""
+        """`own_names`: names and addresses of this node, besides POC_ALLOWED_HOSTS."""
         self._app = app
         self._names = {name.lower() for name in own_names} | set(listed(settings.allowed_hosts))
         self._suffixes = (*_PRIVATE, *(name for name in self._names if name.startswith(".")))
@@ -84,7 +85,10 @@ class Perimeter:
         return None
 
     def knows(self, authority: str) -> bool:
-        """Returns whether a Host header (HOST or HOST:PORT) names this node."""
+        """Returns True if a Host header is accepted as a name of this node.
+
+        `authority`: the header's value, HOST or HOST:PORT.
+        """
         match = _AUTHORITY.fullmatch(authority)
         if match is None:
             return False
@@ -95,15 +99,16 @@ class Perimeter:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Returns whether a page of that origin was loaded from the host of this request."""
+    """Returns True if the header Origin names the same host and port as the header Host."""
     scheme, separator, authority = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
 
 
 def _type(scope: Scope) -> None:
-    """Adds a JSON Content-Type to a request without one, unless a web page may have sent it.
+    """Adds the header Content-Type: application/json to a request below /api/ without that header.
 
-    Changes the scope in place, because outer layers read the client from this scope.
+    Not to a request with an Origin, which a web page can have sent. Changes the scope in place,
+    because outer middleware reads data that inner middleware adds to this scope.
     """
     names = {name.lower() for name, _ in scope["headers"]}
     if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:

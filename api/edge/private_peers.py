@@ -1,9 +1,8 @@
-"""Trusts peers in private networks, such as MLNode's Compose network
-(POC_TRUSTED_NETWORKS=private).
+"""Finds out whether a peer is in a private network (POC_TRUSTED_NETWORKS=private).
 
-A gateway's address identifies no client, because Docker's port forwarding replaces clients'
-addresses with the gateway's. A proxied request is trusted only if its peer and all forwarded
-addresses are trusted, so a forged address can only reduce trust.
+The addresses of gateways do not count as private, because Docker's port forwarding replaces the
+addresses of external clients with its gateway's address. A request through a proxy is trusted only
+if its peer and all forwarded addresses are trusted, so a forged address gains nothing.
 """
 
 import time
@@ -24,12 +23,12 @@ _PRIVATE = [
 _PROC_NET = Path("/proc/net")
 _FRESH_S = 5.0
 _WHOLE_IPV6 = 128  # bits of a route to one host
-# Addresses in forwarding headers: more than any chain of proxies has.
+# Most addresses in forwarding headers: more than any chain of proxies has.
 MOST_FORWARDED = 16
 
 
 def is_private(address: Address) -> bool:
-    """Returns whether an address is private or loopback, and not a gateway."""
+    """Returns True if an address is private or loopback, and not a gateway's (`gateways`)."""
     if not any(address in network for network in _PRIVATE):
         return False
     return address not in _recent_gateways(time.monotonic() // _FRESH_S)
@@ -37,12 +36,16 @@ def is_private(address: Address) -> bool:
 
 @lru_cache(maxsize=1)
 def _recent_gateways(_period: float) -> set[Address]:
-    """Returns `gateways()`, read once in each period of _FRESH_S seconds."""
+    """Returns `gateways()`, cached for a period of _FRESH_S seconds. `_period`: its number."""
     return gateways()
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
-    """Returns the gateways of this machine's routes, and Docker's gateway in each local network."""
+    """Returns the addresses of gateways, as listed in the kernel's routing tables.
+
+    These are the gateways of this machine's routes, and the first address of each local network,
+    which Docker uses for its gateway.
+    """
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
         words = line.split()
@@ -58,7 +61,11 @@ def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
 
 
 def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None]:
-    """Returns the addresses in forwarding headers; None for each address that cannot be parsed."""
+    """Returns the client addresses in X-Forwarded-For and X-Real-IP.
+
+    Has None for each address that cannot be parsed, and for the header Forwarded. Returns only
+    [None] if there are more than MOST_FORWARDED addresses.
+    """
     found: list[Address | None] = []
     for name, value in headers:
         if name == b"forwarded":
@@ -70,7 +77,10 @@ def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None
 
 
 def address_of(text: str) -> Address | None:
-    """Parses an IP address, IPv4 also from its form in IPv6. None if the text is no address."""
+    """Parses an IP address. Returns None if the text is not an address.
+
+    Returns an IPv4-mapped IPv6 address as IPv4.
+    """
     try:
         address = ip_address(text.strip())
     except ValueError:

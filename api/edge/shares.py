@@ -1,4 +1,6 @@
-"""Identifies clients, finds the client that holds most of a resource, and gives clients turns."""
+"""Shares resources fairly among clients: identifies a request's client, and finds the client that
+holds the most connections or is next to start a request.
+"""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -11,12 +13,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.edge.private_peers import address_of
 from poc_core.fair.turns import Turns
 
-# Scope key of the client's name as determined by the doorkeeper, such as the name of its key.
+# Key in the ASGI scope of the client's name, as set by Doorkeeper from the request's API key.
 CLIENT = "proofline.client"
-# Bits of an IPv6 address that identify a customer, who has all addresses of a /64.
+# Leading bits of an IPv6 address that identify a customer, who has all addresses of a /64.
 _NETWORK_BITS = 64
-# Requests that start in one iteration of the loop, at 0.2 to 0.5 ms each; more in an iteration that
-# takes long because it forwards many streams.
+# Requests that start in one iteration of the event loop, at 0.2 to 0.5 ms each. After a long
+# iteration, which forwards many streams, _PER_S requests start for each second that it took.
 _AT_ONCE = 4
 _PER_S = 500.0
 
@@ -24,14 +26,14 @@ T = TypeVar("T", bound=Hashable)
 
 
 def client_of(scope: Scope) -> str:
-    """Returns a request's client: the name of its key, else `of_address` of its peer."""
+    """Returns an identifier of a request's client: the key's name, else the peer's `of_address`."""
     peer = scope.get("client")
     return scope.get(CLIENT) or (of_address(peer[0]) if peer else "")
 
 
 @lru_cache(maxsize=4096)
 def of_address(host: str) -> str:
-    """Returns the client at a peer's address: for IPv6 the /64 network, else the address."""
+    """Returns an identifier of a client by its address: the address; for IPv6, its /64 network."""
     address = address_of(host.partition("%")[0])
     if isinstance(address, IPv6Address):
         return f"{int(address) >> (128 - _NETWORK_BITS):x}::/{_NETWORK_BITS}"
@@ -39,7 +41,10 @@ def of_address(host: str) -> str:
 
 
 class Holdings(Generic[T]):
-    """Things that clients hold, such as connections, by client and age; takes constant time."""
+    """Things that clients hold, such as connections. All operations take constant time.
+
+    Finds the oldest or youngest thing of the client that holds the most.
+    """
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[T, None]] = {}
@@ -66,13 +71,14 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """Returns the oldest thing of the client that holds most. Among equal clients, the first to
-        hold so many counts.
+        """Returns the oldest thing of the client that holds the most things.
+
+        If several clients hold the most, selects the client that reached this number first.
         """
         return next(iter(self._largest()))
 
     def youngest(self) -> T:
-        """Returns the youngest thing of the client that `oldest` selects."""
+        """Returns the youngest thing of the client that holds the most things (see `oldest`)."""
         return next(reversed(self._largest()))
 
     def _largest(self) -> OrderedDict[T, None]:
@@ -91,7 +97,10 @@ class Holdings(Generic[T]):
 
 
 class InTurns:
-    """Middleware: starts waiting requests, first those of the client with the fewest started."""
+    """Middleware: limits how many requests start at once. The other requests wait.
+
+    The first to start is a request of the client with the fewest started requests.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,7 @@
-"""Removes the version before a path: the network node asks for /v3.0.16/api/v1/state."""
+"""Removes a version at the beginning of a path.
+
+The network node requests, for example, /v3.0.16/api/v1/state.
+"""
 
 from urllib.parse import unquote
 
@@ -6,21 +9,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 
-# First segments of a node's paths: ours, and those of vLLM's server outside /v1.
+# First segments of all paths of this API: our own, and paths of vLLM's server outside /v1.
 FIRST_SEGMENTS = frozenset(
     {
         *("api", "health", "livez", "readyz", "ready", "metrics", "docs", "openapi.json"),
         *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )
-# Never a second segment of our paths; a version may itself be v1 or v2.
+# Segments that show that a v1 or v2 before them is a version: none of our paths has them in second
+# place after v1 or v2.
 _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
-    """Middleware: removes a path's first segment if a path of the node follows.
+    """Middleware: removes a path's first segment if the rest is a path of this API.
 
-    Escapes (%2F) stay as they are.
+    Escaped characters such as %2F stay escaped in `raw_path`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -40,7 +44,7 @@ class VersionSegment:
 
 
 def without_version(raw_path: bytes) -> bytes | None:
-    """Returns the raw path without the version before it; None if there is no version."""
+    """Returns a raw path without the version at its beginning; None if there is no version."""
     segments = raw_path.decode("latin-1").split("/")  # the first segment is empty
     if len(segments) < 3 or not segments[1]:
         return None

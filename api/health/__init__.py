@@ -1,1 +1,1 @@
-"""The node's health: one verdict, shared by all answers that report it."""
+"""Decides on the node's health, for all routes and pages that report it."""

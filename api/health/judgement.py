@@ -1,4 +1,7 @@
-"""Derives the node's health from Redis' records by a pure function, so that all processes agree."""
+"""Derives the node's health from the records in Redis.
+
+`judge` is a pure function, so all API processes report the same health.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +16,13 @@ from poc_core.serving.places import LATELY_S
 from poc_core.state.delivery.outbox import BAD_CERTIFICATES
 from poc_core.state.overview import Overview
 
-# Seconds without a heartbeat until a supervisor or a chat port, and the courier, counts as silent.
+# Seconds without a heartbeat after which a supervisor or chat port, or the courier (which delivers
+# callbacks), counts as silent.
 HOST_SILENT_S, COURIER_SILENT_S = 5.0, 3.0
-# Failed tries in a row until a receiver is reported, and restarts within LATELY_S until a worker is
-# reported.
+# A callback receiver is reported from this many failed deliveries in a row, a worker from this many
+# restarts within LATELY_S.
 MANY_FAILURES, MANY_RESTARTS = 2, 3
-# Seconds for which a round without ready workers counts as continuing while a worker restarts.
+# Seconds after a worker's end in which a round without ready workers counts as continuing.
 REPLACED_S = 600.0
 # Workers that one reason names.
 _MOST_NAMED = 3
@@ -37,7 +41,7 @@ KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "cour
 
 @dataclass(frozen=True)
 class Reason:
-    """A problem of the node, as a phrase, its duration, and the rest of the sentence."""
+    """A problem of the node, described by a sentence: phrase, duration, rest (see `text`)."""
 
     kind: str  # of KINDS
     level: Level
@@ -46,7 +50,7 @@ class Reason:
     since: float | None = None  # seconds since the epoch; None if unknown
 
     def text(self, now: float) -> str:
-        """Returns the problem as a sentence without a full stop."""
+        """Returns the problem as a sentence without a full stop. `now`: Unix time in seconds."""
         lasts = f" for {duration(now - self.since)}" if self.since is not None else ""
         return f"{self.what}{lasts}{self.more}"
 
@@ -77,17 +81,17 @@ class Health:
         return sum(seat.is_ready for seat in self.seats)
 
     def names_of(self, workers: Sequence[WorkerRecord]) -> dict[str, str]:
-        """Returns the name of each worker process by worker id; a seat's name if it has a seat."""
+        """Returns a name for each worker, by worker id: its seat's name, else its own name."""
         seated = {seat.worker.id: seat.name for seat in self.seats if seat.worker is not None}
         return {worker.id: worker.name for worker in workers} | seated
 
     def text(self, now: float) -> str:
-        """Returns the health in one line."""
+        """Returns all problems in one line, or "all is well"."""
         return "; ".join(reason.text(now) for reason in self.reasons) or "all is well"
 
 
 def judge(snapshot: Snapshot) -> Health:
-    """Returns the node's health."""
+    """Returns the node's health: its level, the problems found, and the workers."""
     seen, now = snapshot.seen, snapshot.now
     if seen is None:
         since = snapshot.redis_away_since
@@ -113,10 +117,10 @@ def judge(snapshot: Snapshot) -> Health:
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """Returns a sentence if a generating round waits for its only workers to restart.
+    """Returns a sentence if a generating round waits until one of its workers has restarted.
 
-    Returns None if no round is generating, a worker is ready, or no worker restarts within
-    REPLACED_S.
+    Returns None in all other cases: if no round is generating, if the model has a ready worker, or
+    if none of its workers is restarting, REPLACED_S seconds after its end at most.
     """
     record = seen.round.record if seen.round is not None else None
     if record is None or record.state is not RoundState.GENERATING:
@@ -129,7 +133,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """Returns whether a supervisor is restarting the worker, at most REPLACED_S after its end."""
+    """Returns True if a supervisor restarts the worker, which ended less than REPLACED_S ago."""
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")
@@ -150,7 +154,7 @@ def _workers(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
 
 
 def _nobody(seen: Overview) -> Reason:
-    """Explains why the node has no workers."""
+    """Returns the reason why the node has no workers."""
     record, hosts = seen.deployment.record, seen.deployment.hosts
     if record is not None and seen.deployment.state is DeploymentState.FAILED:
         name = record.wanted.name if record.wanted else "a model"
@@ -168,7 +172,7 @@ def _nobody(seen: Overview) -> Reason:
 
 
 def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
-    """Reports that Redis was emptied recently, so that its jobs and rounds are lost."""
+    """Yields a problem if Redis lost its data, including jobs and rounds, within LATELY_S."""
     record = seen.deployment.record
     at = record.restored_at if record is not None else None
     if at is not None and snapshot.now - at < LATELY_S:
@@ -253,7 +257,10 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
 
 
 def _named(seats: Sequence[Seat]) -> str:
-    """Lists the first few seats, each with the reason why the worker is not ready."""
+    """Returns a phrase with the first three workers and why each is not ready.
+
+    Names no worker if the reason is the same for all.
+    """
     if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
         return f"each {seats[0].why}"
     told = [f"{seat.name} {seat.why}" for seat in seats[:_MOST_NAMED]]
@@ -262,7 +269,7 @@ def _named(seats: Sequence[Seat]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration: 12 s, 3 min, 2 h, 4 d."""
+    """Formats a duration in its largest suitable unit: 12 s, 3 min, 2 h, 4 d."""
     whole = max(0, round(seconds))
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if whole >= 2 * size or (unit == "min" and whole >= size):

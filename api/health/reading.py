@@ -1,4 +1,4 @@
-"""Reads the node's health, and formats the health for answers."""
+"""Reads the node's health from Redis, and formats it for the API's answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from poc_core.state.overview import Overview, Overviews
 
 @dataclass(frozen=True)
 class HealthReader:
-    """Reads Redis and derives the node's health, also while Redis does not answer."""
+    """Derives the node's health from Redis. Works also while Redis does not answer."""
 
     _overviews: Overviews
     watch: RedisWatch
@@ -21,7 +21,10 @@ class HealthReader:
     now: Callable[[], float]  # seconds since the epoch
 
     def read(self) -> tuple[Health, Overview | None]:
-        """Returns the health and the overview of Redis; the overview is None if Redis is silent."""
+        """Returns the node's health and the overview that it is derived from.
+
+        The overview is None if Redis is unavailable.
+        """
         if self.watch.is_mute:  # asking Redis would take seconds
             return self.of(None), None
         try:
@@ -34,7 +37,10 @@ class HealthReader:
         return self.of(seen), seen
 
     def of(self, seen: Overview | None) -> Health:
-        """Returns the health for an overview; `seen`: None if Redis does not answer."""
+        """Returns the node's health, derived from an overview that was read from Redis.
+
+        `seen`: the overview; None if Redis does not answer.
+        """
         if seen is not None:
             self.watch.note_back()
         return judge(
@@ -49,11 +55,14 @@ class HealthReader:
         )
 
     def replacement(self, seen: Overview) -> str | None:
-        """Returns why a round continues without a ready worker, or None (judgement.replacement)."""
+        """Returns a sentence if a generating round waits for a worker's restart, else None.
+
+        See judgement.replacement.
+        """
         return replacement(seen, self.of(seen).seats, self.now())
 
     def answer(self, health: Health) -> dict[str, Any]:
-        """Returns the health in the form of answers.NodeHealth."""
+        """Returns a dict with the fields of answers.NodeHealth."""
         now = self.now()
         return {
             "level": health.level,

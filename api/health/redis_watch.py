@@ -1,7 +1,7 @@
-"""Detects and logs within seconds that Redis is unavailable, also without requests.
+"""Detects within seconds that Redis is unavailable, and logs it, also if no requests come.
 
-Also reloads scripts that Redis has lost, because other processes lack the right to load scripts,
-and kills a script that blocks Redis for long.
+Reloads Lua scripts that Redis has lost, because only the API has the right to load scripts. Kills a
+script that blocks Redis for 5 s or more.
 """
 
 import logging
@@ -19,7 +19,8 @@ from poc_core.state.client import is_busy, is_transient
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-# Seconds to wait for a PING: longer than Redis' longest script, shorter than a request waits.
+# Seconds to wait for the answer to a PING: longer than our longest Lua script runs, shorter than a
+# request waits for Redis.
 PATIENCE_S = 2.0
 # Celery's scripts, which workers and Flower run.
 BROKER_SCRIPTS = (REFRESH_BINDING, SWEEP_BINDINGS, str(Lock.LUA_RELEASE_SCRIPT))
@@ -33,7 +34,10 @@ UNKILLABLE = (
 
 
 class RedisWatch:
-    """A thread that pings Redis every second. Requests also report whether Redis answers."""
+    """Knows whether Redis is available: from pings every second, and from requests.
+
+    Requests report with `note_away` and `note_back`.
+    """
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
         """`redis`: client with a timeout of PATIENCE_S. `clock`: seconds since the epoch."""
@@ -45,7 +49,7 @@ class RedisWatch:
         self.is_mute = False  # whether Redis accepts connections without answering
 
     def start(self) -> None:
-        """Starts the thread, unless another application with these services has started it."""
+        """Starts the thread that pings Redis. Does nothing if the thread was already started."""
         if self._looks is None:
             self._looks = Periodic("redis-watch", LOOK_S, self.look)
             self._looks.start()
@@ -56,7 +60,7 @@ class RedisWatch:
         self._redis.close()
 
     def look(self) -> None:
-        """Pings Redis once. Does not raise while Redis is unavailable or busy."""
+        """Pings Redis once and records the result. Does not raise if Redis is unavailable."""
         try:
             self._redis.ping()
             scripts.load_all(self._redis, BROKER_SCRIPTS)
@@ -83,7 +87,7 @@ class RedisWatch:
             )
 
     def note_away(self, error: Exception) -> None:
-        """Records that a request to Redis failed; logs only the first failure."""
+        """Records that a request to Redis failed. Logs only the first failure of an outage."""
         self.is_mute = isinstance(error, TimeoutError)
         if self.trouble != UNKILLABLE:
             self.trouble = BUSY if is_busy(error) else AWAY
@@ -96,7 +100,7 @@ class RedisWatch:
             )
 
     def note_back(self) -> None:
-        """Records that Redis answered."""
+        """Records that Redis answered a request, and logs the end of an outage."""
         if self.away_since is not None:
             log.warning("Redis answers again, after %.0f s", self._clock() - self.away_since)
         self.away_since, self.is_mute, self.trouble = None, False, AWAY

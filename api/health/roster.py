@@ -1,4 +1,7 @@
-"""The node's workers by name. A worker keeps its name and seat when its process restarts."""
+"""Lists the node's seats. A seat is a worker that the node has or should have.
+
+A worker's process can restart; its seat and its name stay.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +37,7 @@ class Seat:
 
     @property
     def why(self) -> str:
-        """Returns the reason why the worker is not ready, as a phrase that follows its name."""
+        """Returns why the worker is not ready: a phrase that continues "host1/gpu0 ..."."""
         if self.state == "given up":
             said = (self.place.gave_up if self.place else None) or ""
             return said.removeprefix(f"{self.name} ") or "is given up"
@@ -50,10 +53,10 @@ class Seat:
 
 
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
-    """Returns the seats of hosts at work, and of workers without a supervisor, sorted by name.
+    """Returns the seats of hosts that start or serve a model, sorted by name.
 
-    An engine over several hosts has one seat, on its head host. `ttl_s`: lifetime of a worker's
-    record after its last heartbeat.
+    Includes workers that no supervisor runs. An engine that spans several hosts has one seat, on
+    its head host. `ttl_s`: the TTL in seconds of a worker's record after its last heartbeat.
     """
     silent_s = {name: max(0.0, ttl_s - left_s) for name, left_s in seen.left_s.items()}
     by_process = {(worker.host_id, worker.pid): worker for worker in seen.workers}
@@ -110,7 +113,10 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _distinct(seats: list[Seat]) -> Iterator[Seat]:
-    """Yields the seats with unique names, without silent processes that were replaced."""
+    """Yields the seats, renamed if their names are equal.
+
+    Omits a silent worker without a supervisor if a live worker has the same name.
+    """
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [
         seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive
@@ -124,7 +130,10 @@ def _distinct(seats: list[Seat]) -> Iterator[Seat]:
 
 
 def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) -> DeploymentState:
-    """Returns the deployment's state, or if no host has reported, the state of the workers."""
+    """Returns the state of the deployment.
+
+    If no host has reported, derives it from the workers' states.
+    """
     if status.hosts or status.state is DeploymentState.FAILED:
         return status.state
     states = {worker.state for worker in workers}
@@ -134,9 +143,10 @@ def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) 
 
 
 def summed_by_name(values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Sums values over the processes of each worker; returns the sums by worker name, sorted.
+    """Sums values over the processes of each worker. Returns the sums by worker name, sorted.
 
-    Both mappings have worker ids as keys; each process of a worker has a new id.
+    `values`, `names`: a value and a worker's name for each worker id. A restarted worker has a new
+    id but its old name.
     """
     found: dict[str, float] = defaultdict(int)
     for worker_id, value in values.items():

@@ -1,1 +1,1 @@
-"""Models on this machine's disk, and the deployment of a model."""
+"""Manages models on this machine's disk, and deploys a model on the node's hosts."""

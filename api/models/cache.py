@@ -1,6 +1,6 @@
-"""The Hugging Face cache of this machine, with complete and partial models.
+"""Reads the Hugging Face cache of this machine, with complete and partial models.
 
-An unreadable model causes an error for that model only.
+An unreadable model causes an error only for that model, not for the list of all models.
 """
 
 import os
@@ -24,7 +24,7 @@ Stage = Literal["DOWNLOADED", "PARTIAL", "NOT_FOUND"]
 
 
 class CacheError(ProoflineError):
-    """The cache cannot be read or changed; the text names the place and the reason."""
+    """The cache cannot be read or changed. The text names the folder and the reason."""
 
 
 class DiskSpace(BaseModel):
@@ -35,7 +35,7 @@ class DiskSpace(BaseModel):
 
 @dataclass(frozen=True)
 class Revision:
-    """A model at one commit, complete or in part."""
+    """One commit of a model in the cache. Some of its files can be missing."""
 
     commit: str
     refs: frozenset[str]
@@ -47,10 +47,10 @@ class Revision:
 
 
 class ModelCache:
-    """Reads and deletes this machine's models; download.py downloads models in another process."""
+    """Reads and deletes models in this machine's cache. download.py downloads them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: None for the folder given by HF_HOME or HF_HUB_CACHE."""
+        """`path`: the cache's folder; None for Hugging Face's default (HF_HUB_CACHE, HF_HOME)."""
         self._path = path
 
     @property
@@ -63,9 +63,10 @@ class ModelCache:
         return self.path / (_PREFIX + hf_repo.replace("/", "--"))
 
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
-        """Returns whether a model is complete, partial or missing.
+        """Returns whether a model's files are complete, partial or missing in the cache.
 
-        Without a commit, looks at `main`, or at all revisions if there is no `main`.
+        `hf_commit`: a commit, branch or tag. None for `main`, or for any revision if there is no
+        `main`.
         """
         try:
             revisions = self.revisions(hf_repo, hf_commit)
@@ -76,7 +77,7 @@ class ModelCache:
         return "PARTIAL" if revisions or self.begun_bytes(hf_repo) else "NOT_FOUND"
 
     def trouble(self, hf_repo: str, hf_commit: str | None) -> str | None:
-        """Returns why the model cannot be read; None if it can."""
+        """Returns an error text if a model's files cannot be read, else None."""
         try:
             for revision in self.revisions(hf_repo, hf_commit):
                 missing(revision.folder)
@@ -85,7 +86,7 @@ class ModelCache:
         return None
 
     def offline(self, hf_repo: str) -> str | None:
-        """Returns why a model cannot be downloaded (HF_HUB_OFFLINE is set), or None if it can."""
+        """Returns an error text if HF_HUB_OFFLINE forbids to download the model, else None."""
         from huggingface_hub import constants
 
         if not constants.HF_HUB_OFFLINE:
@@ -93,7 +94,7 @@ class ModelCache:
         return f"HF_HUB_OFFLINE forbids to ask the hub for {hf_repo}; {self.here(hf_repo)}."
 
     def here(self, hf_repo: str) -> str:
-        """Lists a model's cached revisions, as a phrase."""
+        """Returns a phrase with the names of all cached revisions of a model."""
         try:
             names = [one.name for one in self.revisions(hf_repo, None, all_of_them=True)]
         except BrokenModelError as error:
@@ -103,10 +104,10 @@ class ModelCache:
         )
 
     def models(self) -> Iterator[tuple[str, str | None, Stage]]:
-        """Yields (repository, commit, stage) of each revision; the commit is None if none is
-        readable.
+        """Yields (repository, commit, stage) for each cached revision of each model.
 
-        CacheError if the cache itself cannot be read.
+        The commit is None if a model has no readable revision. CacheError if the cache's folder
+        cannot be read.
         """
         for name in self._entries():
             hf_repo = name.removeprefix(_PREFIX).replace("--", "/")
@@ -125,9 +126,10 @@ class ModelCache:
     def revisions(
         self, hf_repo: str, hf_commit: str | None, all_of_them: bool = False
     ) -> list[Revision]:
-        """Returns the revisions that match the commit, or all. BrokenModelError if unreadable.
+        """Returns the cached revisions of a model that match `hf_commit` (a commit, branch or tag).
 
-        Without a commit, `main` matches, or every revision if there is no `main`.
+        If `hf_commit` is None, returns `main`, or all revisions if there is no `main`.
+        `all_of_them`: returns all revisions. BrokenModelError if the folder cannot be read.
         """
         folder = self.folder(hf_repo)
         try:
@@ -157,14 +159,14 @@ class ModelCache:
         return [one for one in found if "main" in one.refs] or found
 
     def begun_bytes(self, hf_repo: str) -> int:
-        """Returns the bytes that incomplete downloads of the model take on disk."""
+        """Returns the bytes on disk of a model's incompletely downloaded files; 0 without any."""
         begun = (self.folder(hf_repo) / "blobs").glob("*.incomplete")
         return sum(1 + _size(path) for path in begun)
 
     def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Deletes one revision, or all without a commit. Returns False if there is none.
+        """Deletes the revision `hf_commit` of a model; if that is None, the complete model.
 
-        CacheError if any file could not be deleted.
+        Returns False if there was nothing to delete. CacheError if a file could not be deleted.
         """
         folder = self.folder(hf_repo)
         try:
@@ -191,7 +193,7 @@ class ModelCache:
         return bool(wanted)
 
     def space(self) -> DiskSpace:
-        """Returns the cache's size and the free space. CacheError if the cache cannot be read."""
+        """Returns the cache's size and its disk's free space. CacheError if it cannot be read."""
         path = self.path
         used = sum(
             _size(os.path.join(folder, name))
@@ -218,7 +220,7 @@ class ModelCache:
 
 
 def existing(path: Path) -> Path:
-    """Returns the path, or its closest existing parent."""
+    """Returns the path if it exists, else its closest existing parent folder."""
     return next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
 
 
@@ -230,7 +232,7 @@ def _is_whole(revision: Revision) -> bool:
 
 
 def _refs(folder: Path) -> dict[str, str]:
-    """Returns the commit of each readable ref (branch or tag), by the ref's name."""
+    """Returns the commit of each ref (branch or tag) by the ref's name. Skips unreadable refs."""
     found = {}
     for place, _, names in os.walk(folder):
         for name in names:
@@ -241,7 +243,10 @@ def _refs(folder: Path) -> dict[str, str]:
 
 
 def _blobs(repo: Path, revisions: list[Revision]) -> set[str]:
-    """Returns the files of these revisions in the repository's blob store. Raises OSError."""
+    """Returns the paths of all blobs (`blobs/`) that the files of these revisions link to.
+
+    OSError if a folder cannot be read.
+    """
 
     def fail(error: OSError) -> None:
         raise error
@@ -257,7 +262,7 @@ def _blobs(repo: Path, revisions: list[Revision]) -> set[str]:
 
 
 def _remove(path: str | Path) -> bool:
-    """Deletes a file, a link or a folder. Returns whether it existed. Raises OSError."""
+    """Deletes a file, link or folder. Returns False if it did not exist. OSError if it remains."""
     if not os.path.lexists(path):
         return False
     if os.path.isdir(path) and not os.path.islink(path):

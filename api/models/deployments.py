@@ -1,4 +1,4 @@
-"""Deploys a model on all hosts of the node, withdraws it, and waits for completion."""
+"""Deploys a model on all hosts of the node, or stops it, and waits until the hosts are done."""
 
 import logging
 import time
@@ -23,14 +23,15 @@ log = logging.getLogger(__name__)
 
 # Seconds between two checks of the hosts' reports, which arrive every second.
 _LOOK_S = 0.2
-# Seconds for engines to end: workers have 30, guards 8 more, a dead host is removed after 10.
+# Seconds that a request waits for engines to end. Workers have 30 s for it, their guards 8 s more;
+# a dead host is removed after 10 s.
 _GONE_S = 60.0
 # Seconds that a request waits for its model: less than the 900 that the network node waits.
 SERVE_S = 870.0
 
 
 def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
-    """Returns the deployment that a body requests. BodyError if an argument is not allowed."""
+    """Converts a request's body to a deployment. BodyError if a vLLM argument is not allowed."""
     try:
         wanted = read_deployment(body.model, body.dtype, body.additional_args, settings.trusted)
     except ArgumentsError as error:
@@ -42,7 +43,7 @@ def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
 
 @dataclass(frozen=True)
 class Deploying:
-    """Starts and stops the model of all hosts for the API's clients."""
+    """Starts and stops the model on all hosts, as requested by the API's clients."""
 
     _settings: Settings
     _deployments: DeploymentStore
@@ -50,10 +51,11 @@ class Deploying:
     _jobs: JobStore
 
     def deploy(self, body: DeployBody) -> int:
-        """Makes all hosts start a model; returns the deployment's generation.
+        """Makes all hosts start a model. Ends an earlier model's round and jobs.
 
-        BodyError as in `deployment_of`. HTTPException 409 if a model runs or starts, 503 if there
-        is no host.
+        Returns the deployment's generation, a number that grows with each change. BodyError if a
+        vLLM argument is not allowed. HTTPException 409 if a model runs or starts, 503 if there is
+        no host.
         """
         wanted = deployment_of(body, self._settings)
         try:
@@ -67,19 +69,19 @@ class Deploying:
         return generation
 
     def withdraw(self, keeps: bool) -> int:
-        """Ends the round, the jobs and the workers of all hosts; returns the withdrawal's
-        generation.
+        """Ends the round and the jobs, and makes all hosts stop the model.
 
-        `keeps`: loading engines continue for a while, see DeploymentStore.withdraw.
+        Returns the new generation, for `until_gone`. `keeps`: hosts keep engines that are still
+        loading for a while, see DeploymentStore.withdraw.
         """
         self._end_work()
         return self._deployments.withdraw(keeps)
 
     async def until_served(self, request: Request, generation: int) -> Response | Done:
-        """Waits until a host serves the model. The deployment continues if the client disconnects.
+        """Waits until a host serves the model of the deployment `generation`.
 
-        HTTPException 500 if the model cannot start, was withdrawn, or takes longer than SERVE_S (it
-        continues to start).
+        HTTPException 500 if the model cannot be started, was stopped meanwhile, or is not served
+        after SERVE_S. The hosts continue after SERVE_S, and if the client disconnects.
         """
         deadline = time.monotonic() + SERVE_S
         while time.monotonic() < deadline:
@@ -107,8 +109,10 @@ class Deploying:
     async def until_gone(
         self, generation: int, clock: Callable[[], float] = time.monotonic
     ) -> Done:
-        """Waits until all hosts have ended their engines, except kept ones. HTTPException 500 lists
-        the others.
+        """Waits until all hosts have ended their engines, except engines that `withdraw` keeps.
+
+        Also returns if a newer deployment has begun. HTTPException 500, which names the hosts, if
+        engines remain after _GONE_S.
         """
         deadline = clock() + _GONE_S
         while True:
@@ -123,7 +127,7 @@ class Deploying:
             await anyio.sleep(_LOOK_S)
 
     def _end_work(self) -> None:
-        """Ends the round and the jobs; the round's outbox is still delivered."""
+        """Stops the round and cancels all jobs. The round's results are still delivered."""
         current = self._rounds.current()
         if current is not None:
             self._rounds.switch(current, RoundState.STOPPED)

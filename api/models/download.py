@@ -1,7 +1,7 @@
 """The process that downloads one model: `python -m api.models.download NAME TASK_ID`.
 
-It ends once the download is no longer wanted. It sends heartbeats to Redis: if it dies, another
-process continues its download.
+The process sends heartbeats to Redis. If it dies, another process continues the download. It ends
+by itself if the download is cancelled.
 """
 
 import glob
@@ -27,7 +27,7 @@ from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which Redis may be unavailable; after that, the process's stack has probably ended.
+# Seconds without Redis after which the process ends, because the node has probably been stopped.
 _PATIENCE_S = 60.0
 _GB = 1e9
 
@@ -45,7 +45,7 @@ def main(name: str, task_id: str) -> None:
 
 
 def fetch(download: Download) -> str | None:
-    """Downloads the files that the engine loads. Returns the error as text, or None."""
+    """Downloads those files of a model that vLLM loads. Returns an error text, or None."""
     cache = ModelCache()
     try:
         _fetch(download, cache)
@@ -76,7 +76,7 @@ def _fetch(download: Download, cache: ModelCache) -> None:
         return Path(path)
 
     def get_right(name: str) -> Path:
-        """Downloads a file, a second time if its size is wrong (as after an incomplete copy)."""
+        """Downloads a file. Downloads it again if the size is wrong, as after a partial copy."""
         path = get(name)
         return path if path.stat().st_size == tree[name].size else get(name, again=True)
 
@@ -105,7 +105,7 @@ def _fetch(download: Download, cache: ModelCache) -> None:
 
 
 def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
-    """Raises CacheError if the disk has too little space for the missing files."""
+    """Raises CacheError if the disk has too little space for those of `files` that are missing."""
     blobs = cache.folder(repo) / "blobs"
     needs = sum(
         file.size

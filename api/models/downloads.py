@@ -1,4 +1,4 @@
-"""Starts the processes that download models, and restarts those that died (download.py)."""
+"""Starts processes that download models (download.py), and replaces processes that died."""
 
 import logging
 import os
@@ -18,22 +18,25 @@ LOOK_S = 5.0
 
 
 class Downloads:
-    """The processes that download models into this machine's cache."""
+    """Manages the processes that download models into this machine's cache."""
 
     def __init__(self, store: DownloadStore, settings: Settings) -> None:
         self.store = store
         self.machine = socket.gethostname()
         self._redis_url = settings.redis_url
-        # guards the processes: requests start downloads during `tend`
+        # guards _processes: requests start downloads while `tend` runs
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
 
     def looks(self) -> Periodic:
-        """Returns a new thread that checks the processes, for one run of the API."""
+        """Returns a new thread that calls `tend` every LOOK_S seconds, for one run of the API."""
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
-        """Starts the process of a download that this API has claimed, unless it is running."""
+        """Starts a process for a download. Does nothing if this API has one running for it.
+
+        This API must have claimed the download before (DownloadStore.claim).
+        """
         command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
         # The URL may contain a password: the environment is private, a command line is not.
         environment = {**os.environ, "POC_REDIS_URL": self._redis_url}
@@ -43,7 +46,10 @@ class Downloads:
                 self._processes[download.task_id] = process
 
     def tend(self) -> None:
-        """Restarts the downloads whose process has died, perhaps together with an earlier API."""
+        """Starts a new process for each of this machine's downloads whose process has died.
+
+        Also for downloads that an earlier API process had started.
+        """
         with self._lock:
             ended = [task_id for task_id, one in self._processes.items() if one.poll() is not None]
             for task_id in ended:
@@ -56,12 +62,12 @@ class Downloads:
                 self.begin(download)
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Returns the running processes that this API started."""
+        """Returns the download processes that this API started and that are still running."""
         with self._lock:
             return [process for process in self._processes.values() if process.poll() is None]
 
     def close(self) -> None:
-        """Ends the processes; the next API process continues the downloads."""
+        """Ends the download processes. The next API process continues their downloads."""
         processes = self.processes()
         for process in processes:
             process.terminate()

@@ -1,4 +1,4 @@
-"""The files of a model that vLLM loads, and the files that a folder lacks."""
+"""Determines which files of a model vLLM loads, and which of these a folder lacks."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from typing import Any
 
 from poc_core.errors import ProoflineError
 
-# Weight formats with their indices, in the order of preference of vLLM's loader. The first is
-# Mistral's, for models with Mistral's configuration.
+# File name patterns of weights, each with the name of its index file, in the order in which vLLM's
+# loader prefers them. The first is only for models with Mistral's configuration (params.json).
 _FORMS = (
     ("consolidated*.safetensors", "consolidated.safetensors.index.json"),
     ("*.safetensors", "model.safetensors.index.json"),
@@ -33,11 +33,14 @@ _PARSED_BYTES = 1024**2
 
 
 class BrokenModelError(ProoflineError):
-    """A file of a model cannot be read, or has unexpected content."""
+    """A model's file cannot be read, or its content is not as expected."""
 
 
 def chosen(names: Collection[str]) -> tuple[set[str], str]:
-    """Returns the weight files that vLLM loads, and the name of their index."""
+    """Returns those of a model's file names that are weights vLLM loads, and their index file.
+
+    The index need not exist; its name is "" if there is none for the format.
+    """
     for pattern, index in _FORMS[_CONFIGS[1] not in names :]:
         found = {
             name
@@ -50,7 +53,10 @@ def chosen(names: Collection[str]) -> tuple[set[str], str]:
 
 
 def small(names: Collection[str]) -> set[str]:
-    """Returns the other files that vLLM reads: configuration, tokenizer, templates, code."""
+    """Returns those of a model's file names that vLLM reads besides the weights.
+
+    These are the configuration, the tokenizer, the chat templates, code, and the weights' index.
+    """
     others = {index for _, index in _FORMS} - {chosen(names)[1]}
     return {
         name
@@ -61,7 +67,10 @@ def small(names: Collection[str]) -> set[str]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Lists what is missing: file names, "weights", "a tokenizer". Raises BrokenModelError."""
+    """Returns what a model's folder lacks: file names, "weights" or "a tokenizer".
+
+    BrokenModelError if the folder or one of its files cannot be read.
+    """
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -86,7 +95,10 @@ def missing(folder: Path) -> list[str]:
 
 
 def indexed(path: Path) -> set[str]:
-    """Returns the files named by an index of weights. BrokenModelError if the file is no index."""
+    """Reads an index of weights and returns the names of its weight files.
+
+    BrokenModelError if the file is not such an index.
+    """
     named = parsed(path).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise BrokenModelError(f"{path} is no index of weights")
@@ -94,7 +106,7 @@ def indexed(path: Path) -> set[str]:
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """Parses a JSON object. BrokenModelError if the file has none or cannot be read."""
+    """Parses a file that contains a JSON object. BrokenModelError if that is impossible."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
@@ -107,7 +119,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def _has(path: Path) -> bool:
-    """Returns whether a file exists and is not empty. BrokenModelError for a dangling link."""
+    """Returns True if a file exists and is not empty. BrokenModelError if it is a dangling link."""
     return (path.is_symlink() or path.exists()) and _size(path) > 0
 
 

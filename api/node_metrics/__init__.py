@@ -1,1 +1,1 @@
-"""GET /api/v1/metrics: the metrics for the network's monitoring (its schema v1)."""
+"""Builds the answer of GET /api/v1/metrics, for the network's monitoring (its schema v1)."""

@@ -1,7 +1,6 @@
-"""An engine's samples of schema v1, read from the metrics of its vLLM.
+"""Extracts the samples of schema v1 from the metrics of an engine's vLLM.
 
-Engines of one model report the same series each time with other values, so the series are parsed
-only once.
+vLLM reports the same series each time with other values, so `_shape` caches the parsed series.
 """
 
 from __future__ import annotations
@@ -21,29 +20,30 @@ _HISTOGRAMS = [family.name for family in ENGINE if family.kind == "histogram"]
 _NAMES = {name: family.name for family in ENGINE for name in family.sample_names}
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _BOUND = re.compile(r'\ble="([^"]*)"')
-# Allowed in labels: numbers and words, but no path, host, address or port.
+# Values that labels can keep: numbers and words, but no path, host, address or port.
 _HARMLESS = re.compile(
     r"[A-Za-z_][\w-]*|[+-]?(\d+(\.\d+)?(e[+-]?\d+)?|Inf)|\[\]", re.ASCII | re.IGNORECASE
 )
-# The engine's number within its server, and labels that are set for the complete node.
+# Labels that are removed: the engine's number within its server, and the labels that `as_replica`
+# sets.
 _DROPPED = {"engine", "model_name", "replica"}
 # A name on the hub, or a name without a folder.
 _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 class Series(NamedTuple):
-    """One series of an engine's metrics, without the node's labels (`as_replica`)."""
+    """One series of an engine's metrics, without the labels that `as_replica` adds."""
 
     family: str
     name: str  # the family's name, with a histogram's suffix
     labels: str
-    place: int  # index of its value
+    place: int  # index of its value in EngineSamples.values
     bound: str | None  # upper bound of a histogram's bucket
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """The set of series of an engine."""
+    """The series that an engine reports, without their values."""
 
     series: tuple[Series, ...]
 
@@ -59,9 +59,10 @@ class EngineSamples:
 
 
 def samples_of(text: str) -> EngineSamples:
-    """Returns those series of an engine that are in the schema, and their values.
+    """Parses an engine's metrics. Returns the series that are in schema v1, with their values.
 
-    Of two engines behind one server, which have the same series, only the first counts.
+    If two engines behind one server report the same series, keeps only the first engine's.
+    `text`: vLLM's answer in Prometheus' text format.
     """
     heads, values = [], []
     # Split by family: most families are not in the schema, and parsing their lines would take most
@@ -77,7 +78,7 @@ def samples_of(text: str) -> EngineSamples:
 
 @lru_cache(maxsize=256)
 def _shape(heads: tuple[str, ...]) -> Shape:
-    """Returns an engine's shape. `heads`: its lines without their values."""
+    """Parses an engine's series. `heads`: its sample lines (name and labels) without values."""
     found: dict[tuple[str, str], Series] = {}
     for place, head in enumerate(heads):
         name, _, named = head.partition("{")
@@ -90,13 +91,14 @@ def _shape(heads: tuple[str, ...]) -> Shape:
 
 
 def as_replica(model: str, replica: int) -> str:
-    """Returns the labels that every sample of an engine has."""
+    """Returns the labels `model_name` and `replica`, which every sample of an engine gets."""
     return labels(model_name=shown_name(model), replica=replica)
 
 
 def shown_name(model: str) -> str:
-    """Returns the model's public name: of a path only the last part, because the path is
-    private.
+    """Returns a model's name as shown in the metrics.
+
+    If the name is a path, returns only its last part, because the folders are private.
     """
     if _SERVED.fullmatch(model) and not model.startswith((".", "~")):
         return model
@@ -104,7 +106,10 @@ def shown_name(model: str) -> str:
 
 
 def _harmless_labels(named: str) -> str:
-    """Returns labels without those that are private, and without private values."""
+    """Returns the labels of a sample in text form, without those in _DROPPED.
+
+    Values that could be private (not _HARMLESS) become empty.
+    """
     kept = {name: value for name, value in _LABEL.findall(named) if name not in _DROPPED}
     return ",".join(
         f'{name}="{value if _HARMLESS.fullmatch(value) else ""}"' for name, value in kept.items()
@@ -112,11 +117,11 @@ def _harmless_labels(named: str) -> str:
 
 
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
-    """Returns each shape's series, with fewer histogram buckets if there are too many series.
+    """Returns the series to report for each shape, about `most_series` in total at most.
 
-    A bucket is cumulative, so a histogram with fewer buckets is correct but coarser. All engines
-    keep the same bounds, including +Inf, so that sums over engines stay correct. Keeps as many
-    evenly chosen bounds as fit into `most_series`.
+    If there are too many series, removes histogram buckets: buckets are cumulative, so a histogram
+    with fewer buckets is coarser but correct. All engines keep the same evenly chosen bounds,
+    including +Inf, so that sums over engines stay correct. `engines`: the shape of each engine.
     """
     n_buckets = sum(shape.n_buckets for shape in engines)
     others = sum(len(shape.series) for shape in engines) - n_buckets
@@ -145,6 +150,6 @@ def _bounds(shapes: Iterable[Shape], family: str) -> list[str]:
 
 
 def _evenly(bounds: list[str], n: int) -> set[str]:
-    """Returns at most `n` evenly spaced bounds, including the last."""
+    """Returns at most `n` of the bounds, evenly chosen and including the last."""
     step = -(-len(bounds) // n)
     return set(bounds[::-1][::step]) if bounds else set()

@@ -1,4 +1,4 @@
-"""Reads all engines' metrics concurrently, so that a silent engine does not delay the others."""
+"""Fetches the metrics of all engines concurrently, so that a silent engine delays no other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from api.node_metrics.engine_samples import EngineSamples, samples_of
 from api.node_metrics.fetch import FetchError
 from poc_core.records import WorkerRecord
 
-# Seconds that a scrape waits for engines; the network's limit for a scrape is 5. A late reading
-# continues, and scrapes wait again once the engine answers in time.
+# Seconds that a scrape waits for engines; the network's limit for a scrape is 5. A request to a
+# late engine continues; later scrapes do not wait for this engine until it has answered.
 DEADLINE_S = 2.5
 
 Ask = Callable[[WorkerRecord], Awaitable[str]]
@@ -26,7 +26,10 @@ class Reading:
 
 
 class EngineReadings:
-    """The last reading of each engine. Runs on the event loop only, without locks."""
+    """Fetches and remembers the last metrics of each engine.
+
+    Runs on the event loop only, without locks.
+    """
 
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.time) -> None:
         self._ask = ask
@@ -36,7 +39,11 @@ class EngineReadings:
         self._late: set[str] = set()
 
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
-        """Returns readings by worker id: new readings, and the last readings of late engines."""
+        """Fetches the metrics of all workers' engines. Returns the last reading by worker id.
+
+        An engine that does not answer within DEADLINE_S keeps its earlier reading; without an
+        earlier reading, it is missing.
+        """
         ids = {worker.id for worker in workers}
         self._forget(
             [worker_id for worker_id in (*self._last, *self._under_way) if worker_id not in ids]

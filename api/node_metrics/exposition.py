@@ -1,4 +1,6 @@
-"""Prometheus' text format 0.0.4, within the network's limits of 5,000 series and 2 MiB."""
+"""Formats metrics in Prometheus' text format 0.0.4, at most 5,000 series and 2 MiB (the
+network's limits).
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,17 +15,20 @@ MOST_BYTES = 2 * 1024 * 1024
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-# Name of a family -> its lines, see `line`.
+# Name of a family of metrics -> its sample lines (`line`).
 Lines = dict[str, list[str]]
 
 
 def line(name: str, labels: str, value: str) -> str:
-    """Formats a sample: a name with a histogram's suffix, labels without braces, and a value."""
+    """Formats one sample.
+
+    `name`: the family's name, with the suffix of a histogram's sample. `labels`: without braces.
+    """
     return f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
 def labels(**named: str | int) -> str:
-    """Formats labels, in the order of the arguments."""
+    """Formats labels without braces, in the order of the arguments. Escapes their values."""
     return ",".join(f'{name}="{str(value).translate(_ESCAPED)}"' for name, value in named.items())
 
 
@@ -33,10 +38,10 @@ def number(value: float) -> str:
 
 
 def text(lines: Mapping[str, Sequence[str]]) -> str:
-    """Formats the families that have samples.
+    """Formats all families that have samples, in the order of families.ALL.
 
-    If the text is still too long, omits families from the end of families.ALL, and logs their
-    names.
+    Omits each family that would exceed the limits of series and bytes, and logs its name.
+    `lines`: the sample lines of each family.
     """
     blocks: list[str] = []
     n_series = n_bytes = 0

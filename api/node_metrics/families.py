@@ -1,4 +1,4 @@
-"""All families of schema v1; docs/api.md has a table of our families (mlnode_)."""
+"""The metric families of schema v1. docs/api.md has a table of our families (mlnode_)."""
 
 from typing import Literal, NamedTuple
 

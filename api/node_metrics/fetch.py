@@ -1,7 +1,7 @@
 """Fetches metrics from a worker's vLLM, over a new connection for each request.
 
-The gateway's client searches all its connections for each request, which for 64 workers at a time
-takes several times as long as everything else.
+With httpx, as in the gateway, searching its connections for 64 workers would take several times as
+long as everything else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import h11
 
 from poc_core.records import GATEWAY_SECRET_HEADER, WorkerRecord
 
-# Seconds for an answer; a scrape does not wait so long (EngineReadings).
+# Seconds for a worker's complete answer. A scrape does not wait so long (EngineReadings).
 TIMEOUT_S = 5.0
 # Largest answer in bytes: an engine sends about 60 KB.
 MOST_BYTES = 4 * 1024 * 1024
@@ -20,11 +20,14 @@ _PIECE = 256 * 1024
 
 
 class FetchError(Exception):
-    """A worker does not answer, or its answer is not metrics."""
+    """A worker did not answer, or its answer has no metrics."""
 
 
 async def fetch(worker: WorkerRecord) -> str:
-    """Returns a worker's metrics as text. FetchError if the worker does not return them."""
+    """Returns the metrics of a worker's vLLM in Prometheus' text format.
+
+    FetchError if the worker does not return them in time.
+    """
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(worker.chat_host, worker.port)

@@ -1,4 +1,4 @@
-"""Samples of the node's GPUs and hosts, from their last sensor readings."""
+"""Formats the last sensor readings of the node's GPUs and hosts as samples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 
 
 class CpuShares:
-    """Computes each host's CPU use between two scrapes; the first scrape has no CPU use."""
+    """Computes each host's CPU use between two scrapes. There is none at the first scrape."""
 
     def __init__(self) -> None:
         self._times: dict[str, CpuTimes] = {}  # by host, at the last scrape
         self._shares: dict[str, dict[str, float]] = {}
 
     def since_last(self, machine: MachineFigures) -> dict[str, float]:
-        """Returns busy and stolen shares by name; without a new report, those of the last."""
+        """Returns the host's shares of busy and stolen CPU time since its previous report.
+
+        They are 0 to 1, by name; empty at the first report. If the host has not reported since the
+        last call, returns the same shares again.
+        """
         now, before = machine.cpu, self._times.get(machine.host)
         if now is None or before == now:
             return self._shares.get(machine.host, {})
@@ -33,9 +37,10 @@ class CpuShares:
 
 
 def machine_samples(machines: Sequence[MachineFigures], cpu: CpuShares) -> Lines:
-    """Returns the samples of all hosts. `gpu_index` numbers all GPUs, as /api/v1/gpu/devices does.
+    """Returns the sample lines of all hosts and their GPUs.
 
-    Several hosts are distinguished by a number, `host_index`, because their names are private.
+    The label `gpu_index` numbers the GPUs of all hosts, as /api/v1/gpu/devices does. The label
+    `host_index` distinguishes several hosts by numbers, because their names are private.
     """
     lines: Lines = {}
     gpus: dict[str, tuple[int, GpuFigures]] = {}

@@ -1,4 +1,4 @@
-"""The complete answer of /api/v1/metrics, rendered once for all concurrent requests."""
+"""Renders the answer of /api/v1/metrics, once for all concurrent requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCHEMA_VERSION = "1"
 
 
 class Node(NamedTuple):
-    """The node's records in Redis at one moment."""
+    """The node's workers, machines and deployment, as read from Redis at one moment."""
 
     workers: Sequence[WorkerRecord]  # workers with a heartbeat
     machines: Sequence[MachineFigures]
@@ -35,7 +35,7 @@ class Node(NamedTuple):
 
 
 class Page:
-    """The answer, rendered and cached. For one event loop."""
+    """Renders and caches the answer of /api/v1/metrics. For one event loop."""
 
     def __init__(
         self,
@@ -44,7 +44,10 @@ class Page:
         clock: Callable[[], float] = time.time,
         fresh_s: float = FRESH_S,
     ) -> None:
-        """`look`: reads the node's records; called in a thread."""
+        """`look`: reads the node's records from Redis; called in a thread.
+
+        `ask`: fetches a worker's metrics. `fresh_s`: seconds for which the answer is cached.
+        """
         self._look = look
         self._readings = EngineReadings(ask, clock)
         self._cpu = CpuShares()
@@ -54,7 +57,10 @@ class Page:
         self._making: asyncio.Task[None] | None = None
 
     async def text(self) -> bytes:
-        """Returns the answer, at most FRESH_S old. RedisError if Redis is unavailable."""
+        """Returns the answer, rendered `fresh_s` seconds ago at most.
+
+        RedisError if Redis is unavailable.
+        """
         if time.monotonic() - self._made_at > self._fresh_s:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(self._make())
@@ -99,15 +105,18 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """Returns the Unix time of an engine's data; an engine without progress repeats old data."""
+    """Returns the Unix time from which an engine's metrics are.
+
+    This is the reading's time, or earlier if the engine has made no progress since.
+    """
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at
 
 
 def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
-    """Returns the info samples: versions of schema and release, and each model's settings.
+    """Returns the samples about versions (schema, release) and about each model's settings.
 
-    `engines`: the ready engines.
+    `engines`: the workers that are ready.
     """
     lines: Lines = {
         SCHEMA.name: [line(SCHEMA.name, labels(version=_SCHEMA_VERSION), "1")],
@@ -120,7 +129,11 @@ def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lin
 
 
 def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> str:
-    """Returns a line with one model's settings: actual limits and dtype, requested parallelism."""
+    """Returns the sample line with one model's settings.
+
+    The limits and the dtype are those of the first engine; the parallelism is as requested in the
+    deployment. `engines`: the ready workers of the model.
+    """
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
     wanted: dict[str, Any] = {}  # explicitly requested values; a host's defaults may differ

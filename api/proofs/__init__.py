@@ -1,1 +1,1 @@
-"""Jobs and rounds: admission, storage, wake-up of workers, waiting for results."""
+"""Admits jobs and rounds, stores them, wakes workers, and waits for results."""

@@ -1,4 +1,4 @@
-"""Admits jobs: checks the bytes of a request, stores the job and wakes workers."""
+"""Admits jobs: parses and checks a request's body, stores the job and wakes workers."""
 
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ _LARGE_AT_ONCE = 1
 
 @dataclass(frozen=True)
 class Admission:
-    """Checks requests for jobs, stores the jobs and wakes the workers."""
+    """Checks requests for jobs, stores the jobs in Redis and wakes the workers."""
 
     _settings: Settings
     _jobs: JobStore
@@ -32,7 +32,11 @@ class Admission:
     _large: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_AT_ONCE))
 
     async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
-        """Checks and stores a job in a thread. Raises the errors that the client gets."""
+        """Checks and stores the job that a body requests, in a thread.
+
+        Returns the job's id and the job. Raises the errors that the client gets. `raw`: the JSON
+        body. `client`: identifies the client.
+        """
         limiter = self._large if len(raw) >= _LARGE_BYTES else None
         return await to_thread.run_sync(self._submit, raw, client, limiter=limiter)
 
@@ -42,9 +46,10 @@ class Admission:
         return self.queue(job), job
 
     def queue(self, job: NewJob) -> str:
-        """Stores a job and wakes the workers; returns the job's id.
+        """Stores a job, wakes the model's workers, and returns the job's id.
 
-        HTTPException 429 if too many requests wait for their jobs.
+        For an inline job, whose request waits for the result, InlineJobs counts the request:
+        HTTPException 429 if too many requests wait.
         """
         if job.inline:
             self._inline.enter()
@@ -60,9 +65,10 @@ class Admission:
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """Returns the job that a body asks for.
+    """Checks a parsed body, and returns the job that it requests.
 
-    HTTPException 409 or 503, or ClaimsError, if the node cannot compute the job.
+    BodyError if the callback URL is forbidden. ClaimsError if the artifacts to validate are
+    invalid. HTTPException 409 or 503 if the node cannot compute the job (`checks`).
     """
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()

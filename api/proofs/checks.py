@@ -1,4 +1,4 @@
-"""Checks that the node can compute a requested job or round."""
+"""Checks whether the node can compute a requested job or round."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,9 +15,9 @@ from poc_core.state import WorkerRegistry
 
 
 def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
-    """Checks a callback URL. BodyError if POC_CALLBACK_ALLOW forbids it.
+    """Checks a callback URL (None: no callback). BodyError if POC_CALLBACK_ALLOW forbids it.
 
-    A host name is resolved only at delivery.
+    Does not resolve a host name; the delivery does. `field`: the URL's field in the body.
     """
     if url is None:
         return
@@ -28,11 +28,11 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
 
 
 def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False) -> ModelInfo:
-    """Returns the limits that every worker of the model meets.
+    """Returns the limits of a model's ready workers; the smallest if their limits differ.
 
-    HTTPException 409 if only other models are served, 503 if no model is. `for_round`: a model
-    without a ready worker does not count as served, because the network node takes 409 for a wrong
-    name.
+    HTTPException 503 if the model has no ready worker now, or if no model is served yet; 409 if
+    only other models are served. `for_round`: 503 instead of 409 while no worker of any model is
+    ready, because the network node concludes from 409 that the model's name is wrong.
     """
     infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
     if infos:
@@ -62,7 +62,7 @@ def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False
 
 
 def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
-    """Checks the spec against the model's limits. HTTPException 409 if one is exceeded."""
+    """Checks a proof spec against the model's limits. HTTPException 409 if one is exceeded."""
     asked = contract_of(spec.scheme).limits(spec, info)
     fields = {name: (wanted, most) for name, (wanted, most) in asked.items() if wanted > most}
     if fields:
@@ -71,7 +71,10 @@ def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
 
 
 def _mismatch(message: str, fields: Mapping[str, tuple[Any, Any]]) -> HTTPException:
-    """Returns HTTPException 409; `fields`: name -> (requested, deployed)."""
+    """Returns HTTPException 409 for parameters that do not match the deployed model.
+
+    `fields`: the requested and the deployed value of each parameter, by name.
+    """
     return HTTPException(
         409,
         {

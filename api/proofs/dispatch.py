@@ -1,4 +1,4 @@
-"""The Celery producer, which wakes workers when there is work."""
+"""Sends Celery messages that wake workers when there is work."""
 
 import logging
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ from poc_core.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Messages in one round trip to Redis.
+# Most messages sent in one round trip to Redis.
 _PIPELINED = 100
 
 
 class Dispatcher:
-    """Publishes wake-up messages to the workers of a model, from any thread.
+    """Sends wake-up messages to the workers of a model. Thread-safe.
 
-    A broker failure is not an error for the client: the work is stored, and each worker polls for
-    work every few seconds.
+    If the broker fails, only logs it: the work is stored, and each worker polls for work every few
+    seconds.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -38,11 +38,11 @@ class Dispatcher:
         self._celery.conf.update(config)
 
     def wake(self, model: str, most: int) -> None:
-        """Wakes up to `most` idle workers of the model."""
+        """Wakes idle workers of the model, `most` of them at most."""
         self._publish(model, repeat(model_queue(model), most))
 
     def wake_each(self, model: str, worker_ids: Iterable[str]) -> None:
-        """Wakes the workers with these ids."""
+        """Wakes each of the model's workers with these ids."""
         self._publish(model, map(worker_queue, worker_ids))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Starts, switches, stops and describes rounds, for all paths that do so."""
+"""Starts, switches, stops and describes rounds, for all routes about rounds."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +30,10 @@ class RoundControl:
     _dispatcher: Dispatcher
 
     def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
-        """Stores a round; returns the workers ready for it.
+        """Checks and stores a round, and wakes the workers if its state is GENERATING.
 
-        HTTPException 409 if a round is generating.
+        Returns the ready workers of the round's model. HTTPException 409 if another round is
+        generating; other errors as in `_admitted`.
         """
         config = _admitted(body, self._settings, self._workers)
         try:
@@ -45,9 +46,9 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the current round's state.
+        """Sets the current round's state, and wakes the workers if the state is GENERATING.
 
-        HTTPException 400 if there is no round, or it has stopped.
+        HTTPException 400 if there is no round, or if the round was stopped.
         """
         current = self._rounds.current()
         if current is None:
@@ -60,9 +61,9 @@ class RoundControl:
             self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
-        """Stops the current round and cancels queued jobs; returns the number of cancelled jobs.
+        """Stops the current round and cancels queued jobs. Returns the number of cancelled jobs.
 
-        Gives up callbacks of jobs whose delivery keeps failing.
+        Also drops callbacks whose delivery has failed repeatedly (Outbox.drop_failing).
         """
         current = self._rounds.current()
         if current is not None:
@@ -71,9 +72,10 @@ class RoundControl:
         return self._jobs.cancel_queued()
 
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-        """Returns the round's part of /status; before the first round, that of an idle round.
+        """Returns the fields of /status about the round: state, configuration, figures, scheme.
 
-        `first` and `most`: the range of reported nonces to list (RoundStore.reported).
+        Before the first round, the state is IDLE and there is no configuration. `first`, `most`:
+        which of the round's reported nonces to list (RoundStore.reported).
         """
         record = seen.round.record if seen.round is not None else None
         state, stats = record.state if record is not None else RoundState.IDLE, self.stats_of(seen)
@@ -86,13 +88,16 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """Returns the round's figures, or before the first round the figures of all jobs."""
+        """Returns the figures of the current or last round: nonces, rates, workers, outbox.
+
+        Before the first round, the total and the rate are those of all jobs.
+        """
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
         record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
         if (current := seen.round) is not None:
             record, rates, outbox = current.record, current.rates, current.outbox
-            # After a round has ended, its last seconds give no current rate.
+            # A round that no longer generates has no current rate.
             if record.state is not RoundState.GENERATING:
                 rates = RoundRates(rates.totals, {})
             n, rate, excluded = (
@@ -137,7 +142,10 @@ class RoundControl:
         first: int | None,
         most: int,
     ) -> dict[str, Any]:
-        """Returns the scheme's part of /status; without a round, the fields of all schemes."""
+        """Returns the fields of /status that only the round's scheme has.
+
+        Before the first round, returns the fields of all schemes.
+        """
         if record is None:
             return {k: v for one in contracts() for k, v in one.status_without_round.items()}
         contract = contract_of(record.config.spec.scheme)
@@ -150,9 +158,10 @@ class RoundControl:
 
 
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """Checks a body and returns the round's configuration.
+    """Checks a parsed body, and returns the configuration of the round that it requests.
 
-    Raises HTTPException 409, 422 or 503, or BodyError.
+    BodyError if the callback URL is forbidden. HTTPException 409, 422 or 503 if the node cannot
+    compute the round.
     """
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
@@ -165,7 +174,10 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """Returns the only served model, for older clients, which name no model."""
+    """Returns the only served model, for requests of older clients, which name no model.
+
+    HTTPException 409 if several models are served, 503 if none is.
+    """
     live = sorted({worker.model for worker in workers.live()})
     models = live or sorted(workers.known_models())
     if not models or (len(models) > 1 and not live):

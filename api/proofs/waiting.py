@@ -1,4 +1,4 @@
-"""Sends a completed job's answer: at once, or to a request that waits (`wait: true`)."""
+"""Answers with a job's result: at once, or once the job has ended (`wait: true`)."""
 
 import threading
 import time
@@ -14,19 +14,19 @@ from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore
 
-# Seconds between two polls of the job: short at first, longer for large jobs.
+# Shortest and longest pause in seconds between two reads of a job; the pause grows while waiting.
 _FIRST_LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.25
-# Polls a second of all waiting requests: each takes a millisecond.
+# Most reads of jobs per second, for all waiting requests: each takes a millisecond.
 _LOOKS_PER_S = 200
 
 _JSON = "application/json"
 
 
 def result_response(jobs: JobStore, job_id: str) -> Response | None:
-    """Returns a completed job's answer, streamed if large; None if the answer has expired.
+    """Returns a response with a completed job's result; None if the result has expired.
 
-    Reads Redis, so call it in a thread.
+    Streams a large result. Reads Redis, so call it in a thread.
     """
     answer = jobs.result(job_id)
     if answer is None:
@@ -39,7 +39,7 @@ def result_response(jobs: JobStore, job_id: str) -> Response | None:
 
 
 class InlineJobs:
-    """Requests that wait for the end of their job, up to a limit."""
+    """Counts and serves requests that wait for the end of their job, up to a limit."""
 
     def __init__(self, settings: Settings, jobs: JobStore, rounds: RoundStore) -> None:
         self.limit = settings.max_waiting_requests
@@ -50,9 +50,9 @@ class InlineJobs:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Counts a waiting request, from any thread; `leave` must follow.
+        """Counts one more waiting request. The caller must later call `leave`. Thread-safe.
 
-        HTTPException 429 if the limit is reached.
+        HTTPException 429 if too many requests wait (POC_MAX_WAITING_REQUESTS).
         """
         with self._lock:
             if self.n_waiting >= self.limit:
@@ -69,11 +69,11 @@ class InlineJobs:
             self.n_waiting -= 1
 
     async def answer_when_ended(self, request: Request, job_id: str) -> Response:
-        """Waits for the end of a job counted by `enter`, and returns the result. Blocks no thread.
+        """Waits for the end of a job, and returns its result. Blocks no thread. Calls `leave`.
 
-        HTTPException 503 if nothing progressed for generate_chunk_timeout_sec (the job is
-        cancelled, so that a repeated request does not compute it twice), or if there are too few
-        values for a verdict; 500 if the job failed otherwise; 409 if it was cancelled.
+        HTTPException 503 if the job has too few values for a verdict, or has made no progress for
+        POC_GENERATE_CHUNK_TIMEOUT_SEC; then the job is cancelled, so that a repeated request does
+        not compute it twice. 500 if the job failed otherwise, 409 if it was cancelled.
         """
         request.scope[BODY_DONE]()
         try:
@@ -105,12 +105,16 @@ class InlineJobs:
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def _look(self, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
-        """Returns the job, and values that change whenever the node makes progress on the job."""
+        """Returns the job's record, and a tuple that changes when the job makes progress.
+
+        Time that the job waits for chat or for a round's end also counts as progress. The record is
+        None if Redis lost the job.
+        """
         record = self._jobs.read(job_id)
         if record is None:
             return None, ()
         if record.waiting_for == "chat" or self._rounds.generating(record.model) is not None:
-            # The job waits for chat, which leaves proofs a share of the time, or for a round's end.
+            # The job waits for chat requests or for a round's end, which can take long.
             return record, (time.monotonic(),)
         # A queued job makes progress when the batches of jobs before it are computed.
         ahead = self._jobs.total_processed() if record.status is JobStatus.QUEUED else None

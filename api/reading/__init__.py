@@ -1,1 +1,1 @@
-"""Shared reads: concurrent requests of many clients read Redis once."""
+"""Reads Redis once for concurrent requests of many clients."""

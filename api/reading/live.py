@@ -1,4 +1,4 @@
-"""Streams the node's live state to the console's pages, with one reader of Redis for all pages."""
+"""Streams the node's state to open console pages. One task reads Redis for all pages."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,10 @@ Read = Callable[[], Sections]
 
 
 class Live:
-    """Named sections, read repeatedly while a page follows. For one event loop, without locks."""
+    """The node's state in named sections, read every second while a page follows the stream.
+
+    For one event loop, without locks.
+    """
 
     def __init__(self, pause_s: float = PAUSE_S, longest_s: float = LONGEST_S) -> None:
         self._pause_s = pause_s
@@ -41,10 +44,10 @@ class Live:
         return self._reader is not None
 
     async def follow(self, begin: Callable[[], Read]) -> AsyncGenerator[bytes]:
-        """Yields server-sent events: all sections first, then the sections that changed.
+        """Yields server-sent events: first all sections, then the sections that changed.
 
-        A slow follower skips readings but misses no change. `begin` returns a function that reads
-        all sections in a thread; only the first follower calls it.
+        A slow page skips intermediate states, but always gets the latest one. `begin`: called if no
+        other page follows; returns a function that reads all sections, which runs in a thread.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._longest_s
@@ -70,7 +73,7 @@ class Live:
                 self._deserted.set()
 
     async def _run(self, read: Read) -> None:
-        """Reads repeatedly until the last follower has left."""
+        """Reads all sections repeatedly, until the last page has left."""
         try:
             while not self._deserted.is_set():
                 self._update(await to_thread.run_sync(_read, read))
@@ -89,7 +92,7 @@ class Live:
 
 
 def _read(read: Read) -> dict[str, str]:
-    """Returns the sections as JSON."""
+    """Reads the sections and returns each as JSON; after an exception, a section `problem`."""
     try:
         return _texts(read())
     except Exception as error:  # a bug: the pages show it, and the next reading may work

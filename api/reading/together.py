@@ -1,4 +1,4 @@
-"""Shares readings among concurrent requests."""
+"""Reads Redis once for concurrent requests that need the same data."""
 
 import asyncio
 from collections.abc import Callable, Hashable
@@ -10,7 +10,7 @@ from anyio import to_thread
 
 T = TypeVar("T")
 
-# Seconds that one reading may delay the next, so that a silent Redis does not delay all requests.
+# Most seconds that one read delays the next, so that a silent Redis does not delay all requests.
 _PATIENCE_S = 0.25
 
 _Outcome = tuple[Any, Exception | None]
@@ -18,7 +18,7 @@ _Outcome = tuple[Any, Exception | None]
 
 @dataclass
 class _Turn:
-    """An event loop's readings: those requested next, and the reading in progress."""
+    """The reads of one event loop: the reads requested next, and the task that runs reads."""
 
     asked: dict[Hashable, tuple[Callable[[], Any], asyncio.Future[_Outcome]]] = field(
         default_factory=dict
@@ -27,13 +27,16 @@ class _Turn:
 
 
 class Together:
-    """Shared readings. Each request gets the result of a reading that began after the request."""
+    """Reads shared by concurrent requests. A request gets a read that began after the request."""
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
 
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Returns or raises the result of `read`, called once for all requests of `key`."""
+        """Returns the result of `read`, or raises its exception.
+
+        Requests with the same `key` that wait at the same time share one call, in a thread.
+        """
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(loop, _Turn())
         if key not in turn.asked:

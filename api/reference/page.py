@@ -1,4 +1,4 @@
-"""The files of the API's reference pages. Browsers load nothing from other servers."""
+"""Files and headers of the API's reference pages, which load nothing from other servers."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ from api.console import page
 FOLDER = Path(__file__).with_name("files")
 SWAGGER_UI = "docs.html"
 REDOC = "redoc.html"
-# The console's policy, extended: both need data: images, ReDoc also inline styles and a worker.
+# The console's Content-Security-Policy, extended: both pages need images with data: URLs, and ReDoc
+# also inline styles and a web worker.
 _POLICY = page.HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
 HEADERS = page.HEADERS | {
     "Content-Security-Policy": _POLICY.replace(

@@ -1,4 +1,4 @@
-"""The paths of the network's aggregators: the same jobs and rounds, with one entry per worker."""
+"""Routes for the network's aggregators, which see each worker as one of several backends."""
 
 import zlib
 from typing import Any
@@ -65,14 +65,17 @@ def stop(round_control: TheControl, workers: TheWorkers) -> dict[str, Any]:
 
 
 def backend_number(worker: WorkerRecord) -> int:
-    """Returns a number that identifies a worker's run, as aggregators expect."""
+    """Returns a number by which aggregators identify a worker's process: its port, or a hash."""
     return worker.port or 10_000 + zlib.crc32(worker.id.encode()) % 50_000
 
 
 def _backend(
     worker: WorkerRecord, current: RoundRecord | None, stats: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns a worker's entry for aggregators; `stats`: its figures of the current round."""
+    """Returns a worker's entry in the status for aggregators.
+
+    `current`: the current round. `stats`: the worker's figures in this round.
+    """
     serves = current is not None and current.config.model == worker.model
     generates = serves and current is not None and current.state is RoundState.GENERATING
     return {

@@ -1,4 +1,4 @@
-"""Pages for people: /console and its data, and the API's reference, /docs and /redoc.
+"""Serves web pages: the console (/console) with its data, and the API's reference (/docs, /redoc).
 
 The console's page needs no key; its data and the reference do.
 """
@@ -45,9 +45,7 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/")
 async def console_with_slash() -> Response:
-    """Redirects to /console, because the page resolves its files and the API relative to its
-    address.
-    """
+    """Redirects to /console: the page's links are relative to /console, without a slash."""
     return RedirectResponse("../console")
 
 
@@ -73,7 +71,7 @@ async def reference_file(name: str, request: Request) -> Response:
 
 @router.get("/api/v1/console/events")
 async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("view")]) -> Response:
-    """Streams server-sent events (JSON): all sections first, then each changed section."""
+    """Streams the node's state as server-sent events: all sections, then the changed sections."""
     if live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
     return _Events(live, begin)
@@ -83,7 +81,7 @@ async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("v
 async def history(
     together: TheTogether, history: TheHistory, health: TheHealth, step: int = min(STEPS)
 ) -> JSONResponse:
-    """Returns the last 180 steps of `step` seconds each."""
+    """Returns the history's last 180 steps of `step` seconds each, for the console's charts."""
     if step not in STEPS:
         known = ", ".join(map(str, STEPS))
         raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
@@ -94,7 +92,10 @@ async def history(
 
 @router.get("/api/v1/console/log")
 async def log(together: TheTogether, events: TheEvents, after: float = 0.0) -> JSONResponse:
-    """Returns the events after that second, the newest first; 1,000 are kept."""
+    """Returns the event log's entries after the Unix time `after`, the newest first.
+
+    The log has 1,000 entries.
+    """
     found = await together.get("events", events.read)
     return JSONResponse([event.model_dump() for event in found if event.at > after])
 
@@ -137,7 +138,7 @@ def _answer(request: Request, folder: Path, name: str, headers: dict[str, str]) 
 
 
 class _Events(StreamingResponse):
-    """An event stream that stops following when its page disconnects, not at garbage collection."""
+    """The response with the console's event stream. Closes the stream when the page disconnects."""
 
     def __init__(self, live: Live, begin: Callable[[], View]) -> None:
         self._stream = live.follow(lambda: begin().read)

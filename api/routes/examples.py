@@ -24,7 +24,7 @@ RUNNING_EXAMPLE = {
         "started_at": 1764000000.6,
     },
 }
-# Answers of completed jobs, for all schemes.
+# Example results of completed jobs, for all schemes.
 RESULTS = {
     name: example for contract in contracts() for name, example in contract.result_examples.items()
 }

@@ -81,7 +81,7 @@ def ready(reader: TheHealth) -> answers.Ready | JSONResponse:
 
 
 def _waits_for_its_first_deployment(seen: Overview) -> bool:
-    """Returns whether a host has registered, and no model or worker was ever started."""
+    """Returns True if a host has registered, but no model was ever deployed and no worker runs."""
     status = seen.deployment
     nothing = not seen.workers and status.record is None
     return nothing and bool(status.hosts) and status.is_gone

@@ -49,7 +49,7 @@ def standing(
 
 
 def _peer(request: Request, rates: Rates) -> str:
-    """Returns the peer's address. HTTPException 429 if the peer sends too many requests."""
+    """Returns the address of the request's peer. HTTPException 429 above the peer's rate."""
     peer = request.client.host if request.client else ""
     if rates.take(of_address(peer)) > 0:
         raise unavailable("Too many tokens were tried from here; wait a little.", 429)

@@ -15,13 +15,14 @@ router = APIRouter(tags=["health"], responses=examples.REDIS_AWAY)
 
 ThePage = Annotated[Page, provided("node_metrics")]
 
-# The network's name for the switch.
+# The environment variable that turns the route on or off, as the network names it.
 VARIABLE = "GONKA_METRICS"
 
 
 def is_on(environment: Mapping[str, str]) -> bool:
-    """Returns whether GONKA_METRICS is full or unset. SettingsError if it is neither full nor
-    off.
+    """Returns True if GONKA_METRICS is `full` or unset, False if it is `off`.
+
+    SettingsError if it has another value.
     """
     chosen = environment.get(VARIABLE, "").strip().lower() or "full"
     if chosen not in ("full", "off"):

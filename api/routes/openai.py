@@ -1,4 +1,4 @@
-"""/v1: OpenAI's API. Chooses a worker of the model; the worker's vLLM answers."""
+"""/v1: OpenAI's API. Forwards each request to a worker of the model, whose vLLM answers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from poc_core.state import DeploymentStore, WorkerRegistry
 
 @dataclass(frozen=True)
 class Chat:
-    """The services that a chat request uses."""
+    """The app's services that a request to OpenAI's paths needs."""
 
     gateway: Annotated[Gateway, provided("gateway")]
     workers: Annotated[WorkerRegistry, provided("workers")]
@@ -175,7 +175,11 @@ async def model(request: Request, chat: OfChat, model: str) -> Response:
 
 
 async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
-    """Returns each served model's entry by name, and a worker's last refusal (bad API key)."""
+    """Asks the workers for their entries of /v1/models. Returns the entries by model name.
+
+    Also returns the last error that a worker answered, such as for a wrong API key; None if no
+    worker answered with an error.
+    """
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key
@@ -195,7 +199,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
 
 
 async def other(request: Request, chat: OfChat) -> Response:
-    """Forwards other paths to a worker's vLLM, such as /v1/messages or /score."""
+    """Forwards requests on other paths of vLLM, such as /v1/messages or /score, to a worker."""
     path = request.scope["path"]
     if not is_among(PASSED_ON, request.method, path):
         message = f"The node passes on no such path. It passes on {', '.join(PASSED_ON)}."
@@ -209,7 +213,7 @@ for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
 
 
 def _not_served(model: str, path: str) -> Response:
-    """Returns 404 for a path that the model's workers do not have."""
+    """Returns a 404 response for a path that none of the model's workers has."""
     if path.endswith(_EMBEDDINGS):
         lacks = "makes no embeddings; deploy one that does, under its own name"
     else:
@@ -218,9 +222,9 @@ def _not_served(model: str, path: str) -> Response:
 
 
 def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
-    """Returns 404 if the model is not served here, 503 if it may be served soon.
+    """Returns the error for a model without a worker: 503 if it could have one soon, else 404.
 
-    The network tries another node after 503; after a validator's 404 it convicts the executor.
+    After 503 the network tries another node. After a 404 to a validator, it convicts the executor.
     """
     if not models or model in chat.workers.known_models() or _loads(chat):
         who = f"the model {model}" if model else "a model"
@@ -230,7 +234,7 @@ def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
 
 
 def _loads(chat: Chat) -> bool:
-    """Returns whether a model is being loaded, under any name."""
+    """Returns True if the node is loading a model, whatever its name."""
     return chat.deployments.status().state is DeploymentState.STARTING or any(
         worker.state == "starting" for worker in chat.workers.live()
     )

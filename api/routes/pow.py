@@ -179,7 +179,7 @@ async def status(
 
 
 def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) -> bytes:
-    """Returns the status as JSON."""
+    """Returns the answer of /status as JSON. `round_status`: its fields about the round."""
     health = reader.of(seen)
     names = health.names_of(seen.workers)
     whole = round_status | {
@@ -200,7 +200,7 @@ def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) 
 
 
 def _seat(seat: Seat) -> dict[str, Any]:
-    """Returns a seat in the form of answers.Seat."""
+    """Returns a dict with the fields of answers.Seat."""
     place = seat.place
     return {
         "name": seat.name,

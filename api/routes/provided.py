@@ -1,4 +1,4 @@
-"""Types of route parameters that the app provides (`Services`)."""
+"""Types of route parameters, each for one of the app's services (api/services.py)."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from poc_core.state.past.history import History
 
 
 def provided(name: str) -> Any:
-    """Returns a dependency that resolves to the app's service of that name (`Services`)."""
+    """Returns a FastAPI dependency whose value is the attribute `name` of the app's Services."""
 
     # async: FastAPI runs a synchronous dependency in a thread
     async def of_app(request: Request) -> Any:

@@ -51,7 +51,11 @@ async def validate(
 
 
 def _validating_round(rounds: RoundStore, scheme: str) -> RoundConfig:
-    """Returns the current round if it is validating. HTTPException 400 names the missing step."""
+    """Returns the current round's configuration.
+
+    HTTPException 400 if the round is not validating or has another scheme; the text names the
+    missing step.
+    """
     current = rounds.current()
     if current is None or current.config.spec.scheme != scheme:
         raise HTTPException(

@@ -1,1 +1,1 @@
-"""Events that only this API process sees, written to Redis for the history and the event log."""
+"""Chats and refusals of this API process, written to Redis for the history and the event log."""

@@ -1,4 +1,4 @@
-"""The chats of this process: counts for the node's history, durations for Prometheus."""
+"""Counts this API process's chats for the node's history, and measures them for Prometheus."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def _histogram(name: str, documentation: str) -> Histogram:
 
 
 class ChatTimes(Collector):
-    """Seconds from a request's arrival to its first token, and to its end, by model."""
+    """Histograms, by model: seconds from a chat's arrival to its first token and to its end."""
 
     def __init__(self) -> None:
         self.first_token = _histogram(
@@ -44,7 +44,7 @@ class ChatTimes(Collector):
 
 
 class Chat:
-    """One request in progress."""
+    """One chat request in progress."""
 
     def __init__(self, chats: "Chats", model: str) -> None:
         self._chats = chats
@@ -70,7 +70,7 @@ class Chat:
 
 
 class Chats:
-    """Counts and durations of chats since the last report. Thread-safe."""
+    """Counts of this process's chats since the last `report`, and their durations. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -83,7 +83,7 @@ class Chats:
 
     @contextmanager
     def under_way(self, model: str) -> Iterator[Chat]:
-        """Counts a request to `model` from its arrival to the end of its answer."""
+        """Counts a chat request to `model`. The context lasts until the end of the answer."""
         self._change(1)
         self.count(CHATS)
         try:
@@ -96,7 +96,10 @@ class Chats:
             self._counts[field] += 1
 
     def report(self, history: History, second: float) -> None:
-        """Adds the new counts to the history. After a RedisError the next report adds them."""
+        """Adds the counts since the last report to the history, at Unix time `second`.
+
+        After a RedisError, the next report adds these counts again.
+        """
         self._change(0)
         with self._lock:
             whole_ms = int(self._busy_ms)

@@ -1,7 +1,7 @@
-"""Reports refused requests and used keys as events.
+"""Writes refused requests and used keys to the event log.
 
-The first of a kind is reported at once, later ones together, so that thousands of wrong requests do
-not fill the log.
+The first refusal of a kind is written at once; later refusals of that kind are combined into one
+event a minute, so that thousands of wrong requests do not fill the log.
 """
 
 import threading
@@ -16,7 +16,7 @@ from poc_core.state.past.events import Events
 # Seconds for which refusals of one kind, and uses of one key, are combined into one event.
 REFUSALS_S = 60.0
 KEYS_S = 3600.0
-# Kinds counted at the same time; further kinds wait for a free place.
+# Most kinds that are counted at the same time; further kinds are not counted.
 _MOST_KINDS = 30
 _MOST_PATH_CHARS = 80
 # Statuses and paths that are not reported: missing resources, and probes of a starting node.
@@ -28,7 +28,7 @@ CALLER = "proofline.caller"
 
 @dataclass
 class _Count:
-    """Number and next report of one kind of event."""
+    """How often one kind of event occurred, its last client, and when it is next reported."""
 
     n: int
     client: str
@@ -53,7 +53,7 @@ class Refusals:
         self._count(self._keys, key, client)
 
     def report(self, events: Events) -> None:
-        """Writes the events that are due. After a RedisError, unwritten events are lost."""
+        """Writes the events that are due to the event log. After a RedisError, the rest is lost."""
         for what, told in self._due(self._refused, REFUSALS_S):
             times = f", {told.n} times" if told.n > 1 else ""
             events.note("refused", f"{what}{times}; the last client is {told.client}.")
@@ -81,7 +81,7 @@ class Refusals:
 
 
 class Watch:
-    """Middleware: records refusals and used keys, outside all layers that may refuse a request."""
+    """Middleware: records refused requests and used keys. Must be outside layers that refuse."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
