@@ -1,4 +1,4 @@
-"""Delivers the payloads of outboxes to their receivers."""
+"""Delivers callback payloads from outboxes in Redis to their receivers."""
 
 import asyncio
 import logging
@@ -39,7 +39,9 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: tries of a payload, None for no limit. `largest_payload`: in bytes."""
+        """`max_retries`: how often a payload is tried; None for no limit. `largest_payload`: the
+        most bytes of a round's payload.
+        """
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster
@@ -51,8 +53,8 @@ class Courier:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Delivers while the context is open. On exit, waits for payloads in progress, at most as
-        long as one try may take. Undelivered payloads stay in Redis.
+        """Delivers while the context is open. On exit, waits for payloads in progress, but no
+        longer than one try can take. Undelivered payloads stay in Redis.
         """
         loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)
@@ -67,17 +69,19 @@ class Courier:
             self._redis_threads.shutdown(wait=False, cancel_futures=True)
 
     def offer(self, due: Due) -> None:
-        """Queues the outbox for delivery, and returns at once. Any thread may call it."""
+        """Queues an outbox for delivery and returns at once. Any thread may call it."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """Renews the locks of deliveries in progress, so that no slow payload is sent twice."""
+        """Renews the Redis locks of deliveries in progress, so that no other courier sends them."""
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
     async def deliver(self, outbox_id: str) -> None:
-        """Delivers the outbox's due payloads, unless another process delivers the outbox."""
+        """Delivers the due payloads of one outbox, for about TURN_S seconds at most. Does nothing
+        if another courier delivers them. Logs errors.
+        """
         until = time.monotonic() + TURN_S
         try:
             while time.monotonic() < until:
@@ -92,7 +96,9 @@ class Courier:
             logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
-        """Tries to deliver. Returns True if the outbox's next payload may follow at once."""
+        """Sends one payload and records the result. Returns True if the next one may be
+        sent now.
+        """
         self._on_their_way[delivery.token] = delivery
         try:
             result = await self._poster.post(delivery)

@@ -36,7 +36,7 @@ SCRIPTS_WAIT_S = 20.0  # less than supervisors wait for the courier to end
 
 
 def run_courier(redis_url: str | None = None) -> None:
-    """Delivers until SIGTERM or SIGINT. Several couriers may run, also on several hosts."""
+    """Runs a courier until SIGTERM or SIGINT. Several can run at a time, also on several hosts."""
     log_to_stderr()
     raise_file_limit()
     stop = threading.Event()
@@ -73,14 +73,14 @@ def run_courier(redis_url: str | None = None) -> None:
 
 class Ticker:
     """A thread that passes due outboxes to the courier, and renews the locks of deliveries. Redis
-    assigns each due outbox to one courier at a time. The thread updates the mtime of ALIVE, a
-    private folder, which a container's health check reads.
+    assigns each due outbox to one courier at a time. The thread also updates the mtime of the
+    private folder ALIVE, which a container's health check reads.
     """
 
     def __init__(
         self, outbox: Outbox, courier: Courier, look_around: Callable[[], str] = lambda: ""
     ) -> None:
-        """`look_around()` is called every few seconds. It returns the courier's problem, or ""."""
+        """`look_around()` is called regularly. It returns the courier's current problem, or ""."""
         self._outbox = outbox
         self._courier = courier
         self._look_around = look_around

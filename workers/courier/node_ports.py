@@ -12,7 +12,7 @@ from poc_core.state import WorkerRegistry
 
 
 class NodePorts:
-    """The ports of the settings, Redis, the APIs, and the live workers' chat servers."""
+    """The ports of this node's Redis, APIs and chat servers, and those that the settings name."""
 
     def __init__(
         self, known: frozenset[int], workers: WorkerRegistry, redis: RedisUrl | None = None
@@ -27,11 +27,11 @@ class NodePorts:
         return cls(settings.node_ports, workers, RedisUrl.of(settings.redis_url))
 
     def now(self) -> frozenset[int | tuple[Address, int]]:
-        """Returns the ports found by the last `look`."""
+        """Returns the ports that the last `look` found, some of them together with an address."""
         return self._now
 
     def look(self) -> None:
-        """Reads the ports from Redis, and resolves Redis' own addresses. May block the thread."""
+        """Updates the ports from Redis, and resolves Redis' own addresses. Can block the thread."""
         of_redis = set()
         # Each port at each host, because the Sentinels' hosts may also run the server.
         hosts, ports = (self._redis.hosts, self._redis.ports) if self._redis else ((), ())

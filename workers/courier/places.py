@@ -1,4 +1,4 @@
-"""Limits how many outboxes are delivered at a time, so that no outbox blocks the others."""
+"""Limits how many outboxes are delivered at a time, so that none blocks the others."""
 
 import asyncio
 from collections import Counter
@@ -18,12 +18,12 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """A queue that starts each delivery as soon as the limits allow. Belongs to one event loop."""
+    """A queue of outboxes that starts each delivery when the limits allow. For one event loop."""
 
     def __init__(
         self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int
     ) -> None:
-        """`largest_payload`: most bytes of a round's payload; a job's payload may have any size."""
+        """`largest_payload`: most bytes of a round's payload. A job's payload can have any size."""
         self._deliver = deliver
         self._largest_payload = largest_payload
         self._waiting: dict[str, Due] = {}  # in the order of their arrival
@@ -38,7 +38,7 @@ class Places:
             self._start()
 
     async def close(self, timeout_s: float) -> None:
-        """Starts no more deliveries, and cancels deliveries that still run after `timeout_s`."""
+        """Starts no more deliveries. Waits `timeout_s` for those in progress, then cancels them."""
         self._is_open = False
         tasks = list(self._tasks)
         if tasks:
@@ -63,7 +63,7 @@ class Places:
                 task.add_done_callback(self._tasks.discard)
 
     def _needs(self, due: Due) -> Sequence[tuple[tuple[object, ...], int, float]]:
-        """Returns what a delivery uses: (key of a limit, amount, limit)."""
+        """Returns how much a delivery uses of each limit, as (key of the limit, amount, limit)."""
         kind, size = due.is_round, due.waiting_bytes
         places = ROUND_PLACES if kind else JOB_PLACES
         return (

@@ -74,7 +74,7 @@ def _look_up(name: str, port: int) -> Sequence[tuple[Any, ...]]:
 
 
 class End(Enum):
-    """The result of one try to deliver."""
+    """The result of one attempt to deliver a payload."""
 
     TAKEN = "taken"
     REFUSED = "refused"  # the receiver answered with another status than 2xx
@@ -104,8 +104,8 @@ class Poster:
         tls: CallbackTls | None = None,
         proxy: str | None = None,
     ) -> None:
-        """`node_ports()`: the node's ports, to which nothing is sent. `tls`: TLS of the hosts in
-        POC_CALLBACK_TLS_HOSTS. `proxy`: url of an HTTP proxy for public addresses.
+        """`node_ports()` returns the node's own ports, to which nothing is sent. `tls`: settings
+        for the hosts in POC_CALLBACK_TLS_HOSTS. `proxy`: url of an HTTP proxy for public addresses.
         """
         self._clients = TlsClients(client, tls or CallbackTls(NO_TLS), proxy)
         self._good: LRUCache[str, Address] = LRUCache(_MOST_REMEMBERED)  # by receiver
@@ -124,7 +124,7 @@ class Poster:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def post(self, delivery: Delivery) -> Result:
-        """Sends the payload once. Returns within the deadline in all cases, and never raises."""
+        """Sends the payload once, and returns the result within the deadline. Never raises."""
         sending = _Sending(delivery.body)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -160,7 +160,10 @@ class Poster:
         return Result(end, said, said, retry_after_s)
 
     async def _status(self, delivery: Delivery, sending: _Sending) -> tuple[int, float | None]:
-        """Returns the answer's status, and the seconds of its Retry-After header, or None."""
+        """Sends the payload to an allowed address of the receiver. Returns the HTTP status of the
+        answer, and the seconds in its Retry-After header. ForbiddenReceiverError if no address is
+        allowed.
+        """
         url = httpx.URL(delivery.url)
         port = url.port or {"https": 443}.get(url.scheme, 80)
         host, receiver = canonical_host(url.host), receiver_of(delivery.url)
@@ -183,8 +186,8 @@ class Poster:
         return answer
 
     async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:
-        """Raises HandshakeError if certificates caused the error and the host has TLS settings.
-        Repeats the handshake if the receiver's refusal may have been lost.
+        """Raises HandshakeError if certificates caused the error and the host has TLS settings;
+        else returns. Repeats the handshake if the receiver's refusal may have been lost.
         """
         context = self._clients.context(url)
         if context is None:
@@ -216,8 +219,8 @@ class Poster:
         address: Address,
         begin: Callable[[], None],
     ) -> tuple[int, float | None]:
-        """Sends the request to one address. Returns the status and the seconds of Retry-After.
-        Calls `begin` when the connection is established, before anything is sent.
+        """Sends the request to one address. Returns the HTTP status and the seconds in the
+        Retry-After header. Calls `begin` when the connection is established, before sending.
         """
 
         async def trace(event: str, info: dict[str, Any]) -> None:
@@ -263,10 +266,10 @@ async def _race(
     addresses: Sequence[Address],
     deadline_s: float,
 ) -> tuple[Address, T]:
-    """Sends to the first address that accepts a connection. Returns the address and its answer. The
-    next address is tried when an address fails or does not connect for some time. The first
-    connection cancels all other tries. Without any connection, raises the last error, or a
-    HandshakeError if there was one.
+    """Sends to the first address that accepts a connection, and returns this address and its
+    answer. Tries the addresses in order, each when the one before it failed or has not connected
+    for some time. The first connection cancels the other tries. If no address connects, raises a
+    HandshakeError if one occurred, else the last error.
     """
     problem: BaseException | None = None
     tasks: dict[asyncio.Task[T], Address] = {}
@@ -307,7 +310,7 @@ async def _race(
 
 
 def _retry_after_s(text: str | None) -> float | None:
-    """Returns the seconds of a Retry-After header (number or date); None if it is unreadable."""
+    """Returns the seconds in a Retry-After header (number or date); None if they are unreadable."""
     try:
         return float(int(text or ""))
     except ValueError:
@@ -319,7 +322,9 @@ def _retry_after_s(text: str | None) -> float | None:
 
 
 class _Sending:
-    """A body that is sent piece by piece. `n_sent`: the bytes that the receiver may have."""
+    """A request body, sent piece by piece. `n_sent`: the bytes that the receiver
+    may have by now.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._body = memoryview(body)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pulse:
-    """An engine's progress, in addition to the liveness of its processes."""
+    """An engine's progress. Shows whether the engine hangs even though its processes live."""
 
     beats: int = 0  # reported steps and answered calls since the engine's start
     waits: bool = False  # a request or call is waiting for the engine
 
 
 class Engine(ABC):
-    """A loaded model. Only one thread at a time may call `tick`."""
+    """A loaded model for proofs and perhaps chat. Only one thread at a time may call `tick`."""
 
     info: ModelInfo
     # The decoder layers of each pipeline stage.
@@ -51,19 +51,19 @@ class Engine(ABC):
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:
-        """Runs one tick. After every ProoflineError the engine has dropped all micro-batches:
-        EngineMemoryError asks to restart them with fewer nonces, EngineLostError to replace the
-        engine.
+        """Runs one tick. After any ProoflineError, the engine has dropped all micro-batches. The
+        caller must restart them with fewer nonces (EngineMemoryError), or replace the engine
+        (EngineLostError).
         """
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
-        """Returns one micro-batch's time by kernel for each device; empty if unknown. No other work
-        may run on the engine. SpecError if the engine cannot compute the spec.
+        """Measures one micro-batch. Returns its time by kernel for each device; empty if that is
+        unknown. The engine must be idle. SpecError if it cannot compute the spec.
         """
         return []
 
     def begin_work(self) -> None:
-        """Called when the engine starts to take work."""
+        """Prepares the engine for its first work. Called once, when the worker is ready."""
         return
 
     def check(self) -> None:
@@ -79,9 +79,9 @@ class Engine(ABC):
         return 0
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
-        """Serves OpenAI's API behind the gate on a free port of `host`, and returns the port; None
-        if the engine has no chat. `secret`: the required value of requests' GATEWAY_SECRET_HEADER;
-        None if none is required.
+        """Serves OpenAI's API behind the chat gate on a free port of `host`. Returns the port, or
+        None if the engine has no chat. `secret`: the value that the header GATEWAY_SECRET_HEADER of
+        each request must have; None if none is required.
         """
         return None
 
@@ -90,7 +90,7 @@ class Engine(ABC):
         """Frees the model and its device memory, and ends its processes. May be called twice."""
 
     def check_spec(self, spec: ProofSpec) -> None:
-        """Raises SpecError if a nonce of this spec exceeds the model's limits."""
+        """Raises SpecError if the model cannot compute the spec, e.g. because of its seq_len."""
         info, contract = self.info, contract_of(spec.scheme)
         passes = contract.passes(spec)
         most = min(info.max_seq_len, info.max_batch_tokens)
@@ -111,7 +111,7 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """Returns one value per nonce (None without a finite state). May raise SpecError."""
+        """Returns one value per nonce; None without a finite hidden state. May raise SpecError."""
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Finds a model's decoder layers, and determines whether the network reflects them."""
+"""Finds a model's decoder layers, and whether the network's nodes transform their outputs."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ _OTHER_TOWERS = re.compile("vision|visual|image|video|audio|speech|tower|encoder
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """A model's decoder layers, at their global indices, also under pipeline parallelism."""
+    """A model's decoder layers. Their indices count the whole model's layers, even if pipeline
+    parallelism leaves some of them out on this rank.
+    """
 
     modules: nn.ModuleList
     path: str  # module path in the model
@@ -30,15 +32,16 @@ def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
 
 
 def n_routed_tokens(text_config: Any) -> int | None:
-    """Returns the vocabulary size if the first layers choose experts by token id, else None. Proofs
-    of such models need token ids in addition to inputs (protocol.md, section 2.1).
+    """Returns the vocabulary size if the model's first layers choose experts by token id, else
+    None. Such models need token ids in addition to input embeddings (protocol.md, section 2.1).
     """
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
 
 def routes_by_token(gate: nn.Module) -> bool:
-    """Returns whether a gate reads each token's experts from a table (DeepSeek-V4's first layers).
-    Decode proofs do not replace such a gate, and do not count its layer (protocol.md, section 8.2).
+    """Returns whether a MoE router reads experts by token from a table (DeepSeek-V4's first
+    layers). Decode proofs do not replace such routers, or count their layers (protocol.md, section
+    8.2).
     """
     return getattr(gate, "tid2eid", None) is not None
 
@@ -65,7 +68,7 @@ def _path(model: nn.Module, n_layers: int) -> str:
 
 
 def _is_elsewhere(path: str) -> bool:
-    """Returns True if a list of modules is inside a layer, or outside the text decoder."""
+    """Returns whether the module list at `path` is inside a layer or outside the text decoder."""
     *parents, own = path.split(".")
     in_a_layer = any(part.isdecimal() for part in parents)
     return bool(in_a_layer or own not in ("layers", "h", "blocks") or _OTHER_TOWERS.search(path))

@@ -11,7 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def main(file: Path, folder: Path) -> None:
-    """Copies GGUF weights to a new model: transformers cannot save a model loaded from GGUF."""
+    """Saves a GGUF file's model and tokenizer in `folder`. Copies the weights to a new model first,
+    because transformers cannot save a model loaded from GGUF.
+    """
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     fields = loaded.config.to_dict()

@@ -1,4 +1,4 @@
-"""Paths of the decoder layers in vLLM's models. No torch is imported, for commands."""
+"""Module paths of decoder layers in vLLM's models. Imports no torch, so commands start fast."""
 
 # Where the network's nodes look for decoder layers; without these paths they do not reflect.
 FLEET_PATHS = ("model.layers", "transformer.h", "layers")

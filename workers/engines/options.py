@@ -16,7 +16,7 @@ _OF_HOSTS = (
 
 
 class HostSpan(BaseModel):
-    """This host's part of an engine over several hosts."""
+    """This host's part in an engine that runs on several hosts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,13 +27,13 @@ class HostSpan(BaseModel):
 
     @property
     def head(self) -> str:
-        """HOST:PORT of the head."""
+        """HOST:PORT of the head, the host that runs the engine's worker."""
         host = f"[{self.head_host}]" if ":" in self.head_host else self.head_host
         return f"{host}:{self.head_port}"
 
     @property
     def follows(self) -> str:
-        """HOST:PORT of the head; empty on the head itself."""
+        """HOST:PORT of the head for the other hosts; empty on the head itself."""
         return self.head if self.rank else ""
 
     def __str__(self) -> str:
@@ -41,7 +41,9 @@ class HostSpan(BaseModel):
 
 
 class EngineOptions(ModelOptions):
-    """Options of a model and its machine, each for some engines. May raise OptionsError."""
+    """The options of an engine: of its model and its machine. Some are for certain engines only.
+    OptionsError if they contradict each other.
+    """
 
     engine: EngineKind = "vllm"
     # GB per device for keys and values of decode proofs' steps; None for a share of free memory.
@@ -54,7 +56,7 @@ class EngineOptions(ModelOptions):
 
     @property
     def n_devices_here(self) -> int:
-        """The number of GPUs (or processes on a CPU) of one engine on this host."""
+        """The number of GPUs (or of processes on CPUs) that one engine has on this host."""
         return self.n_devices // (self.span.n_hosts if self.span else 1)
 
     @model_validator(mode="after")

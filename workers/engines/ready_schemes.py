@@ -1,4 +1,4 @@
-"""Caches an engine's prepared schemes, because generating their vectors takes time."""
+"""Caches the proof schemes of an engine, because generating a scheme's vectors takes time."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ _KEPT = 4
 
 
 class ReadySchemes:
-    """A cache of one model's schemes by spec."""
+    """A cache of proof schemes that are ready for one model, by spec."""
 
     def __init__(
         self, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
@@ -27,7 +27,7 @@ class ReadySchemes:
         self._schemes: LRUCache[str, Scheme] = LRUCache(_KEPT)
 
     def of(self, spec: ProofSpec) -> Scheme:
-        """Returns a spec's scheme. SpecError if this deployment cannot compute it."""
+        """Returns a spec's proof scheme. SpecError if this deployment cannot compute the scheme."""
         key = spec.model_dump_json()
         scheme = self._schemes.get(key)
         if scheme is None:

@@ -1,4 +1,4 @@
-"""Chooses experts by a seed instead of a model's gate, in models of the transformers library."""
+"""Chooses MoE experts by a seed instead of a router, in models of the transformers library."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,7 @@ FirstExperts = Callable[[int, int], Tensor | None]
 
 
 def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Returns the gates of the MoE layers that can be seeded, in the model's order."""
+    """Returns the MoE routers (gates) that can be seeded, in the order of the model's layers."""
     found = []
     for layer in layers:
         for block in layer.modules():
@@ -29,7 +29,9 @@ def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 @contextmanager
 def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
-    """Makes gates choose the seeded experts inside the context. SpecError for an unknown gate."""
+    """Makes MoE routers choose experts by a seed while the context is open. `first_experts` returns
+    the first expert of each row. SpecError, during a forward pass, for a router of an unknown kind.
+    """
     with ExitStack() as exits:
         for index, gate in enumerate(gates):
             exits.callback(_seed(gate, index, top_k, first_experts))
@@ -39,7 +41,7 @@ def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) 
 def _seed(
     gate: nn.Module, index: int, top_k: int, first_experts: FirstExperts
 ) -> Callable[[], None]:
-    """Seeds a gate. Returns a function that restores the gate."""
+    """Makes a MoE router choose seeded experts. Returns a function that restores the router."""
     plain = gate.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

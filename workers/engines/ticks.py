@@ -26,8 +26,8 @@ class EngineMemoryError(ProoflineError):
 
 
 class Slice(NamedTuple):
-    """Decoder layers [first, end) of one pipeline stage, for one pass of one micro-batch. With a
-    single stage, a slice may instead be several passes [step, until) through all layers.
+    """A piece of a micro-batch: decoder layers [first, end) of one pipeline stage, for one pass.
+    With a single stage, a slice can also be several passes [step, until) through all layers.
     """
 
     micro_batch: int  # the micro-batch's id
@@ -43,7 +43,7 @@ _IDS = itertools.count()
 
 @dataclass(eq=False)
 class MicroBatch:
-    """Nonces that an engine computes together; divided into `parts` if they are too many."""
+    """Nonces that an engine computes together, or, if they are too many, as several `parts`."""
 
     spec: ProofSpec
     nonces: Sequence[int]
@@ -69,7 +69,7 @@ class MicroBatch:
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens of the micro-batch's first forward."""
+        """The number of tokens in the micro-batch's first forward pass."""
         return min(self.part or len(self.nonces), len(self.nonces)) * self.passes.rows
 
     def result(self, timeout_s: float) -> Sequence[JsonValue] | None:
@@ -87,7 +87,9 @@ class MicroBatch:
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Divides the micro-batch into parts of at most `most` nonces, which complete `future`."""
+        """Divides the micro-batch into parts of at most `most` nonces. Their values complete
+        `future`.
+        """
         firsts = range(0, len(self.nonces), most)
         self.parts = [
             MicroBatch(self.spec, self.nonces[first : first + most], urgent=self.urgent)
@@ -107,7 +109,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Tick:
-    """A call to the engine, with at most one slice for each pipeline stage."""
+    """One call to the engine, with at most one slice for each pipeline stage."""
 
     begin: Sequence[MicroBatch] = ()  # new micro-batches
     slices: Sequence[Slice] = ()
@@ -118,7 +120,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class TickResult:
-    """Results since the previous tick, by the micro-batches' ids."""
+    """What an engine has computed since the previous tick, by the ids of the micro-batches."""
 
     # By id: why the model cannot compute the micro-batch's spec.
     refused: Mapping[int, str] = field(default_factory=dict)

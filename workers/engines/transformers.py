@@ -113,7 +113,9 @@ class TransformersEngine(WholeBatchEngine):
 
 @contextmanager
 def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
-    """Passes token ids to each layer, because these models accept either token ids or inputs."""
+    """Passes token ids to each decoder layer while the context is open, because the library's
+    models accept either token ids or input embeddings. Does nothing if `ids` is None.
+    """
 
     def add_ids(
         module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
@@ -128,7 +130,9 @@ def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator
 
 @contextmanager
 def _transformed_layers(layers: Sequence[nn.Module], batch: Batch, step: int) -> Iterator[None]:
-    """Applies this pass's transformation to each layer's output while the context is open."""
+    """Applies the transformation of pass `step` to each layer's output while the context is open.
+    Does nothing if that pass has no transformation.
+    """
     transform = batch.transform(step)
     with ExitStack() as exits:
         for index, layer in enumerate(layers if transform is not None else ()):
@@ -149,8 +153,9 @@ def _transform_sum(layer: nn.Module, transform: _Terms) -> list[torch.utils.hook
 def _transform_terms(
     layer: nn.Module, transform: _Terms
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Transforms the two terms of a layer's output separately, as in vLLM: hidden_states, the
-    output of the child module that runs last (the MLP, or a norm after it), and residual, the rest.
+    """Transforms the two summands of a layer's output separately, as in vLLM: the output of the
+    child module that runs last (the MLP, or a norm after it), and the residual. Returns hook
+    handles.
     """
     last: list[Tensor] = []
 
@@ -169,7 +174,9 @@ def _transform_terms(
 def _replace_output(
     layer: nn.Module, transform: Callable[[Tensor], Tensor]
 ) -> torch.utils.hooks.RemovableHandle:
-    """Replaces the hidden states in a layer's output: the tensor, or the first item of a tuple."""
+    """Registers a hook that applies `transform` to a layer's hidden states: the layer's output, or
+    the first item of it if it is a tuple. Returns the hook's handle.
+    """
 
     def hook(
         module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]

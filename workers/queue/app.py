@@ -1,4 +1,4 @@
-"""The Celery application of workers, of Flower and of `celery -A workers.queue.app`."""
+"""The Celery application of workers and of Flower, for `celery -A workers.queue.app`."""
 
 from celery import Celery
 
@@ -8,7 +8,7 @@ from workers.queue.broker import SteadyAMQP
 
 
 def create_app(redis_url: str | None = None, consumer: Consumer = "monitor") -> Celery:
-    """Creates a Celery application with the broker of the settings, or with `redis_url`."""
+    """Creates a Celery application. Its broker is `redis_url`; None for the settings' Redis."""
     app = Celery("proofline", amqp=SteadyAMQP, include=["workers.tasks"])
     app.conf.update(celery_config(load_settings(redis_url=redis_url), consumer))
     # Without Celery's built-in tasks, messages can only run the tasks of workers.tasks.

@@ -33,7 +33,7 @@ _QUEUE_OF_ONE_S = 3600
 
 
 class _Client(Redis):
-    """A client for kombu's scripts, which the API has loaded into Redis."""
+    """A Redis client with which kombu runs Lua scripts that the API has loaded into Redis."""
 
     def register_script(self, script: Any) -> Any:
         return SharedScript(self, script)
@@ -46,7 +46,7 @@ class RefusedError(ConnectionError, ResponseError):
 
 
 class _OfWorker:
-    """A connection that raises temporary refusals by Redis as connection errors."""
+    """A mixin for Redis connections that raises Redis' temporary refusals as connection errors."""
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -74,13 +74,14 @@ class _SentinelSSL(_OfWorker, connections.SentinelSSLConnection):
 
 
 class _Channel(kombu_redis.Channel):
-    """A channel that survives a broken connection, which Celery 5.7 gives up while tasks use it.
+    """A channel that survives a broken connection. Celery 5.7 drops such a connection while tasks
+    still use the channel.
 
-    To acknowledge a message or to requeue it, kombu's channel tries to reconnect, finds no address,
-    and its AttributeError ends the worker. Such a message can stay in Redis: the message returns
-    after the visibility timeout, and its task finds the work done.
+    kombu's own channel would then reconnect to acknowledge or requeue a message, find no address,
+    and end the worker with an AttributeError. This channel leaves the message in Redis instead: the
+    message returns after the visibility timeout, and its task then finds no work left.
 
-    For every message kombu creates a new client, for which redis-py copies some 250 callbacks: a
+    kombu also creates a client for every message, for which redis-py copies some 250 callbacks: a
     fifth of a worker's CPU time for a batch. This channel reuses one client, which only borrows
     connections.
     """
@@ -192,7 +193,7 @@ class _Transport(kombu_redis.Transport):
             self._forget(message)
 
     def _forget(self, message: Any) -> None:
-        """Acknowledges a message that failed after kombu counted the message as unacknowledged."""
+        """Acknowledges a message that Celery did not take, if kombu has counted it."""
         try:
             tag = message["properties"]["delivery_tag"]
             for channel in self.channels:
@@ -238,11 +239,11 @@ def queue(name: str, **options: Any) -> Queue:
 
 
 def queue_of_one(name: str) -> Queue:
-    """Returns a queue that expires after its only consumer."""
+    """Returns the queue of a single consumer, which expires some time after the consumer's end."""
     return queue(name, expires=_QUEUE_OF_ONE_S)
 
 
 class SteadyAMQP(AMQP):
-    """Celery's AMQP class with this module's connections, passed as `Celery(amqp=...)`."""
+    """Celery's AMQP class with this module's connections. Passed to Celery as `amqp=SteadyAMQP`."""
 
     Connection = SteadyConnection

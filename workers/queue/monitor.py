@@ -1,6 +1,6 @@
-"""`celery -A workers.queue.app flower`, with Flower's password for all of its pages. Without this
-module, Flower serves its metrics (with names of models, workers and hosts) and answers unknown
-paths without a password. Only /healthcheck stays open, and returns OK.
+"""Runs `celery -A workers.queue.app flower`, and requires Flower's password for all pages. Without
+this module, Flower needs no password for its metrics (with names of models, workers and hosts) and
+for unknown paths. Only /healthcheck stays open, and returns OK.
 """
 
 import sys
@@ -19,7 +19,7 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
 class AllSentinels(broker.RedisSentinel):
-    """A reader of queue lengths through any Sentinel, in the database of the URL."""
+    """Flower's reader of queue lengths, which uses any Sentinel and the database of the URL."""
 
     def _get_redis_client(self, broker_options: Any, broker_use_ssl: Any) -> Redis:
         limits = {
@@ -45,7 +45,7 @@ class LockedFiles(BaseHandler, StaticFileHandler):
 
 
 def lock() -> None:
-    """Requires the password for all handlers. Must be called once, before Flower starts."""
+    """Makes Flower's handlers require the password. Must be called once, before Flower starts."""
     Healthcheck.prepare = RequestHandler.prepare
     for base in (BaseHandler, BaseApiHandler):
         base.prepare = _for_users(base.prepare)
@@ -55,7 +55,7 @@ def lock() -> None:
 
 
 def _for_users(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wraps `prepare` to require the password for every method, including unsupported ones."""
+    """Wraps a handler's `prepare` to answer 401 without the password, whatever the HTTP method."""
 
     def prepare_for_users(handler: Any) -> None:
         if not handler.get_current_user():

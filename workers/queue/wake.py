@@ -1,4 +1,4 @@
-"""Wake-up messages of a worker to itself and to its model, and the removal of superfluous ones."""
+"""Sends wake-up messages to a worker itself or to its model, and removes superfluous ones."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class Wake:
         self._own_queue = worker_queue(worker_id)
 
     def another(self) -> None:
-        """Wakes some worker of the model, because this worker now waits for chat."""
+        """Wakes any one worker of the model. Used when this worker has to wait for chat."""
         self._app.send_task(WORK_TASK, args=[self._model], queue=model_queue(self._model))
 
     def myself(self) -> None:
@@ -27,10 +27,10 @@ class Wake:
         self._app.send_task(WORK_TASK, args=[self._model], queue=self._own_queue)
 
     def trim(self) -> None:
-        """Drops the model's messages beyond one per worker; only busy workers leave so many."""
+        """Shortens the model's queue to one message per worker. Only busy workers leave more."""
         n_workers = max(1, self._redis.zcard(keys.WORKERS))
         self._redis.ltrim(messages(model_queue(self._model)), 0, n_workers - 1)
 
     def waits(self) -> bool:
-        """Returns whether this worker's queue has a message."""
+        """Returns whether a message waits in this worker's own queue."""
         return bool(self._redis.llen(messages(self._own_queue)) > 0)
