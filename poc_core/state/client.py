@@ -26,7 +26,7 @@ from poc_core.state.scripts import BaseStore
 # Retries after a failed command: enough for a broken connection. An unavailable Redis must be
 # reported within seconds. Every script is safe to repeat.
 _RETRIES = 3
-# Timeout in seconds of the check at startup whether this Redis is usable.
+# Timeout in seconds of the check at startup that this Redis can be used.
 _LOOK_S = 2.0
 
 # Temporary errors, by type and by the text of a script's error: Redis is unavailable, restarting,
@@ -36,7 +36,7 @@ _TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREP
 
 
 def is_transient(error: Exception) -> bool:
-    """Returns True if Redis itself is failing temporarily, so any command would fail."""
+    """Returns True if the error is temporary and due to Redis itself, so any command would fail."""
     if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
         return True
     return isinstance(error, TRANSIENT)
@@ -58,14 +58,18 @@ class Store(BaseStore):
 
 
 def server_clock(redis: Any) -> Callable[[], float]:
-    """Returns a function that asks Redis for the time in epoch seconds. Hosts' clocks differ."""
+    """Returns a clock that asks Redis for the time, in seconds since the epoch.
+
+    All hosts can share this clock; their own clocks differ.
+    """
     return lambda: float("{}.{:06}".format(*redis.time()))
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
     """Returns a client that threads may share. The client connects on first use, and returns bytes.
 
-    `patient`: True to retry a command after a timeout of `timeout_s` seconds.
+    `timeout_s`: the timeout of a connection or command. `patient`: True to retry a command after a
+    timeout too. A command whose connection failed is always retried.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return connections.client(
@@ -78,7 +82,10 @@ def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_T
 
 
 def refuse_wrong(settings: Settings) -> None:
-    """Raises ProoflineError if POC_REDIS_URL is the wrong kind of server. Ignores other errors."""
+    """Raises ProoflineError if POC_REDIS_URL names a server that can never be used.
+
+    Ignores all other errors, such as an unavailable Redis.
+    """
     at = RedisUrl.of(settings.redis_url)
     with connections.client(at, socket_connect_timeout=_LOOK_S, socket_timeout=_LOOK_S) as redis:
         try:

@@ -1,7 +1,7 @@
 """The deployment in Redis, and the hosts that follow it.
 
-The record is one key without a TTL: a node that was off for a month restarts with its model. A
-host's record expires worker_ttl_s after its last report.
+The record of the deployment is one key without a TTL: a node that was off for a month restarts with
+its model. A host's record expires worker_ttl_s after the host's last report.
 """
 
 import json
@@ -33,13 +33,13 @@ from poc_core.state.unreadable import answers, readable
 
 T = TypeVar("T", bound=BaseModel)
 
-MOST_REASON_CHARS = 300  # of the error text for an unreadable record
-# Seconds for which a machine's figures are reported: those of a hung driver must expire.
+MOST_REASON_CHARS = 300  # most characters of the reason why a record is unreadable
+# TTL in seconds of a machine's figures. They expire if the driver hangs.
 FIGURES_S = 60
 
 
 class DeploymentStore(Store):
-    """The store of the deployment. Each operation is atomic in Redis and safe to repeat."""
+    """The store of the deployment and of its hosts. Each operation is atomic and safe to repeat."""
 
     _deploy = scripts.of_store("deploy")
     _withdraw = scripts.of_store("withdraw")
@@ -58,7 +58,7 @@ class DeploymentStore(Store):
     def deploy(self, wanted: Deployment) -> int:
         """Stores the deployment that every host must follow. Returns its generation.
 
-        DeployedError if a model runs or starts. NoHostError if no host could run the model.
+        DeployedError if a model already runs or starts. NoHostError if there is no live host.
         """
         outcome, generation = self._set(wanted, "request")
         if outcome == "deployed":
@@ -71,10 +71,10 @@ class DeploymentStore(Store):
         return generation
 
     def withdraw(self, keeps: bool = False) -> int:
-        """Stores that no model shall run. Returns the new generation.
+        """Withdraws the deployment, so that no model runs. Returns the deployment's generation.
 
-        `keeps`: True if hosts continue to load engines for KEPT_S, in case the same model is
-        deployed again.
+        `keeps`: True if hosts that are loading engines continue for KEPT_S, in case the same model
+        is deployed again.
         """
         return int(self._withdraw([keys.DEPLOYMENT, keys.MODELS], [self._clock(), int(keeps)]))
 
@@ -85,7 +85,7 @@ class DeploymentStore(Store):
         return deployment_record(self._redis.hgetall(keys.DEPLOYMENT))
 
     def hosts(self) -> list[HostReport]:
-        """Returns the live hosts' reports, by host name."""
+        """Returns the reports of the live hosts, sorted by host name."""
         ids = self._host_ids()
         with self._redis.pipeline(transaction=False) as pipe:
             for host_id in ids:
@@ -101,20 +101,20 @@ class DeploymentStore(Store):
         return {host.id for host in self.hosts() if host.state is HostState.KEEPING}
 
     def logs(self) -> list[HostLogs]:
-        """Returns the last log lines of the live hosts' workers, by host name."""
+        """Returns the last log lines of the live hosts' workers, sorted by host name."""
         found = self._of_hosts(HostLogs, "logs of host", keys.host_logs)
         return sorted(found, key=lambda one: one.host)
 
     def machines(self) -> list[MachineFigures]:
-        """Returns the latest figures of each live host's machine, by host name."""
+        """Returns the latest figures of each live host's machine, sorted by host name."""
         found = self._of_hosts(MachineFigures, "machine of host", keys.host_machine)
         by_host = {one.host: one for one in sorted(found, key=lambda one: one.read_at)}
         return [by_host[host] for host in sorted(by_host)]
 
     def _of_hosts(self, record: type[T], name: str, key: Callable[[str], str]) -> list[T]:
-        """Returns the live hosts' records, stored at `key` (of a host's id).
+        """Returns the live hosts' records that are stored under the key `key(host id)`.
 
-        `name`: the kind of record in a logged error.
+        `name`: the kind of record, for a logged error.
         """
         ids = self._host_ids()
         found = self._redis.mget(map(key, ids)) if ids else []
@@ -124,23 +124,27 @@ class DeploymentStore(Store):
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
     def elapsed_s(self, record: DeploymentRecord) -> float:
-        """Returns the seconds from the request until the model served or failed, or until now."""
+        """Returns the seconds from a deployment's request until its model served or failed.
+
+        Returns the seconds until now if neither has happened yet.
+        """
         return (record.settled_at or self._clock()) - record.asked_at
 
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
-        """Deploys the --model with which a host starts. False if another deployment has priority.
+        """Deploys the --model of a host that starts. Returns False if the present deployment wins.
 
-        If other hosts live, the present deployment has priority. Otherwise a requested deployment
-        has priority, unless it failed or was withdrawn.
+        The present deployment wins if other hosts live. Without other hosts it wins if it was
+        requested or has the same model, unless it failed or was withdrawn.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
     def restore(self, known: DeploymentRecord, host: str) -> bool:
-        """Restores the record `known` that Redis has lost. `host`: the host's name for an event.
+        """Stores a record again that Redis has lost. `known`: the record that a host remembers.
+        `host`: the name of this host, for an event.
 
-        Returns False if a request has changed the record, or another host knew a newer record.
+        Returns False if Redis has a newer record, or a record that a later request has set.
         """
         wanted = known.wanted
         fields = {
@@ -156,7 +160,7 @@ class DeploymentStore(Store):
         return bool(self._restore([keys.DEPLOYMENT], args))
 
     def report(self, report: HostReport) -> None:
-        """Stores a host's progress. If all live hosts have failed, so does the deployment."""
+        """Stores a host's report. If all live hosts report a failure, the deployment fails."""
         settings = self._settings
         args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
         args += [report.model_dump_json(), self._clock(), settings.worker_ttl_s]
@@ -169,7 +173,10 @@ class DeploymentStore(Store):
         self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=ttl_s)
 
     def store_machine(self, host_id: str, figures: MachineFigures) -> None:
-        """Stores the figures of a host's sensors, apart from the heartbeats that many read."""
+        """Stores the figures of a host's machine.
+
+        The figures have their own key, because many processes read heartbeats, which must be small.
+        """
         self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
 
     def leave(self, host_id: str) -> None:
@@ -182,7 +189,9 @@ class DeploymentStore(Store):
             self._redis.delete(keys.HOSTS)
 
     def drop_silent(self) -> None:
-        """Makes all hosts' records expire after worker_ttl_s, unless the hosts report."""
+        """Limits the TTL of all hosts' records to worker_ttl_s. The record of a host that does not
+        report again then expires.
+        """
         for host_id in self._host_ids():
             self._redis.expire(keys.host(host_id), self._settings.worker_ttl_s)
 
@@ -198,7 +207,7 @@ class DeploymentStore(Store):
 def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
     """Parses a deployment's hash. Returns None if nothing was ever deployed.
 
-    The record of an unreadable hash says why nothing runs.
+    Returns a failed deployment if the hash is unreadable. Its error says what the operator must do.
     """
     if not found:
         return None
@@ -213,9 +222,9 @@ def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
 def _readable(
     record: type[T], name: str, ids: Sequence[str], found: Sequence[bytes | None]
 ) -> list[T]:
-    """Parses hosts' records, and skips missing and unreadable records.
+    """Parses the JSON records `found` of the hosts `ids`. Skips missing and unreadable records.
 
-    `name`: the kind of record in a logged error.
+    `name`: the kind of record, for a logged error.
     """
     read = (
         readable(f"{name} {host_id!r}", partial(record.model_validate_json, raw))

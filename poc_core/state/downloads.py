@@ -20,7 +20,7 @@ _KEPT_S = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class Download:
-    """One repository at one revision. Times are seconds since the epoch."""
+    """A download of one repository at one revision. Times are seconds since the epoch."""
 
     task_id: str
     hf_repo: str
@@ -36,7 +36,7 @@ class Download:
 
 
 class DownloadStore(scripts.BaseStore):
-    """The store of the active downloads, and of the result of each model's last download."""
+    """The store of active downloads, and of the result of each model's last download."""
 
     _start = scripts.of_store("start_download")
     _end = scripts.of_store("end_download")
@@ -44,10 +44,10 @@ class DownloadStore(scripts.BaseStore):
     def start(
         self, hf_repo: str, hf_commit: str | None, machine: str
     ) -> Download | Literal["running", "full"]:
-        """Stores a download. The caller must start its process.
+        """Stores a download and returns it. The caller must start the download's process.
 
-        Returns "running" if the model is being downloaded, or "full" if MOST_AT_A_TIME downloads
-        are active. A cancelled download is active until its process ends.
+        Returns "running" if the model is already being downloaded, or "full" if MOST_AT_A_TIME
+        downloads are active. A cancelled download is active until its process ends.
         """
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
         names = [keys.DOWNLOADS, keys.DOWNLOADS_WANTED, keys.DOWNLOAD_SLOTS]
@@ -60,7 +60,10 @@ class DownloadStore(scripts.BaseStore):
         return self.by_name(name_of(hf_repo, hf_commit))
 
     def by_name(self, name: str) -> Download | None:
-        """Returns a download; None if there is none, or if its record is unreadable."""
+        """Returns the download of `name` (repository@commit).
+
+        Returns None if there is no such download, or if its record is unreadable.
+        """
         raw = self._redis.hget(keys.DOWNLOADS, name)
         if raw is None:
             return None
@@ -80,7 +83,10 @@ class DownloadStore(scripts.BaseStore):
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels a download, whose process ends at its next `renew`. True if it was active."""
+        """Cancels a download. Returns True if the download was active.
+
+        The download's process ends at its next `renew`.
+        """
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)
@@ -88,7 +94,7 @@ class DownloadStore(scripts.BaseStore):
             return bool(pipe.execute()[0])
 
     def claim(self, download: Download) -> bool:
-        """Returns True if the download has no process, so this caller must start one."""
+        """Returns True if the download has no process. The caller must then start a process."""
         return bool(self._redis.set(keys.download(download.task_id), "1", nx=True, ex=STARTS_S))
 
     # The process that downloads.

@@ -33,7 +33,7 @@ _MOST_EXCLUDED = 0.1
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """An answer in Redis. `pieces` can be read only once."""
+    """The answer of a completed job. `pieces` yields its bytes, and can be read only once."""
 
     n_bytes: int
     pieces: Iterator[bytes]
@@ -41,19 +41,22 @@ class StoredAnswer:
 
 
 class Part(NamedTuple):
-    """Some of a job's nonces as texts, in order, and their values as JSON (null if excluded)."""
+    """A part of a job's results: nonces as decimal texts, and the value of each nonce as JSON.
+
+    The value of an excluded nonce is null.
+    """
 
     nonces: Sequence[bytes]
     values: Sequence[bytes]
 
 
 class JobResults(Store):
-    """The part of JobStore that stores and reads answers."""
+    """The base class of JobStore that stores and reads jobs' answers."""
 
     _finish = scripts.of_store("finish_job")
 
     def result(self, job_id: str) -> StoredAnswer | None:
-        """Returns the answer of a completed job as JSON; None for other jobs."""
+        """Returns the answer of a completed job as JSON. Returns None for any other job."""
         body, n_bytes = self._redis.hmget(keys.job(job_id), "result", "result_bytes")
         if body is not None:
             return StoredAnswer(len(body), iter([body]), is_in_pieces=False)
@@ -64,8 +67,8 @@ class JobResults(Store):
     def _complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
         """Builds and stores the answer of a job whose batches are all done.
 
-        Returns False if the job had ended. The caller must hold the job's lock :finishing, which is
-        renewed for `lock_s` seconds with each part.
+        Returns False if the job has already ended. The caller must hold the job's lock :finishing,
+        which each part extends to `lock_s` seconds.
         """
         key, is_validation = keys.job(record.job_id), record.kind is JobKind.VALIDATE
         draft = f"{key}:draft:{uuid.uuid4().hex}"
@@ -96,7 +99,7 @@ class JobResults(Store):
     def _parts(self, record: JobRecord, lock_s: int) -> Iterator[Part]:
         """Yields a job's nonces and values in parts of about PIECE_BYTES.
 
-        JobEndedError if some are missing.
+        JobEndedError if Redis lacks some of the nonces or values.
         """
         key, n_batches = keys.job(record.job_id), record.n_batches
         each = contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
@@ -143,10 +146,10 @@ def _nonces_of(batch: bytes) -> list[bytes]:
 def answer_texts(
     record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
 ) -> Iterator[bytes]:
-    """Yields the JSON of GET /generate/{id}, in one text for each part of the artifacts.
+    """Yields the JSON of GET /generate/{id} as consecutive texts, about one for each part.
 
-    `claimed`: a validation's claims, nonce -> JSON of the value. TooFewValuesError if no verdict is
-    possible.
+    A validation's answer is a single text. `claimed`: a validation's claims, nonce -> JSON of the
+    value. TooFewValuesError if no verdict is possible.
     """
     if record.kind is JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -173,8 +176,8 @@ def answer_texts(
 def callback_opening(record: JobRecord, answer: bytes) -> bytes:
     """Returns the first text of a callback's body (protocol.md, section 6).
 
-    `answer`: the answer's first text, whose status is replaced by the block, key and node. Further
-    texts are the same in the callback.
+    `answer`: the first text of the job's answer. In the callback, the block, key and node replace
+    the status. All further texts of the answer and of the callback are the same.
     """
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')

@@ -1,7 +1,7 @@
 """Jobs in Redis. The API creates a job, workers compute its batches, and one worker finishes it.
 
 Redis holds the work. A Celery message only announces work, and may come twice, late or never.
-Workers lease batches of the first job in their model's line (state/work.py).
+Workers lease batches of the first job in their model's line, which is a queue (state/work.py).
 """
 
 import json
@@ -43,7 +43,7 @@ _RECORD = TypeAdapter(JobRecord)
 
 @dataclass(frozen=True)
 class ActiveJobs:
-    """The numbers of jobs that have not ended."""
+    """The numbers of active jobs, which are queued or running."""
 
     queued: int
     running: int
@@ -123,7 +123,7 @@ class JobStore(JobResults):
         return self.read_all([job_id])[0]
 
     def read_all(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """Reads several jobs in one request; see `read`."""
+        """Returns the records of several jobs, which are read in one request; see `read`."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
@@ -134,7 +134,7 @@ class JobStore(JobResults):
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
-        """Cancels jobs that have not started and whose client does not wait; returns how many.
+        """Cancels jobs that have not started and whose client does not wait. Returns their number.
 
         Also deletes the Celery messages of these jobs' models. Workers find the remaining jobs
         without messages.
@@ -152,7 +152,7 @@ class JobStore(JobResults):
         return n_cancelled
 
     def cancel_all(self) -> None:
-        """Cancels every job that has not ended, because the engines stop."""
+        """Cancels every queued or running job, because the engines stop."""
         self.cancel_queued()
         for model in self._models():
             for job_id in self.active_jobs(model):
@@ -163,7 +163,7 @@ class JobStore(JobResults):
         return max(0, int(self._redis.get(keys.QUEUED_NONCES) or 0))
 
     def count_active(self) -> ActiveJobs:
-        """Counts the jobs of all models that have not ended."""
+        """Counts the queued and running jobs of all models."""
         sums = [0, 0, 0]
         for model in self._models():
             first, n_seen = 0, _CHUNK
@@ -176,7 +176,8 @@ class JobStore(JobResults):
     def newest(self, most: int, most_old: int) -> list[str]:
         """Returns the ids of the newest jobs, then the ids of each model's oldest active jobs.
 
-        `most`: newest jobs, at most 100; the newest come first. `most_old`: active jobs per model.
+        `most`: how many newest jobs, at most 100; the newest job comes first. `most_old`: how many
+        active jobs of each model.
         """
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)
@@ -187,11 +188,17 @@ class JobStore(JobResults):
         return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
-        """Returns the number of computed nonces, from 0 again after job_ttl_sec without nonces."""
+        """Returns the number of computed nonces.
+
+        After job_ttl_sec without computed nonces, the number starts from 0 again.
+        """
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns the number of validations by verdict, from 0 again after 30 days without any."""
+        """Returns the number of validations by verdict: honest and fraud.
+
+        After 30 days without a validation, the numbers start from 0 again.
+        """
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
@@ -211,9 +218,10 @@ class JobStore(JobResults):
         return found[0].decode() if found else None
 
     def note_waiting(self, job_ids: Sequence[str], what: str) -> bool:
-        """Stores what the jobs wait for, which clients see; "" if the jobs continue.
+        """Stores what the jobs wait for, as shown to clients: "chat", or "" if the jobs continue.
 
-        Returns False if no job can be computed now: all have ended, or a round uses the workers.
+        Returns False if none of the jobs can be computed now, because all have ended or a round
+        uses the workers.
         """
         names = [keys.job(job_id) for job_id in job_ids]
         return bool(self._note_waiting(names, [what, self._settings.job_ttl_sec]))
@@ -251,7 +259,10 @@ class JobStore(JobResults):
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def recount(self) -> int:
-        """Corrects `queued_nonces`, which includes nonces of expired jobs, and returns it."""
+        """Counts the queued nonces again, because the counter includes nonces of expired jobs.
+
+        Returns the corrected count.
+        """
         return int(self._recount([], [self._settings.job_ttl_sec]))
 
     def _models(self) -> list[str]:
@@ -304,7 +315,7 @@ class JobStore(JobResults):
 
 
 def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
-    """Builds a record from the values of _RECORD_FIELDS; None if the hash is missing."""
+    """Builds a job's record from the values of _RECORD_FIELDS; None if the job is missing."""
     found = zip(_RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "status" not in raw:

@@ -32,26 +32,29 @@ RECEIVERS = "poc:receivers"  # zset receiver -> last time it did not answer
 
 
 def round(round_id: str) -> str:
-    """Returns the key of the hash of a round. Further keys of the round are this key plus :leases,
-    :free, :workers, :counted, :excluded, :valid or :rate:{second}.
+    """Returns the key of a round's hash.
+
+    The round's other keys are this key plus :leases, :free, :workers, :counted, :excluded, :valid
+    or :rate:{second}.
     """
     return f"poc:round:{round_id}"
 
 
 def counted(round_id: str) -> str:
-    """Returns the key of the hash of the nonces that a round's workers computed last: second|worker
-    -> nonces (see `spread_counts` in lua/common.lua).
+    """Returns the key of a hash with a round's latest counts: second|worker -> computed nonces.
+
+    The counts are moved to other keys once a second (`spread_counts` in lua/common.lua).
     """
     return f"{round(round_id)}:counted"
 
 
 def generating(model: str) -> str:
-    """Returns the key of the id of the round that the model's workers compute, if there is one."""
+    """Returns the key of the id of the round that generates with this model, if there is one."""
     return f"poc:round:generating:{model}"
 
 
 def outbox(outbox_id: str) -> str:
-    """Returns the key of the hash of an outbox. This key plus :entries is its list of entries."""
+    """Returns the key of an outbox's hash. This key plus :entries is the list of its entries."""
     return f"poc:outbox:{outbox_id}"
 
 
@@ -61,9 +64,10 @@ def receiver(name: str) -> str:
 
 
 def job(job_id: str) -> str:
-    """Returns the key of the hash of a job. Further keys of the job are this key plus :nonces,
-    :todo, :free, :leases, :attempts, :values, :claimed, :finishing, or :result (the pieces of a
-    large answer).
+    """Returns the key of a job's hash.
+
+    The job's other keys are this key plus :nonces, :todo, :free, :leases, :attempts, :values,
+    :claimed, :finishing, or :result (the pieces of a large answer).
     """
     return f"poc:job:{job_id}"
 
@@ -74,70 +78,77 @@ DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: active, or with a pro
 
 
 def download(task_id: str) -> str:
-    """Returns the key that exists while the download's process runs or starts."""
+    """Returns the key of a download's process. The key exists while the process starts or runs."""
     return f"poc:download:{task_id}"
 
 
 def active(model: str) -> str:
-    """Returns the key of the zset job id -> creation time of the model's jobs that are queued or
-    running.
-    """
+    """Returns the key of the zset of a model's queued and running jobs: job id -> creation time."""
     return f"poc:jobs:active:{model}"
 
 
 def line(model: str) -> str:
-    """Returns the key of the zset of the model's jobs that have batches to lease, in order (see
-    `join_line` in lua/common.lua).
+    """Returns the key of the zset of a model's jobs that have batches to lease, the next job first.
+
+    `join_line` in lua/common.lua computes the scores.
     """
     return f"poc:jobs:line:{model}"
 
 
 def reaper(model: str) -> str:
-    """Returns the key of the id of the worker that last checked the model for stuck jobs. It
-    expires before the next check.
+    """Returns the key of the id of the worker that last checked a model for stuck jobs.
+
+    The key expires before the next check.
     """
     return f"poc:jobs:reaper:{model}"
 
 
 def worker(worker_id: str) -> str:
-    """Returns the key of the hash of a worker. It exists while the worker lives."""
+    """Returns the key of a worker's hash. The key exists while the worker lives."""
     return WORKER_PREFIX + worker_id
 
 
 def deaths(request: str) -> str:
-    """Returns the key of the set of ids of workers whose engines died during a chat request (a
-    fingerprint).
+    """Returns the key of the set of the workers (ids) whose engines died during a chat request.
+
+    `request`: the request's fingerprint.
     """
     return f"poc:chat:deaths:{request}"
 
 
 def host(host_id: str) -> str:
-    """Returns the key of the hash of a host that follows the deployment. It exists while the host
-    lives.
+    """Returns the key of the hash of a host that follows the deployment.
+
+    The key exists while the host lives.
     """
     return f"poc:host:{host_id}"
 
 
 def host_logs(host_id: str) -> str:
-    """Returns the key of the last log lines of the host's workers, as JSON."""
+    """Returns the key of the last log lines of a host's workers, as JSON."""
     return f"poc:host:{host_id}:logs"
 
 
 def host_machine(host_id: str) -> str:
-    """Returns the key of the figures of the host's sensors, as JSON."""
+    """Returns the key of the figures of a host's machine, as JSON."""
     return f"poc:host:{host_id}:machine"
 
 
 def past(step_s: int, begin: int) -> str:
-    """Returns the key of the hash of one time step of the history. `begin`: its first second."""
+    """Returns the key of the hash of one time step of the history. `begin`: the step's first
+    second.
+    """
     return f"poc:past:{step_s}:{begin}"
 
 
 def events(kind: str) -> str:
-    """Returns the key of the list of one kind's events, as JSON, newest first."""
+    """Returns the key of the list of the events of one kind, as JSON, the newest first."""
     return f"{EVENTS}:{kind}"
 
 
 def validations(day: int) -> str:
-    """Returns the key of the hash verdict -> validations of a day (UTC days since the epoch)."""
+    """Returns the key of a hash with one day's validations: verdict -> number.
+
+    `day`: UTC days since the epoch.
+    """
     return f"poc:stats:validations:{day}"

@@ -1,7 +1,7 @@
-"""The node's round, queue, receivers and workers, read from Redis in one step.
+"""The node's round, queue, receivers and workers, read from Redis by one script.
 
-Many clients poll this. Separate reads were slow: on a busy event loop, a thread waits for Python's
-lock after each answer.
+Many clients poll this overview. Separate reads would be slow: on a busy event loop, a thread waits
+for Python's lock after each answer.
 """
 
 import json
@@ -25,7 +25,10 @@ RATE_WINDOW_S = 10
 
 @dataclass(frozen=True)
 class RoundRates:
-    """Nonces by worker. Rates are means over RATE_WINDOW_S, or over the age of a younger round."""
+    """The nonces that each worker (by id) computed for a round: in total, and per second.
+
+    The rates are means over RATE_WINDOW_S, or over the age of the round if the round is younger.
+    """
 
     totals: Mapping[str, int]
     per_second: Mapping[str, float]
@@ -44,7 +47,7 @@ class CurrentRound:
 
 @dataclass(frozen=True)
 class GoneHost:
-    """A host that stopped reporting without leaving."""
+    """A host that no longer reports, although it did not leave the node properly."""
 
     host: str  # its name
     last_report_at: float  # seconds since the epoch
@@ -54,9 +57,9 @@ class GoneHost:
 class Overview:
     """A consistent snapshot of the node's state, read by one Redis script."""
 
-    round: CurrentRound | None  # None when there was none or it expired
+    round: CurrentRound | None  # None if there was no round, or it expired
     workers: Sequence[WorkerRecord]  # alive, starting or ready, by id
-    silent: Sequence[SilentReceiver]  # the receivers that get one job payload at a time
+    silent: Sequence[SilentReceiver]  # receivers that did not answer BREAKS_AT tries in a row
     callbacks_waiting: int  # rounds and jobs, ended or not, with undelivered data
     queued_nonces: int  # accepted but uncomputed, over all jobs
     total_processed: int  # nonces of jobs and rounds
@@ -66,7 +69,8 @@ class Overview:
     gone: Sequence[GoneHost]  # hosts that reported within the last hour and neither live nor left
     # worker or host id -> seconds until its record expires without another sign of life
     left_s: Mapping[str, float]
-    courier_silent_s: float | None  # None if none ran within a day or the last one left
+    # Seconds since a courier's last sign of life; None if no courier ran within a day, or it left.
+    courier_silent_s: float | None
     courier_trouble: str  # the courier's last report; empty if none
 
     @property
@@ -76,7 +80,7 @@ class Overview:
 
 
 class Overviews(scripts.BaseStore):
-    """Reads overviews. Changes nothing in Redis."""
+    """The reader of overviews, which changes nothing in Redis."""
 
     _read = scripts.of_store("read_overview")
 
@@ -149,9 +153,10 @@ def _report(found: Sequence[Any]) -> HostReport | None:
 
 
 def _gone(hosts: Sequence[Sequence[Any]], living: Collection[str]) -> list[GoneHost]:
-    """Returns the hosts without a report whose names are not in `living`.
+    """Returns the hosts that have no report, except those with a name in `living`.
 
-    An id such as host1-4242-3fa9c1 begins with the host's name.
+    `hosts`: the hosts as returned by read_overview.lua. An id such as host1-4242-3fa9c1 begins with
+    the host's name.
     """
     found = {
         name.decode(errors="replace").rsplit("-", 2)[0]: float(at)

@@ -1,4 +1,4 @@
-"""The live workers, by heartbeat, and the models that are or were served."""
+"""The live workers, known by their heartbeats, and the models that are or were served."""
 
 import ipaddress
 import itertools
@@ -53,8 +53,8 @@ class WorkerRegistry(Store):
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
         """Stores the worker's record and its leases in progress.
 
-        Must precede the worker's first lease, because leases of unknown workers end. `in_hand`: see
-        HeldLeases.summary; None for all leases that Redis has.
+        Must precede the worker's first lease, because Redis frees leases of unknown workers.
+        `in_hand`: see HeldLeases.summary; None to keep all of the worker's leases.
         """
         fields = asdict(worker)
         info = fields["info"]
@@ -80,15 +80,15 @@ class WorkerRegistry(Store):
             pipe.execute()
 
     def pulse(self, worker_id: str) -> bool:
-        """Extends the life of a worker's record. Returns False if Redis has no such record."""
+        """Extends the TTL of a worker's record. Returns False if the record is missing."""
         ttl_ms = self._settings.worker_ttl_s * 1000
         return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
 
     def drop_silent(self, wait_s: float) -> int:
-        """Removes all workers that send no heartbeat within `wait_s` seconds; returns how many.
+        """Removes all workers that send no heartbeat within `wait_s` seconds. Returns their number.
 
-        Used after a host lost its access to Redis. The host may have written records with any name
-        and time.
+        Used after an operator revokes a host's access to Redis. That host may have written records
+        with any name and time.
         """
         prefix, now = keys.WORKER_PREFIX.encode(), self._clock()
         silent = {name.removeprefix(prefix) for name in self._redis.scan_iter(prefix + b"*")}
@@ -104,23 +104,27 @@ class WorkerRegistry(Store):
         return sum(self._redis.delete(prefix + worker_id) for worker_id in silent)
 
     def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
-        """Removes a supervisor's workers whose processes have ended (`pids`)."""
+        """Removes the workers of one supervisor whose processes have ended.
+
+        `host_id`: the supervisor's HostReport.id. `pids`: the ended processes.
+        """
         for worker in self.live():
             if worker.host_id == host_id and worker.pid in pids:
                 self.remove(worker.id)
 
     def remove(self, worker_id: str) -> None:
-        """Removes a worker and its Celery bindings. Its leases are free at once."""
+        """Removes a worker and its Celery bindings. Its leases are free for others at once."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.worker(worker_id), bindings(worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
     def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Counts the death of a worker's engine during a chat request; returns the total.
+        """Counts a worker whose engine died during a chat request. Returns the number of such
+        workers.
 
-        After two deaths the request is refused for DEADLY_S. `request`: its fingerprint. `what`:
-        the request in the words of an event.
+        After two deaths the request is refused for DEADLY_S. `request`: the request's fingerprint.
+        `what`: the request as described in an event.
         """
         now = self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
@@ -138,23 +142,23 @@ class WorkerRegistry(Store):
         return n
 
     def outlived(self, request: str) -> None:
-        """Deletes a request's count of deaths, because an engine has answered the request."""
+        """Deletes the count of `died_with`, because an engine has answered the request."""
         self._redis.delete(keys.deaths(request))
 
     def deadly(self) -> frozenset[str]:
-        """Returns the fingerprints of the chat requests that are refused now."""
+        """Returns the fingerprints of the chat requests that are refused, because engines died."""
         found = self._redis.zrangebyscore(keys.DEADLY, self._clock(), "+inf")
         return frozenset(one.decode() for one in found)
 
     def n_deadly(self) -> int:
-        """Returns how many chat requests were refused for deaths of engines."""
+        """Returns how many different chat requests have become refused because engines died."""
         return int(self._redis.get(keys.DEADLY_TOTAL) or 0)
 
     def is_alive(self, worker_id: str) -> bool:
         return bool(self._redis.exists(keys.worker(worker_id)))
 
     def live(self, model: str | None = None) -> list[WorkerRecord]:
-        """Returns the live workers (of `model`), starting or ready, by id."""
+        """Returns the live workers in any state, sorted by id. `model`: None for all models."""
         raw: Any = self._read([keys.WORKERS], [self._settings.worker_ttl_s * 1000])
         found = dict(zip(raw[::2], raw[1::2], strict=True))
         if not all(found.values()):
@@ -170,15 +174,15 @@ class WorkerRegistry(Store):
         return [worker for worker in alive if model is None or worker.model == model]
 
     def count(self) -> int:
-        """Returns the number of workers that live or have died recently; at least 1."""
+        """Returns the number of workers that live or died recently; at least 1."""
         return max(1, int(self._redis.zcard(keys.WORKERS)))
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
-        """Returns the live workers (of `model`) that take work."""
+        """Returns the live workers that take new work. `model`: None for workers of all models."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def store_api_addresses(self) -> None:
-        """Stores the addresses and ports of this machine's API, for `ports`."""
+        """Stores the addresses and ports of the API on this machine, which `ports` returns."""
         now, ports = self._clock(), parse_ports(self._settings.api_port)
         found = [one.address for of_one in psutil.net_if_addrs().values() for one in of_one]
         addresses = {
@@ -194,10 +198,11 @@ class WorkerRegistry(Store):
             pipe.execute()
 
     def ports(self) -> set[int | tuple[Address, int]]:
-        """Returns the ports of the workers' chat servers, and the addresses and ports of APIs.
+        """Returns the ports of workers' chat servers, and the addresses and ports of APIs.
 
-        Includes recent ones. Ports are stored apart from the worker records, which hold secrets.
-        The ports of workers have no address, because a host could name a receiver's address.
+        Includes workers and APIs that stopped recently. The ports are stored apart from the worker
+        records, which hold secrets. The port of a worker has no address, because a host could name
+        a receiver's address.
         """
         now, known_s = self._clock(), self._known_s
         found = [
@@ -210,7 +215,7 @@ class WorkerRegistry(Store):
 
     @property
     def _known_s(self) -> float:
-        """Seconds for which a dead worker's heartbeat is remembered."""
+        """The seconds for which the registry remembers a worker or API after its last heartbeat."""
         return 10 * self._settings.worker_ttl_s
 
     def here(self) -> list[WorkerRecord]:
@@ -219,7 +224,7 @@ class WorkerRegistry(Store):
         return [worker for worker in self.live() if worker.machine == machine]
 
     def known_models(self) -> dict[str, ModelInfo]:
-        """Returns the models that were served within the last job_ttl_sec, by name."""
+        """Returns the models, by name, that a worker served within the last job_ttl_sec seconds."""
         oldest = self._clock() - self._settings.job_ttl_sec
         known = {}
         for name, raw in self._redis.hgetall(keys.MODELS).items():
@@ -235,7 +240,10 @@ def _port(raw: bytes) -> int | tuple[Address, int]:
 
 
 def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[WorkerRecord]:
-    """Parses ids and JSON records, which are empty for dead workers. Returns live workers by id."""
+    """Parses workers' records. Returns the live workers, sorted by id.
+
+    `found`: the id and JSON record of each worker. The record of a dead worker is empty.
+    """
     alive = (
         readable(f"worker {name.decode(errors='replace')!r}", partial(_WORKER.validate_json, raw))
         for name, raw in found
@@ -245,6 +253,6 @@ def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[WorkerRecord]:
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:
-    """Returns a model, and the time when a worker last served it, from the model's record."""
+    """Parses a model's record. Returns the model, and the time when a worker last served it."""
     entry = json.loads(raw)
     return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

@@ -1,4 +1,4 @@
-"""Rounds in Redis: starting, switching and reading them. Workers compute the nonces (work.py)."""
+"""Rounds in Redis: storing, switching and reading them. Workers compute the nonces (work.py)."""
 
 import json
 import uuid
@@ -40,7 +40,10 @@ class RoundStore(Store):
     _read_reported = scripts.of_store("read_reported")
 
     def store(self, config: RoundConfig, state: RoundState) -> str:
-        """Makes a new round the current round, and returns its id. RoundError if one generates."""
+        """Stores a new round as the current round, and returns its id.
+
+        RoundError if the current round is generating.
+        """
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
         names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
@@ -65,9 +68,10 @@ class RoundStore(Store):
         return round_record(round_id, self._redis.hmget(keys.round(round_id), RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
-        """Sets the state of a round that is not STOPPED. Workers finish at most two more slices.
+        """Changes the state of a round, unless the round is STOPPED.
 
-        Returns the previous state; None if the round has expired. `error`: why the round stopped by
+        Returns the previous state; None if the round has expired. Workers finish at most two more
+        slices of a round that no longer generates. `error`: the reason if the round stopped by
         itself.
         """
         before = self._switch(
@@ -77,16 +81,19 @@ class RoundStore(Store):
         return RoundState(before.decode()) if before else None
 
     def generating(self, model: str) -> str | None:
-        """Returns the id of the round that the model's workers compute; None if there is none."""
+        """Returns the id of the round that generates with this model; None if there is none."""
         round_id = self._redis.get(keys.generating(model))
         return None if round_id is None else str(round_id.decode())
 
     def forget_followed(self) -> int:
-        """Deletes earlier rounds that have nothing left to compute or deliver; returns how many."""
+        """Deletes earlier rounds with nothing left to compute or deliver. Returns their number."""
         return int(self._forget([keys.FOLLOWED_ROUNDS], [self._clock()]))
 
     def elapsed_s(self, round: RoundRecord) -> float:
-        """Returns the seconds from the round's start until its stop or now; 0 before the start."""
+        """Returns the seconds from a round's start until its stop; until now if it still runs.
+
+        Returns 0 before the start.
+        """
         if round.started_at is None:
             return 0.0
         return (round.stopped_at or self._clock()) - round.started_at
@@ -104,9 +111,10 @@ class RoundStore(Store):
     def reported(
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
     ) -> Reported:
-        """Returns at most `most` reported nonces with their values, if the scheme lists them.
+        """Returns at most `most` reported nonces with their values, if the round's scheme lists
+        them.
 
-        `first`: index of the first of them among the reported nonces; None for the newest.
+        `first`: where to begin, as an index among all reported nonces; None for the newest nonces.
         """
         args = ["" if first is None else first, most]
         place, *found = self._read_reported([keys.round(round_id)], args)
@@ -118,7 +126,7 @@ class RoundStore(Store):
 
 
 def _payload_head(config: RoundConfig) -> dict[str, Any]:
-    """Returns the fields that all payloads of a round share (protocol.md, 6), and its scheme."""
+    """Returns a round's scheme, and the fields of all its payloads (protocol.md, section 6)."""
     spec = config.spec
     shared = {
         "public_key": spec.public_key,
@@ -131,7 +139,7 @@ def _payload_head(config: RoundConfig) -> dict[str, Any]:
 
 
 def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
-    """Builds a record from the values of RECORD_FIELDS; None if the round has expired."""
+    """Builds a round's record from the values of RECORD_FIELDS. Returns None if it has expired."""
     found = zip(RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "state" not in raw:

@@ -1,9 +1,10 @@
-"""Loads the Lua scripts: each consists of the parts of lua/common.lua that it uses, and its file.
+"""Loads the Lua scripts. Each script is its own file after those parts of lua/common.lua that it
+uses.
 
 Redis keeps scripts only in memory, and loses them in a restart, a failover or SCRIPT FLUSH. If
 processes have separate users of Redis, only the API's user may load scripts (docker/users.acl),
 because an endless script would block Redis. The API loads all scripts (`load_all`). Other processes
-wait for missing scripts as for an unavailable Redis.
+treat missing scripts like an unavailable Redis, and wait.
 """
 
 import hashlib
@@ -29,7 +30,10 @@ _LOOK_S = 0.2
 
 
 class ScriptsMissingError(ConnectionError):
-    """Redis lost the scripts, and this user may not load them. Handled like a lost connection."""
+    """Redis lacks scripts, and this process's user of Redis is not allowed to load them.
+
+    The error is handled like a lost connection.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -39,7 +43,7 @@ class ScriptsMissingError(ConnectionError):
 
 
 class SharedScript:
-    """A script that another user of Redis loads if this user lacks the permission."""
+    """A Lua script. A call loads the script if Redis lacks it, and if this user may load it."""
 
     def __init__(self, redis: Any, text: str) -> None:
         self._redis, self._text, self.sha = redis, text, _sha(text)
@@ -49,8 +53,9 @@ class SharedScript:
     ) -> Any:
         """Runs the script and returns its result.
 
-        `client`: runs the script instead, and may be a pipeline; kombu and redis-py's locks pass
-        it. ScriptsMissingError if Redis lacks the script and this user may not load it.
+        `client`: the client or pipeline that runs the script; None for the script's own client.
+        kombu and redis-py's locks pass it. ScriptsMissingError if Redis lacks the script and this
+        user is not allowed to load it.
         """
         redis = self._redis if client is None else client
         if isinstance(redis, Pipeline) and not self._redis.script_exists(self.sha)[0]:
@@ -68,9 +73,9 @@ Call = tuple[SharedScript, Sequence[Any], Sequence[Any]]
 
 
 def together(redis: Redis, *calls: Call) -> list[Any]:
-    """Sends several calls in one request, and returns their results.
+    """Runs several scripts in one request to Redis, and returns their results.
 
-    The calls run in order, not atomically. Calls whose scripts Redis lacks run last.
+    The scripts run in order, not atomically. Scripts that Redis lacks are loaded and run last.
     """
     with redis.pipeline(transaction=False) as pipe:
         for script, keys, args in calls:
@@ -86,7 +91,7 @@ def together(redis: Redis, *calls: Call) -> list[Any]:
 
 
 def load(redis: Redis, name: str) -> SharedScript:
-    """Returns the script lua/{name}.lua as a function of keys and args."""
+    """Returns lua/{name}.lua as a script that is called with keys and args."""
     return SharedScript(redis, whole(name))
 
 
@@ -100,14 +105,14 @@ class BaseStore:
 
 
 def of_store(name: str) -> "cached_property[SharedScript]":
-    """Returns an attribute for a store's class: the script lua/{name}.lua."""
+    """Returns a cached property for a store class. Its value is the script lua/{name}.lua."""
     return cached_property(lambda store: load(store._redis, name))  # noqa: SLF001
 
 
 def load_all(redis: Redis, others: Sequence[str] = ()) -> None:
-    """Loads the scripts that Redis lacks: the node's, and `others` (texts of scripts).
+    """Loads the node's scripts and `others` (texts of scripts), if Redis lacks them.
 
-    ScriptsMissingError if a script is missing and this user may not load scripts.
+    ScriptsMissingError if Redis lacks a script and this user is not allowed to load scripts.
     """
     texts = [*map(whole, _names()), *others]
     for text, is_there in zip(texts, redis.script_exists(*map(_sha, texts)), strict=True):
@@ -139,9 +144,9 @@ def _load(redis: Any, text: str) -> None:
 
 @cache
 def whole(name: str) -> str:
-    """Returns lua/{name}.lua after the functions of lua/common.lua that it uses.
+    """Returns the text of lua/{name}.lua after the functions of lua/common.lua that it uses.
 
-    Other functions are left out, because Redis creates all functions again in each call (4 µs).
+    Unused functions are left out, because Redis creates all functions again in each call (4 µs).
     """
     text, found = source(name), ""
     words = set(_WORD.findall(text))

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def readable(name: str, parse: Callable[[], T]) -> T | None:
-    """Returns the result of `parse`; None if `parse` fails, which is logged once per `name`."""
+    """Returns the result of `parse`; None if `parse` fails. Logs a failure once per `name`."""
     try:
         return parse()
     except MemoryError:
@@ -22,9 +22,9 @@ def readable(name: str, parse: Callable[[], T]) -> T | None:
 
 
 def answers(pipe: Any) -> list[Any]:
-    """Returns a pipeline's results. The result is an exception if a key has the wrong type.
+    """Executes a pipeline, and returns its results.
 
-    Raises all other errors of Redis.
+    If a key has the wrong type, the result is an exception. Raises all other errors of Redis.
     """
     found: list[Any] = pipe.execute(raise_on_error=False)
     for one in found:

@@ -1,8 +1,8 @@
 """A worker's operations in Redis: leasing work, storing values, and returning leases.
 
-Each nonce is leased to one worker, and a lease's values count only once. A lease ends when its
-worker's heartbeat expires or omits the lease: if Redis was killed, it may have lost the values or
-the return of a lease.
+Each nonce is leased to one worker, and a lease's values count only once. A lease also ends when its
+worker's heartbeat expires, or no longer lists the lease. The latter happens if Redis was killed and
+has lost the worker's values, or the return of the lease.
 """
 
 import json
@@ -33,8 +33,9 @@ _MOST_KEPT = 100_000
 
 # Jobs checked per script call: about 3 ms of Redis' time.
 _CHUNK = 500
-# Share of reap_interval_s after a check in which other workers skip theirs. The share is below the
-# shortest pause between a worker's checks, so that a worker does not block its own next check.
+# After a worker's check of the jobs, all workers skip their checks for this share of
+# reap_interval_s. The share is below the shortest pause between a worker's checks, so that a worker
+# does not block its own next check.
 _TURN = 0.75
 
 # Ranges of scores in a model's line.
@@ -44,8 +45,8 @@ _VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
 class HeldLeases:
     """A worker's leases in progress, by the number of their lease request. Thread-safe.
 
-    Heartbeats list the numbers in progress and the highest number so far. Redis frees leases with
-    missing lower numbers, and keeps leases with higher numbers.
+    Heartbeats list the numbers in progress, and the highest number so far. Redis frees leases whose
+    number is missing in the list, but keeps leases whose number is above the highest.
     """
 
     def __init__(self) -> None:
@@ -54,33 +55,40 @@ class HeldLeases:
         self._held: dict[int, int] = {}  # number -> leases and requests in progress
 
     def ask(self) -> int:
-        """Returns the number of a new lease request. Heartbeats list it before Redis answers."""
+        """Returns the number of a new lease request.
+
+        Heartbeats list the number before Redis answers the request.
+        """
         with self._lock:
             self._n_asked += 1
             self._held[self._n_asked] = 1
             return self._n_asked
 
     def add(self, number: int, n_leases: int) -> None:
-        """Adds the leases of a request. The request and each lease must be dropped separately."""
+        """Adds the leases that request `number` got. `drop` must be called once for the request
+        itself and once for each lease.
+        """
         with self._lock:
             self._held[number] += n_leases
 
     def drop(self, number: int) -> None:
-        """Removes a request that was answered, or a lease that was completed or returned."""
+        """Removes an answered request, or a lease that was completed or returned."""
         with self._lock:
             self._held[number] -= 1
             if not self._held[number]:
                 del self._held[number]
 
     def summary(self) -> str:
-        """Returns the text for a heartbeat: the highest number, ":", the numbers in progress."""
+        """Returns the text for a heartbeat: the highest number, ":", and the numbers in
+        progress.
+        """
         with self._lock:
             return f"{self._n_asked}:{' '.join(map(str, self._held))}"
 
 
 @dataclass(frozen=True)
 class StuckJobs:
-    """The result of one check of some of a model's active jobs."""
+    """The result of one step of `WorkStore.stuck`, which checks some of a model's active jobs."""
 
     n_dropped: int  # jobs that had ended or expired
     n_freed: int  # leases that no worker holds
@@ -89,7 +97,7 @@ class StuckJobs:
 
 
 class WorkStore(Store):
-    """One worker's operations on jobs and rounds. Each is atomic in Redis and safe to repeat."""
+    """One worker's operations on jobs and rounds. Each operation is atomic and safe to repeat."""
 
     _lease = scripts.of_store("lease")
     _complete = scripts.of_store("complete")
@@ -117,18 +125,20 @@ class WorkStore(Store):
         places: int = 0,
         done: tuple[Lease, Sequence[JsonValue]] | None = None,
     ) -> list[Lease] | Refusal:
-        """Leases nonces of `round` while it generates, or else the next batch of a job.
+        """Leases nonces of the generating `round`. If no round generates, leases the next batch of
+        a job.
 
-        Returns an empty list if nothing waits. `places`: most nonces of the round. `done`: a lease
-        of the round and its values, which are stored in the same request.
+        Returns an empty list if no work waits, or the reason (Refusal) why a worker gets no nonces
+        of a round. `places`: most nonces of the round. `done`: a lease of the round with its
+        values, to be stored in the same request.
         """
         scores = _VALIDATIONS if only_validations else _ALL
         return self._leased(model, scores, "", 1, round, places, done)
 
     def lease_more(self, beside: Lease, room: int) -> list[Lease]:
-        """Leases batches to compute together with the lease `beside`, whose spec they share.
+        """Leases batches of the same spec as the lease `beside`, to compute all of them together.
 
-        `room`: most nonces of these batches.
+        `room`: most nonces of the new batches. `beside` itself is not counted.
         """
         if beside.alone or room <= 0:
             return []
@@ -137,31 +147,35 @@ class WorkStore(Store):
         return found if isinstance(found, list) else []
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> bool:
-        """Stores a lease's values, one per nonce in order; None for an excluded nonce.
+        """Stores a lease's values, one for each nonce; None for an excluded nonce.
 
-        For a job, returns True if all its batches are done, so the caller must call
+        For a job, returns True if all its batches are done: the caller must then call
         `JobStore.finish`. For a round, returns False if another worker had completed the lease. A
-        round that ended still accepts values.
+        stopped round still accepts values.
         """
         return bool(self._complete(*self._completing(lease, values)))
 
     def release(self, lease: Lease, lost_engine: bool = False) -> bool:
-        """Gives back a lease that was not computed. Returns True if it waits for another worker.
+        """Returns a lease that was not computed. Returns True if the lease now waits for another
+        worker.
 
-        `lost_engine`: True if the engine was lost during the lease. A job fails after MAX_LOSSES
-        such losses of one batch.
+        `lost_engine`: True if the worker's engine was lost during the lease. A job fails after
+        MAX_LOSSES such losses with one batch.
         """
         lost = int(lost_engine and not lease.of_round)
         args: list[Any] = [_field(lease), self.worker_id, lost, MAX_LOSSES, self._clock()]
         return bool(self._release([_key(lease)], [*args, self._settings.generate_result_ttl_sec]))
 
     def take_turn(self, model: str) -> bool:
-        """Returns True if no other worker has checked the model's jobs recently."""
+        """Returns True if this worker must check the model's jobs now.
+
+        Returns False if another worker has checked them recently.
+        """
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
 
     def stuck(self, model: str) -> Iterator[StuckJobs]:
-        """Frees leases that no worker holds, and yields the stuck jobs, in several steps.
+        """Checks a model's jobs in steps: frees leases that no worker holds, and yields stuck jobs.
 
         A dead worker counts as a lost engine (see `release`), so that no batch kills workers
         forever. If a job ends during the check, another job may be skipped until the next check.
@@ -203,7 +217,7 @@ class WorkStore(Store):
             self.hand.drop(number)
 
     def _completing(self, lease: Lease, values: Sequence[JsonValue]) -> tuple[list[str], list[Any]]:
-        """Returns the keys and arguments of complete.lua."""
+        """Returns the keys and the arguments with which complete.lua stores a lease's values."""
         key, settings = _key(lease), self._settings
         args: list[Any] = [_field(lease), len(values), self.worker_id, self._clock()]
         if not lease.of_round:
@@ -227,19 +241,19 @@ class WorkStore(Store):
 
 
 def _key(lease: Lease) -> str:
-    """Returns the key of the hash of a lease's job or round."""
+    """Returns the key of the hash of the job or round that a lease belongs to."""
     return (keys.round if lease.of_round else keys.job)(lease.owner_id)
 
 
 def _field(lease: Lease) -> str:
-    """Returns the name of a lease in its job's or round's keys."""
+    """Returns the name by which a lease is stored in the keys of its job or round."""
     return f"{lease.place}:{len(lease.nonces)}" if lease.of_round else str(lease.place)
 
 
 def _leases(
     model: str, number: int, round: RoundRecord | None, what: bytes = b"", *found: bytes
 ) -> list[Lease] | Refusal:
-    """Parses the answer of lease.lua: its first part `what`, then `found`."""
+    """Parses the answer of lease.lua. `what`: its first element; `found`: all other elements."""
     if what in (b"round", b"full", b"exhausted"):
         return Refusal(what.decode())
     if not what:

@@ -1,1 +1,1 @@
-"""Callbacks in Redis: outboxes, their entries, their receivers."""
+"""Callbacks in Redis: the outboxes, their entries, and receivers that do not answer."""

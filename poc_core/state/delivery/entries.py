@@ -1,9 +1,9 @@
 """Entries: the format of computed nonces in a round's outbox, and in the list for /status.
 
 An entry is a text such as `[nonce,value],[nonce,value]`: JSON without the outer brackets, so that
-several entries can be joined and parsed at once. In an outbox an entry has a count, `n|entry`, so
-that Lua need not parse the entry (`counted_entry` and `entry_count` in lua/common.lua). A job's
-outbox has one entry: the callback's body, with the count 1.
+several entries can be joined and parsed at once. In an outbox, an entry is prefixed with its number
+of pairs, `n|entry`, so that Lua need not parse the entry (`counted_entry` and `entry_count` in
+lua/common.lua). A job's outbox has one entry, the callback's body, prefixed with 1.
 """
 
 import json
@@ -14,16 +14,16 @@ from pydantic import JsonValue
 
 
 def pack(pairs: Sequence[tuple[int, JsonValue]]) -> str:
-    """Returns an entry of these (nonce, value) pairs."""
+    """Returns (nonce, value) pairs as one entry."""
     return json.dumps(pairs, separators=(",", ":"), allow_nan=False)[1:-1]
 
 
 def packed(
     pairs: Sequence[tuple[int, JsonValue]], most: int, most_bytes: int
 ) -> Iterator[tuple[int, str]]:
-    """Packs pairs into entries. Yields the number of pairs of each entry, and the entry.
+    """Packs (nonce, value) pairs into entries. Yields each entry after its number of pairs.
 
-    `most`: pairs of an entry. `most_bytes`: bytes of an entry, unless a single pair has more.
+    `most`: most pairs of an entry. `most_bytes`: most bytes of an entry with several pairs.
     """
     for first in range(0, len(pairs), most):
         part = pairs[first : first + most]
@@ -35,10 +35,11 @@ def packed(
 
 
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
-    """Splits an outbox's entry into two entries with counts. Returns None if that is impossible.
+    """Splits an outbox's entry into two halves, each prefixed with its number of artifacts.
 
-    `is_body`: True for the body of a job's callback, whose artifacts are split. The first half
-    keeps the excluded nonces.
+    Returns None if the entry cannot be split. `counted`: the entry with its prefix. `is_body`: True
+    if the entry is the body of a job's callback; then both halves are bodies, and only the first
+    has the excluded nonces.
     """
     entry = without_count(counted)
     body: dict[str, Any] = json.loads(entry) if is_body else {}
@@ -59,10 +60,10 @@ def _counted(n: int, entry: str) -> bytes:
 
 
 def unpack(entries: Iterable[bytes]) -> list[tuple[int, Any]]:
-    """Returns the pairs of all entries, in order."""
+    """Returns the (nonce, value) pairs of all entries, in order."""
     return [(nonce, value) for nonce, value in json.loads(b"[" + b",".join(entries) + b"]")]
 
 
 def without_count(counted: bytes) -> bytes:
-    """Returns an outbox's entry without its count."""
+    """Returns an outbox's entry without the prefix `n|`."""
     return counted.split(b"|", 1)[1]

@@ -1,9 +1,10 @@
-"""The outbox: data for a receiver, kept in order in Redis until the receiver has answered.
+"""The outbox: data for a receiver, stored in order in Redis until the receiver has accepted it.
 
 A round's outbox has entries of nonces and values, which are joined into payloads. The outbox of a
-job with a url has one entry, the complete body. A payload keeps its number and contents until it is
-delivered, so that a receiver can recognize repeats. If a payload is too large for its receiver, its
-entries are sent in smaller payloads with new numbers.
+job with a url has one entry, the complete body. A courier is a process that sends payloads. A
+payload keeps its number and contents until it is delivered, so that a receiver can recognize
+repeats. If a payload is too large for its receiver, its entries are sent in smaller payloads with
+new numbers.
 """
 
 import json
@@ -26,29 +27,31 @@ from poc_core.state.unreadable import readable
 _MOST_DUE = 1000
 # Most seconds by which a receiver may delay its next payload (Retry-After).
 LONGEST_WAIT_S = 600.0
-# Seconds for which a courier is known after its last sign of life; a silent one counts as missing.
+# TTL in seconds of the couriers' sign of life. A silent courier is reported until the TTL ends.
 COURIER_KNOWN_S = 86_400
 # The problem that a courier reports with its sign of life if certificates are unusable.
 BAD_CERTIFICATES = "certificates"
 
 
 class OutboxExpiredError(ProoflineError):
-    """An outbox expired before its receiver had taken everything."""
+    """An outbox expired before all of its data was delivered."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """An outbox that has something to deliver."""
+    """An outbox whose next delivery is due."""
 
     outbox_id: str
     receiver: str  # host:port
-    is_round: bool  # else a job
+    is_round: bool  # False for a job's outbox
     waiting_bytes: int
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A payload in delivery. The courier must `renew` it, and end it by a method of Outbox."""
+    """A payload that is locked for one courier. The courier must call Outbox.renew regularly, and
+    finally one of Outbox.delivered, failed, halved, dropped and gone.
+    """
 
     outbox_id: str
     token: str
@@ -66,7 +69,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class OutboxStatus:
-    """The progress of an outbox's deliveries."""
+    """The progress of one outbox: what waits, what was delivered or dropped, and failed tries."""
 
     waiting: int  # artifacts; 1 for a job's answer
     waiting_bytes: int
@@ -75,11 +78,11 @@ class OutboxStatus:
     failures: int  # failed tries in a row
     next_at: float | None  # when the next try is due, seconds since the epoch
     last_error: str | None
-    failing_since: float | None = None  # time of the first of these failures
+    failing_since: float | None = None  # time of the first failed try in a row
 
     @classmethod
     def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
-        """Parses an outbox's hash, which is empty after everything was delivered."""
+        """Parses an outbox's hash. The hash is empty after everything was delivered."""
         counts = (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
         waiting, size, delivered, dropped, failures = (int(found.get(name, 0)) for name in counts)
         next_at, error = found.get(b"next_at"), found.get(b"last_error")
@@ -97,7 +100,7 @@ class OutboxStatus:
 
 
 class Outbox(Store):
-    """The operations on outboxes, except filling them (complete.lua and finish_job.lua)."""
+    """The store of outboxes. Only complete.lua and finish_job.lua add entries to an outbox."""
 
     _take = scripts.of_store("take_delivery")
     _renew = scripts.of_store("renew_delivery")
@@ -111,9 +114,11 @@ class Outbox(Store):
         return float(self._settings.delivery_lock_s)
 
     def announce(self, trouble: str = "") -> list[Due]:
-        """Returns the outboxes with data to deliver now. An outbox is repeated after `lock_s`.
+        """Returns the outboxes whose next delivery is due, and stores a sign of life of the
+        couriers.
 
-        `trouble`: the problem of the calling courier: BAD_CERTIFICATES, or empty.
+        An outbox that stays due is returned again after `lock_s` seconds. `trouble`: the problem of
+        the calling courier, which is BAD_CERTIFICATES or empty.
         """
         now = self._clock()
         args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S, trouble]
@@ -125,13 +130,17 @@ class Outbox(Store):
         return [one for one in due if one is not None]
 
     def leave(self) -> None:
-        """Deletes the couriers' common sign of life, because one stops. Other couriers renew it."""
+        """Deletes the sign of life that all couriers share, because the calling courier stops.
+
+        Other couriers store the sign of life again (`announce`).
+        """
         self._redis.delete(keys.COURIER)
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """Locks the next payload for this caller; None if it is not due, locked, or unreadable.
+        """Locks the next payload of an outbox for the calling courier, and returns the payload.
 
-        OutboxExpiredError, raised only once, if the outbox has expired.
+        Returns None if nothing is due, another courier has the lock, or the outbox is unreadable.
+        Raises OutboxExpiredError if the outbox has expired, but only once.
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
@@ -154,18 +163,21 @@ class Outbox(Store):
         )
 
     def renew(self, delivery: Delivery) -> bool:
-        """Extends the lock by `lock_s`. Returns False if another courier holds the lock."""
+        """Extends a delivery's lock by `lock_s`. Returns False if another courier has the lock."""
         until, ttl_s = self._clock() + self.lock_s, self._settings.callback_retention_sec
         return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
 
     def delivered(self, delivery: Delivery) -> bool:
-        """Removes a payload that was received. Returns False if another courier holds the lock."""
+        """Removes a payload that its receiver accepted.
+
+        Returns False if another courier has the lock.
+        """
         return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
 
     def failed(self, delivery: Delivery, error: str, retry_after_s: float | None = None) -> float:
-        """Keeps a payload that was not received. Returns the seconds until the next try.
+        """Keeps a payload whose delivery failed. Returns the seconds until the next try.
 
-        `retry_after_s`: the receiver's Retry-After, of which at most LONGEST_WAIT_S count.
+        `retry_after_s`: the receiver's Retry-After, limited to LONGEST_WAIT_S.
         """
         wait_s = backoff_s(delivery.failures)
         if retry_after_s is not None:
@@ -174,9 +186,11 @@ class Outbox(Store):
         return wait_s
 
     def halved(self, delivery: Delivery, why: str) -> bool:
-        """Ends the delivery of a payload that is too large; its halves are sent instead.
+        """Ends the delivery of a payload that is too large. Its contents are sent in smaller
+        payloads.
 
-        Returns False if the payload cannot be divided. The caller must then end the delivery.
+        Returns False if the payload cannot be divided. Then nothing has changed, and the caller
+        must end the delivery by another method.
         """
         key, parts = keys.outbox(delivery.outbox_id), (b"", b"")
         if delivery.n_entries == 1:
@@ -190,17 +204,23 @@ class Outbox(Store):
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Gives up a payload after POC_CALLBACK_MAX_RETRIES tries. The next payload follows."""
+        """Deletes a payload that failed POC_CALLBACK_MAX_RETRIES times. The next payload follows.
+
+        Returns False if another courier has the lock.
+        """
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def gone(self, delivery: Delivery, error: str) -> bool:
-        """Gives up all payloads, also future ones, because the receiver answered 410."""
+        """Deletes all payloads and the url of an outbox, because the receiver answered 410.
+
+        Returns False if another courier has the lock.
+        """
         return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
-        """Gives up jobs' callbacks that fail; returns how many.
+        """Deletes the callbacks of jobs that keep failing. Returns the number of deleted callbacks.
 
-        A callback fails after BREAKS_AT failed tries in a row of the callback or of its receiver.
+        A callback keeps failing if the callback, or its receiver, failed BREAKS_AT tries in a row.
         """
         args = [self._clock(), self._settings.callback_retention_sec, BREAKS_AT]
         return int(self._drop_failing([keys.OUTBOX_JOBS], args))
@@ -213,11 +233,11 @@ class Outbox(Store):
 
     @property
     def _most(self) -> tuple[int, int]:
-        """The largest number of artifacts and of bytes of a payload."""
+        """The limits of a payload: its number of artifacts and its bytes."""
         return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
 
     def status(self, outbox_id: str) -> OutboxStatus:
-        """Returns an outbox's status. An unknown outbox has delivered everything."""
+        """Returns an outbox's status. A missing outbox has delivered everything."""
         return OutboxStatus.of(self._redis.hgetall(keys.outbox(outbox_id)))
 
     def n_jobs(self) -> int:

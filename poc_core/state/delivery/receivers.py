@@ -1,4 +1,4 @@
-"""Receivers of callbacks that do not answer. All outboxes share the pauses of a receiver."""
+"""Receivers of callbacks that do not answer. All jobs' callbacks share the pauses of a receiver."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -7,14 +7,16 @@ from typing import Any
 
 from poc_core.state import keys, scripts
 
-# Least and most seconds between two tries; each pause is twice the last (protocol.md, section 6).
+# Least and most seconds between two tries. Each pause is twice as long as the pause before
+# (protocol.md, section 6).
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
 _MOST_DOUBLINGS = 10
 # Unanswered tries in a row after which only one job payload at a time is sent to the receiver, as a
 # probe.
 BREAKS_AT = 5
-# Seconds until another payload may be the probe, because a courier may die; longer than a try.
+# Seconds until another payload may be the probe, in case the courier of the first probe has died.
+# Longer than a try.
 PROBE_S = 12.0
 # Seconds for which a receiver is remembered after its last unanswered try.
 _REMEMBERED_S = 600
@@ -31,7 +33,7 @@ class SilentReceiver:
 
 
 class Receivers(scripts.BaseStore):
-    """The store of receivers (host:port) that do not answer. Any HTTP answer counts, even 500."""
+    """The store of receivers (host:port) that do not answer. Even a status 500 is an answer."""
 
     _silence = scripts.of_store("note_silence")
 
@@ -50,7 +52,10 @@ class Receivers(scripts.BaseStore):
 
 
 def backoff_s(failures: int) -> float:
-    """Returns the seconds until the next try, after `failures` + 1 failed tries."""
+    """Returns the seconds between a failed try and the next try, chosen at random.
+
+    `failures`: the number of failed tries before this one.
+    """
     longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(failures, _MOST_DOUBLINGS))
     return longest * random.uniform(0.5, 1.0)  # jitter: nodes must not retry in sync
 

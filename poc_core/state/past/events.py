@@ -23,16 +23,16 @@ class Event(BaseModel, frozen=True):
 
 
 class Events(scripts.BaseStore):
-    """The store of the last 1,000 events, with a limit per kind (MOST_EVENTS in common.lua)."""
+    """The store of the last 1,000 events. Each kind has its limit (MOST_EVENTS in common.lua)."""
 
     _note = scripts.of_store("note_event")
 
     def note(self, kind: Kind, text: str, about: str = "") -> None:
-        """Stores an event with the current time. `about`: see Event."""
+        """Stores an event that happens now. `about`: see Event."""
         self._note([], [kind, text, about, self._clock()])
 
     def count(self) -> int:
-        """Returns the number of events so far, including deleted events."""
+        """Returns the number of all events so far, including events that are no longer stored."""
         return int(self._redis.get(keys.EVENTS) or 0)
 
     def read(self) -> list[Event]:

@@ -1,8 +1,8 @@
 """Counts of the node's nonces and chats, in time steps of four lengths.
 
-The scripts that store values count the nonces (`count_past` in lua/common.lua); those of a round
-are added once a second (`spread_counts`). API processes count the chats that they forward. Counts
-are only added, so any number of processes may write.
+The scripts that store a job's values count its nonces (`count_past` in lua/common.lua). A round's
+nonces are counted once a second (`spread_counts`). API processes count the chats that they forward.
+Counts are only added, so any number of processes may write.
 """
 
 import math
@@ -21,9 +21,9 @@ SHOWN = 180
 
 # Fields of a step besides the workers' names, which never begin with a colon.
 CHATS = ":chats"  # requests begun
-CHAT_MS = ":chat_ms"  # total milliseconds of requests in progress
+CHAT_MS = ":chat_ms"  # milliseconds during which requests were in progress, added up
 FAILED = ":failed"  # chats answered with 5xx or not at all
-FIRST_TOKEN = ":first:"  # plus a bucket: streams whose first token took that long
+FIRST_TOKEN = ":first:"  # followed by a bucket: streams whose time to first token is in the bucket
 
 # Bucket i of the time to the first token holds (_FIRST_S * _FACTOR**(i-1), _FIRST_S * _FACTOR**i].
 _FIRST_S = 0.01
@@ -36,7 +36,7 @@ Counts = Mapping[str, int]
 
 
 class History(scripts.BaseStore):
-    """The store of the node's history. Each time step is a hash that expires by itself."""
+    """The store of the history. Each time step is a hash with a TTL."""
 
     def add(self, second: float, counts: Counts) -> None:
         """Adds counts to the time steps that contain `second`: one step of each length."""
@@ -49,9 +49,10 @@ class History(scripts.BaseStore):
             pipe.execute()
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
-        """Returns the counts of `n` time steps; {} for a step without counts.
+        """Returns the counts of `n` consecutive time steps of `step_s` seconds; {} for an empty
+        step.
 
-        `first`: the first step's begin, in seconds since the epoch.
+        `first`: the begin of the first step, in seconds since the epoch.
         """
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
@@ -73,9 +74,9 @@ class History(scripts.BaseStore):
 
 
 def shares(redis: Redis, key: str) -> dict[str, int]:
-    """Returns the nonces that each worker (by name) computed of a job or round.
+    """Returns the number of nonces that each worker (by name) computed for a job or round.
 
-    `key`: of the job's or round's hash. A nonce that was computed repeatedly counts once.
+    `key`: the key of the job's or round's hash. A nonce that was computed repeatedly counts once.
     """
     # Other fields of a job's hash are not read: the answer may take megabytes.
     connection: Any = redis
@@ -85,13 +86,13 @@ def shares(redis: Redis, key: str) -> dict[str, int]:
 
 
 def bucket(seconds: float) -> str:
-    """Returns the name of the count of streams whose first token took that long."""
+    """Returns the field that counts streams whose first token came after `seconds`."""
     index = math.ceil(math.log(max(seconds, _FIRST_S) / _FIRST_S, _FACTOR))
     return f"{FIRST_TOKEN}{min(_MOST_BUCKETS, index)}"
 
 
 def first_token_p95(steps: Iterable[Counts]) -> float | None:
-    """Returns the 95th percentile of the seconds to the first token; None without streams.
+    """Returns the 95th percentile of the seconds to the first token; None if there were no streams.
 
     The result is up to 20 % too high, because the steps count streams in buckets.
     """
