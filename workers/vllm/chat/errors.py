@@ -7,15 +7,15 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """The error of a refused request, with its HTTP status. Each is also recorded for its request
-    (see `refusals`), because releases of vLLM answer an exception with 500, 400 or a stream event.
+    """The error of a refused request, with its HTTP status. Each instance is also recorded for its
+    request (see `refusals`), because vLLM answers an exception with 500, 400 or a stream event.
     """
 
     status: int
     retry_after_s: int | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        """`param`: the invalid field."""
+        """`param`: the name of the invalid request field."""
         super().__init__(message)
         self.param = param
         noted = _NOTED.get()
@@ -24,7 +24,7 @@ class Refused(ProoflineError):
 
 
 class CannotForce(Refused):
-    """503: this node cannot score known tokens. The network does not blame the answering node."""
+    """503: this node cannot score known tokens. The network does not blame the tokens' creator."""
 
     status = 503
 
@@ -34,7 +34,7 @@ class CannotForce(Refused):
 
 
 class Unavailable(Refused):
-    """503: this node cannot answer yet."""
+    """503: this node cannot answer now. The client should try again later."""
 
     status, retry_after_s = 503, 30  # rounds last minutes
 
@@ -55,14 +55,16 @@ _NOTED: ContextVar[list[Refused] | None] = ContextVar("refusals", default=None)
 
 
 def refusals() -> list[Refused]:
-    """Starts recording refusals in this asyncio task; returns the list that will hold them."""
+    """Starts recording this asyncio task's Refused errors. Returns the list that will hold them."""
     found: list[Refused] = []
     _NOTED.set(found)
     return found
 
 
 def refuse_foreign(param: str, ids: Iterable[int], n_ids: int) -> None:
-    """Raises BadRequest for an id outside a vocabulary of `n_ids`, which would end the engine."""
+    """Raises BadRequest for an id that is not below `n_ids`: such a token id would
+    end the engine.
+    """
     for one in ids:
         if not 0 <= one < n_ids:
             raise BadRequest(

@@ -1,5 +1,5 @@
-"""Passes a request's options from the HTTP server to the engine: in a context variable, then in
-`SamplingParams.extra_args` (release/extra_args.py). Entries with the same names in a client's
+"""Passes our options of a request from the HTTP server to the engine: in a context variable, then
+in `SamplingParams.extra_args` (release/extra_args.py). Entries with these names in a client's
 `vllm_xargs` are dropped on every path.
 """
 
@@ -15,7 +15,7 @@ _LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of an HTTP request beyond vLLM's own parameters."""
+    """Options of an HTTP request that vLLM's own parameters do not have."""
 
     ids: bool = False
     mode: str | None = None
@@ -24,7 +24,9 @@ class RequestOptions:
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
-        """Returns the extra_args of vLLM's SamplingParams: our entries replace a client's."""
+        """Returns the extra_args for vLLM's SamplingParams: the client's, with these options added.
+        Entries of the client under our names are removed.
+        """
         found = {name: one for name, one in (params.extra_args or {}).items() if name not in NAMES}
         if self.known is not None:
             found[KNOWN_TOKENS] = self.known

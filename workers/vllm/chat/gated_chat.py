@@ -53,7 +53,9 @@ _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware: accepts only the gateway's requests; chat passes through the chat gate."""
+    """ASGI middleware that accepts only the gateway's requests, and asks the chat
+    gate before chat.
+    """
 
     def __init__(
         self,
@@ -64,11 +66,11 @@ class GatedChat:
         paths: Sequence[str] = USUAL,
         ids_for_all: bool = False,
     ) -> None:
-        """`is_lost`: returns whether the engine is dead. Unanswered requests of a dead engine are
-        marked, so that another worker may answer. `secret`: the gateway's; None accepts any client.
-        `paths`: the served paths (openai_paths.passed_on); vLLM's server has others, which change
-        or end the engine. `ids_for_all`: logprobs name tokens by id even for requests without the
-        network's fields.
+        """`is_lost()` returns whether the engine is dead; the error for an unanswered request then
+        has a header that lets another worker answer. `secret`: the gateway's; None accepts any
+        client. `paths`: the served paths (openai_paths.passed_on); vLLM's server has others, which
+        change or end the engine. `ids_for_all`: names tokens by id in the logprobs of all requests,
+        not only of those with the network's fields.
         """
         self._app = app
         self._gate = gate
@@ -110,7 +112,7 @@ class GatedChat:
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, is_lost: Callable[[], bool]
     ) -> None:
-        """Sends vLLM's answer, a refusal, or a 503 if the engine was lost."""
+        """Sends vLLM's answer, or an error if the request was refused or the engine was lost."""
         before, refused = is_lost(), refusals()
 
         def instead() -> Awaitable[None] | None:
@@ -152,8 +154,8 @@ class GatedChat:
 
 
 class _Answer:
-    """An answer in progress. Its beginning is held back: until the first byte, or in a stream until
-    the engine's first event. If a round ends the answer, vLLM sees a client disconnect.
+    """An answer in progress. Its first message is held back until the body begins, or in a stream
+    until the engine's first event. If a round ends the answer, vLLM sees a client disconnect.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class _Answer:
         send: Send,
         instead: Callable[[], Awaitable[None] | None],
     ) -> None:
-        """`instead`: called when the answer begins; returns None, or sends another answer."""
+        """`instead()` is called when the answer begins. It sends another answer or returns None."""
         self._path = path
         self._receive = receive
         self._send = send
@@ -174,12 +176,12 @@ class _Answer:
         self.has_begun = self.is_stream = False
 
     def end(self) -> None:
-        """Requests the early end of the answer, unless its last part is being sent."""
+        """Requests the early end of the answer. Has no effect while the last part is sent."""
         if not self._is_over and (self.is_stream or not self.has_begun):
             self._ended.set()
 
     async def run(self, app: App, scope: Scope) -> None:
-        """Forwards the answer. After `end`, sends the reason as the answer or as its last event."""
+        """Forwards vLLM's answer. After `end`, sends a 503, or a last event in a stream."""
         work = asyncio.ensure_future(app(scope, self._heard, self.send))
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -200,7 +202,7 @@ class _Answer:
             await send_refusal(self._send, Unavailable(_ACTIVE))
 
     async def _heard(self) -> MutableMapping[str, Any]:
-        """Returns the client's next message, or a disconnect once the answer is ended."""
+        """Returns the client's next message, or a disconnect if `end` was called."""
         message = asyncio.ensure_future(self._receive())
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -234,12 +236,12 @@ class _Answer:
 
 
 def _event(path: str) -> bytes:
-    """Returns the last event of a stream that a round ended."""
+    """Returns the last event of a stream that was ended because a round began."""
     return error_event(shaped(path, 503, error_body(503, _ACTIVE)))
 
 
 async def _lost(send: Send, before: bool) -> None:
-    """Sends 503 for a lost engine. `before`: the engine was lost before the request arrived."""
+    """Sends 503 for a lost engine. `before`: whether it was lost before the request arrived."""
     await send_error(
         send,
         503,
@@ -249,7 +251,7 @@ async def _lost(send: Send, before: bool) -> None:
 
 
 async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
-    """Ends a stream with an error: an HTTP status if nothing was sent yet, else an event."""
+    """Ends a stream with an error: as an HTTP error if nothing was sent yet, else as an event."""
     if not answer.has_begun:
         await send_refusal(send, error)
         return
@@ -258,14 +260,16 @@ async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
 
 
 def _as_refused(error: Exception) -> Refused:
-    """Converts an exception to a refusal with the status that vLLM sends outside of streams."""
+    """Converts an exception to a Refused error with the HTTP status that vLLM sends without a
+    stream.
+    """
     if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
         return BadRequest(str(error), getattr(error, "parameter", None))
     return Failed("The worker could not compute this request; its log has the reason.")
 
 
 def error_of(status: int, message: str, param: str | None = None) -> dict[str, object]:
-    """Returns the error as an OpenAI error body. `param`: the invalid field."""
+    """Returns an OpenAI error body. `param`: the name of the invalid request field."""
     return error_body(status, message, _KINDS[status], param)
 
 

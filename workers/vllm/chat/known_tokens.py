@@ -1,5 +1,6 @@
-"""Creates answers from known tokens (another node's answer), in place of vLLM's `generate`. vLLM's
-server renders the prompt, creates the parameters and formats the yielded outputs.
+"""Answers requests that contain known tokens (the tokens of another node's answer) with the
+logprobs that this engine gives these tokens. Replaces vLLM's `generate`; vLLM's server still
+renders the prompt, creates the parameters and formats the outputs.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class KnownTokens:
     """A wrapper of vLLM's `generate` that also answers requests with known tokens."""
 
     def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
-        """`no_hooks`: why the ranks have no hooks; empty if they have hooks."""
+        """`no_hooks`: the reason why the ranks have no hooks; empty if they have hooks."""
         self.validations = Validations()
         self._llm = llm
         config = llm.vllm_config
@@ -48,7 +49,9 @@ class KnownTokens:
         self._generate: Callable[..., AsyncGenerator[Any, None]] = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
-        """Sets how known tokens are scored. `no_steps`: why decode steps cannot score them."""
+        """Sets how known tokens are scored. `no_steps`: the reason why decode steps
+        cannot do it.
+        """
         self.validations.way = way
         self._no_steps = self._no_steps or no_steps
 
@@ -63,7 +66,9 @@ class KnownTokens:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Yields vLLM's outputs. Raises CannotForce or BadRequest, here or at the first output."""
+        """Yields a request's outputs. Raises CannotForce or BadRequest, here or at the first
+        output.
+        """
         extra = getattr(sampling_params, "extra_args", None)
         if extra and KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
@@ -78,7 +83,7 @@ class KnownTokens:
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
     ) -> Rows:
-        """Scores known tokens for the trial, without the prefix cache: all rows are computed."""
+        """Scores known tokens for the trial, without the prefix cache, so that all are computed."""
         request = await self._checked(prompt, params, request_id, {})
         if way == "steps":
             return await self._by_steps(prompt, params, tokens, request_id, {})
@@ -103,7 +108,7 @@ class KnownTokens:
             )
 
     def _way(self, params: Any) -> Way:
-        """Returns how to score a request: by steps if one pass is not enough."""
+        """Returns how to score a request: in decode steps if its parameters rule out one pass."""
         stepwise = (
             params.structured_outputs is not None
             or params.thinking_token_budget is not None
@@ -139,7 +144,7 @@ class KnownTokens:
     async def _checked(
         self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]
     ) -> Any:
-        """Returns vLLM's internal request, after vLLM's checks and additions."""
+        """Returns vLLM's internal request for a prompt, after vLLM's checks and additions."""
         llm = self._llm
         request = llm.input_processor.process_inputs(
             request_id,
@@ -161,8 +166,8 @@ class KnownTokens:
         named: dict[str, Any],
         skip_cache: tuple[bool, ...] = (False, True),
     ) -> Rows:
-        """Scores all tokens in one prefill of the prompt and all tokens but the last. If the prefix
-        cache skips some of the rows, repeats the request without the cache.
+        """Scores all tokens in a single prefill of the prompt and all tokens but the last. If the
+        prefix cache skips tokens that must be scored, repeats the request without the cache.
         """
         before = request.prompt_token_ids
         scoring = Scoring.of(
@@ -180,7 +185,9 @@ class KnownTokens:
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> Rows:
-        """Scores with one decode step per token; without the grammar if the grammar refuses one."""
+        """Scores each token in a decode step. From a token that the grammar refuses, ignores the
+        grammar.
+        """
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)
         (choice,) = output.outputs

@@ -1,4 +1,4 @@
-"""Limits of a request's fields: beyond them a number or a list could end the engine."""
+"""Limits of request fields. A number or list beyond these limits could end the engine."""
 
 import math
 from collections.abc import Iterable, Iterator, Sized
@@ -21,8 +21,8 @@ _ELSEWHERE = {"sampling_params", "prompt_token_ids", "prompt_is_token_ids", "mm_
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of request fields; the defaults are the row sizes of vLLM's V2 model runner. The V1
-    runner has no limits, but all nodes of a network should refuse the same requests.
+    """Limits of request fields. The defaults are the row sizes of vLLM's V2 model runner. The V1
+    runner has no such limits, but all nodes of a network should refuse the same requests.
     """
 
     allowed_token_ids: int = 1024  # repeated ids count
@@ -36,7 +36,9 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks a request or SamplingParams, yielding to other work. BadRequest beyond a limit."""
+        """Checks all values of a request or SamplingParams. Yields from time to time, so that other
+        work can run. BadRequest for a value beyond a limit.
+        """
         self._check_lengths(fields)
         n = 0
         for name, field in _fields(fields):
@@ -58,12 +60,12 @@ class Limits:
                     level += (one for _name, one in _fields(value))
 
     def refuse(self, fields: Any) -> None:
-        """Runs `check` without yielding."""
+        """Checks a request or SamplingParams like `check`, without yielding."""
         for _ in self.check(fields):
             pass
 
     def refuse_foreign(self, prompt: Any, params: Any) -> None:
-        """Raises BadRequest for token ids outside the vocabulary; vLLM checks only some of them."""
+        """Raises BadRequest for token ids outside the vocabulary. vLLM checks only some fields."""
         if isinstance(prompt, dict) and prompt.get("type") == "token":
             ids = prompt["prompt_token_ids"]
             refuse_foreign("prompt", (min(ids), max(ids)) if ids else (), self.n_ids)
@@ -71,7 +73,9 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Raises BadRequest if words' tokens or stop ids, which vLLM has added, are too many."""
+        """Raises BadRequest if bad words' tokens or stop ids are too many, with those that vLLM
+        added.
+        """
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
         if sum(map(len, words)) > self.bad_words_tokens:
@@ -139,7 +143,9 @@ def _check_number(name: str, value: float) -> None:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
-    """Returns the named fields of a msgspec, pydantic or dataclass object, else none."""
+    """Returns (name, value) of each field of a msgspec, pydantic or dataclass
+    object; else nothing.
+    """
     kind = type(value)
     if names := getattr(kind, "__struct_fields__", None):
         return ((name, getattr(value, name)) for name in names if name not in _ELSEWHERE)

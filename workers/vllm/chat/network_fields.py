@@ -1,4 +1,6 @@
-"""Reads the network's fields for validating chat: enforced_tokens, enforced_str, logprobs_mode."""
+"""Reads the network's request fields to validate chat: enforced_tokens, enforced_str,
+logprobs_mode.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -28,7 +30,9 @@ class NetworkFields:
     tokenizer: Any  # None if the engine has none
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Reads the fields of a JSON body; None without any. May raise BadRequest, CannotForce."""
+        """Reads a JSON body's fields; None if it has none of them. May raise BadRequest,
+        CannotForce.
+        """
         if not found.keys().isdisjoint(KNOWN_TOKENS):  # in a thread: tokenizing takes long
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None
@@ -96,7 +100,7 @@ class NetworkFields:
 
 
 def _lets_model_call(body: dict[str, Any]) -> bool:
-    """Returns whether a request lets the model decide whether and how to call its tools."""
+    """Returns whether the model decides about calls of the request's tools, without a grammar."""
     tools = body.get("tools")
     return (
         isinstance(tools, list)

@@ -1,4 +1,4 @@
-"""Computes logprobs of known tokens from logits, as vLLM's sampler would report them."""
+"""Computes the logprobs of known tokens from logits, with the results of vLLM's sampler."""
 
 import functools
 import logging
@@ -29,7 +29,7 @@ RowResults = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Collected:
-    """The rows of one request, collected during its prefill."""
+    """The rows (scores of a known token) of one request, collected during its prefill."""
 
     def __init__(self, scoring: Scoring, device: torch.device) -> None:
         n, width = len(scoring.tokens), scoring.n_best + 1
@@ -42,9 +42,9 @@ class Collected:
         self._first = self._end = n  # rows between these are present
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
-        """Returns the index of this chunk's first row, and the hidden states of its rows. `start`:
-        position of the chunk's first state. After a preemption, chunks begin again at an earlier
-        position.
+        """Returns the index of the first known token that a chunk of the prefill scores, and the
+        hidden states that score tokens. `start`: position of the chunk's first state. After a
+        preemption, chunks begin again at an earlier position.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)
@@ -58,15 +58,17 @@ class Collected:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether the last row is present."""
+        """Returns whether the row of the last known token was collected."""
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> RowResults:
-        """Returns the rows; the first are missing if a prefix cache skipped their positions."""
+        """Returns one row per known token, without the first ones if the prefix cache
+        skipped them.
+        """
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        """Computes rows from their logits, beginning with row `first`. Modifies the logits."""
+        """Computes and stores one row per row of `logits`, from `first` on. Modifies the logits."""
         quick = self.scoring.only_scales and _is_fused(logits, self.scoring.n_best)
         size = len(logits) if quick else _FLOAT_ROWS
         for at, part in enumerate(logits.split(size)):
@@ -86,8 +88,8 @@ class Collected:
 
 
 def take(chunks: Iterable[tuple[Collected, torch.Tensor, int]], logits: Logits, cut: Cut) -> None:
-    """Collects one step's results. `chunks`: each request's rows, the hidden states of a chunk of
-    its prefill, and the position of the chunk's first state.
+    """Collects the results of one engine step. `chunks`: for each request, its Collected, the
+    hidden states of a chunk of its prefill, and the position of the chunk's first state.
     """
     parts: list[tuple[Collected, int, torch.Tensor]] = []
     room = ROWS
@@ -117,7 +119,9 @@ def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut:
 def scored(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
 ) -> RowResults:
-    """Returns ids, logprobs and ranks of n tokens. `logits`: not yet divided by `temperature`."""
+    """Returns ids, logprobs and ranks of n tokens. `logits` are not yet divided by
+    `temperature`.
+    """
     if _is_fused(logits, n_best):
         from poc_core.fused import best  # imported here: only a CUDA build of torch includes Triton
 
@@ -147,7 +151,9 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """Returns whether the fused kernel works on this device and gives the torch code's numbers."""
+    """Returns whether the fused kernel runs on this device with the same results as
+    the torch code.
+    """
     from poc_core.fused import best
 
     generator = torch.Generator(device).manual_seed(1)
@@ -175,8 +181,8 @@ Occurrences = tuple[torch.Tensor, torch.Tensor]
 def processed(
     logits: torch.Tensor, scoring: Scoring, seen: Occurrences | None, first: int, cut: Cut
 ) -> torch.Tensor:
-    """Returns the logits (n x vocabulary, float32) from which tokens `first` to first + n - 1 would
-    be sampled. Follows the order of vLLM's sampler. No call waits for the device.
+    """Returns the logits (n x vocabulary, float32) from which vLLM's sampler would sample tokens
+    `first` to `first` + n - 1. `seen`: the ids that penalties concern. Never waits for the device.
     """
     logits = logits.to(torch.float32, copy=True)
     _mask(logits, scoring, first)
@@ -202,13 +208,13 @@ def processed(
 
 
 def _sent(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Copies values to the device from pinned memory, without waiting for the device's work."""
+    """Copies values to the device through pinned memory. Does not wait for the device's work."""
     here = torch.tensor(values, pin_memory=device.type == "cuda")
     return here.to(device, non_blocking=True)
 
 
 def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
-    """Sets to -inf the logits of tokens that must not be sampled."""
+    """Sets the logits of tokens that must not be sampled to -inf."""
     if scoring.allowed is not None:
         strange = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
         strange[_sent(scoring.allowed, logits.device)] = False
@@ -228,7 +234,9 @@ def _occurrences(scoring: Scoring, device: torch.device) -> Occurrences:
 
 
 def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Occurrences, first: int) -> None:
-    """Applies each row's penalties for preceding tokens, only to the columns of these tokens."""
+    """Applies each row's penalties for preceding tokens. Changes only the columns
+    of these tokens.
+    """
     ids, places = seen
     in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)

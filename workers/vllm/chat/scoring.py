@@ -1,4 +1,4 @@
-"""Instructions to the ranks about known tokens: plain data in a request's `extra_args`."""
+"""Tells the tensor-parallel ranks how to score known tokens, as plain data in `extra_args`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ PROCESSED = "processed_logprobs"
 
 @dataclass(frozen=True)
 class Scoring:
-    """Known tokens to score in one pass, and the sampling parameters for their positions. The pass
-    is a request with the prompt and all tokens but the last. The first token's row is computed at
-    the prompt's last position.
+    """Known tokens to score in one prefill, and the sampling parameters for their positions. The
+    prefill is a request of the prompt and all tokens but the last; the prompt's last position
+    scores the first.
     """
 
     n_prompt: int
@@ -39,7 +39,7 @@ class Scoring:
 
     @classmethod
     def of(cls, params: Any, prompt: Sequence[int], tokens: list[int], mode: str) -> Self:
-        """Reads a request: SamplingParams after vLLM's input processor, and prompt token ids."""
+        """Reads SamplingParams (after vLLM's input processor) and the prompt's token ids."""
         return cls(
             n_prompt=len(prompt),
             tokens=tokens,
@@ -62,11 +62,11 @@ class Scoring:
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Self:
-        """Restores an instance in another process from the result of `packed`."""
+        """Restores an instance from the result of `packed`, in another process."""
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def packed(self) -> dict[str, Any]:
-        """Returns plain data; tokens as bytes, because vLLM checks lists item by item."""
+        """Returns plain data. Tokens become bytes, because vLLM checks lists item by item."""
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 
     @property
@@ -75,21 +75,21 @@ class Scoring:
 
     @property
     def only_scales(self) -> bool:
-        """Returns whether, apart from masked tokens, only the temperature changes the logits."""
+        """Returns whether only the temperature changes the logits, apart from masked tokens."""
         cut = self.top_p < 1 or self.top_k or self.min_p > 0
         return self.mode == RAW or not (cut or self.penalizes or self.bias)
 
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """Sampler options of a decoded request that vLLM's parameters do not have."""
+    """Options of a decoded request for the sampler, which vLLM's parameters do not have."""
 
     known: list[int]  # replace the sampled tokens one by one
     mode: str | None  # RAW or PROCESSED, of its logprobs; None for the deployment's mode
 
 
 def sampler_options(params: Any) -> Scoring | SamplerOptions | None:
-    """Returns our options in vLLM's SamplingParams; None if there are none."""
+    """Returns this node's own options in vLLM's SamplingParams; None if there are none."""
     extra = getattr(params, "extra_args", None)
     if not extra:
         return None

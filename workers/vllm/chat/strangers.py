@@ -1,4 +1,4 @@
-"""Limits how many connections to a worker's chat port may be open without the gateway's secret."""
+"""Limits the open connections to a worker's chat port that have not shown the gateway's secret."""
 
 import asyncio
 import hmac
@@ -14,10 +14,10 @@ SECONDS = 1.0
 
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
-    """Returns the HTTP protocol class of one server, for `uvicorn.Config(http=...)`. `secret`: None
-    if the server has no secret. `most`: largest number of connections without the secret; a new one
-    closes the oldest. None for half of this process's file limit, because the gateway's connections
-    need the rest.
+    """Returns an HTTP protocol class for one server, for `uvicorn.Config(http=...)`. `secret`: None
+    if the server has no secret. `most`: the most open connections without the secret; one more
+    closes the oldest. None for half of this process's file limit: the gateway's connections need
+    the rest.
     """
     limit = most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     strangers: dict[HttpToolsProtocol, asyncio.TimerHandle] = {}  # the oldest first

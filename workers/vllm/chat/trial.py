@@ -1,4 +1,4 @@
-"""The trial at start-up: finds how this engine scores known tokens with its model and flags."""
+"""The trial at start-up: finds how this engine can score known tokens with its model and flags."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ _TEXTS = (
 
 
 async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
-    """Determines how known tokens are scored; for "auto", scores a few new answers both ways."""
+    """Sets how known tokens are scored. For "auto", tries both methods with a few new answers."""
     name = llm.model_config.model
     failed: dict[Way, str] = {"pass": known.why_no_pass, "steps": known.why_no_steps}
     if wanted != "auto":
@@ -77,7 +77,7 @@ def _say(known: KnownTokens, name: str, why: str) -> None:
 
 
 class _Decoded:
-    """An answer that the engine decoded."""
+    """An answer that the engine has decoded for the trial."""
 
     def __init__(self, prompt: Any, params: Any, output: Any) -> None:
         (choice,) = output.outputs
@@ -102,7 +102,9 @@ async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
 
 
 async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> float:
-    """Returns the mean distance between decoded answers and their scores, over all positions."""
+    """Returns the mean distance of decoded answers' logprobs from their scores,
+    over all positions.
+    """
     scored = await asyncio.gather(
         *(
             known.rows(way, one.prompt, one.params, one.tokens, f"validation-trial-{way}-{n}")
@@ -119,7 +121,9 @@ async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> fl
 
 
 def distances(executor: Rows, validator: Rows) -> list[float]:
-    """Returns each position's distance by the network's comparison (protocol.md, section 9.2)."""
+    """Returns the distance at each position by the network's comparison
+    (protocol.md, section 9.2).
+    """
     return [
         position_distance(*(_entries(rows, at) for rows in (executor, validator)))
         for at in range(len(executor))

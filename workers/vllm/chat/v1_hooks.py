@@ -1,6 +1,6 @@
 """Hooks for known tokens and logprobs_mode in vLLM's V1 model runner, which runs on CPUs and
-wherever the V2 runner cannot. Methods of one runner and its sampler are replaced by methods that
-call the originals; vLLM's code is not changed.
+wherever the V2 runner cannot. Methods of one runner and of its sampler are replaced by methods that
+call the originals. vLLM's code is not changed.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from workers.vllm.release import answers
 
 
 class V1Hooks:
-    """Hooks of one model runner."""
+    """The hooks of one model runner."""
 
     def __init__(self, runner: Any) -> None:
-        """Raises AttributeError if the release's runner lacks a method to replace."""
+        """Raises AttributeError if the runner of this vLLM release lacks a method to replace."""
         sampler = runner.sampler
         self._runner, self._sampler = runner, sampler
         self._default: str = sampler.logprobs_mode
@@ -78,7 +78,9 @@ class V1Hooks:
         return answer
 
     def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> Any:
-        """Stores the raw logprobs of rows that report them, before the logits are processed."""
+        """Applies vLLM's logits processors. First stores the raw logprobs of rows that
+        report them.
+        """
         rows = self._raw_rows() if self._asked and not self._verifying else []
         self._raw = (rows, logits[rows].log_softmax(-1, dtype=torch.float32)) if rows else None
         return self._apply_processors(logits, *told, **named)
@@ -95,7 +97,7 @@ class V1Hooks:
         return sampled, logprobs
 
     def _sample_processed(self, logits: torch.Tensor, metadata: Any) -> Any:
-        """Samples, and reports processed logprobs if the step's rows use different modes."""
+        """Samples tokens. Reports processed logprobs if the step's requests use different modes."""
         if self._default == PROCESSED or not self._mixed():
             return self._sample(logits, metadata)
         with _processed_logprobs(self._sampler):
@@ -114,12 +116,12 @@ class V1Hooks:
             sampled[rows] = sampled.new_tensor(tokens)
 
     def _mixed(self) -> bool:
-        """Returns whether a row of this step has another logprobs mode than the deployment."""
+        """Returns whether a request in this step uses another logprobs mode than the deployment."""
         asked = (self._asked.get(request) for request in self._runner.input_batch.req_ids)
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 
     def _raw_rows(self) -> list[int]:
-        """Returns the rows with raw logprobs; empty if all rows have the deployment's mode."""
+        """Returns the rows with raw logprobs; [] if all requests use the deployment's mode."""
         if not self._mixed():
             return []
         modes = (
@@ -129,8 +131,8 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a step of speculative decoding. If rows use different modes, all get processed
-        logprobs, and `gather` restores the raw ones.
+        """Runs a step of speculative decoding. If the requests differ in their modes, makes vLLM
+        report processed logprobs for all, of which `gather` then replaces some by raw ones.
         """
         if not self._asked:
             return self._forward(*told, **named)
@@ -154,8 +156,9 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """Returns a step's logprobs. `logits`: unprocessed logits of all positions. `target`,
-        `bonus`: processed logits of the drafts' positions, and of the positions after the drafts.
+        """Returns the logprobs of a speculative step. `logits`: unprocessed logits of all
+        positions. `target`, `bonus`: processed logits of the drafts' positions, and of the
+        positions after the drafts.
         """
         rows = self._raw_rows() if self._asked else []
         if rows:
@@ -170,7 +173,7 @@ class V1Hooks:
 
 @contextmanager
 def _processed_logprobs(sampler: Any) -> Iterator[None]:
-    """Makes the sampler report processed logprobs inside the context."""
+    """Makes the sampler report processed logprobs while the context is open."""
     last = sampler.topk_topp_sampler
     before = sampler.logprobs_mode, last.logprobs_mode, last.forward
     sampler.logprobs_mode = last.logprobs_mode = PROCESSED

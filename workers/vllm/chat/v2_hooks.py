@@ -1,6 +1,6 @@
 """Hooks for known tokens and logprobs_mode in vLLM's V2 model runner, which runs on GPUs. Methods
-of one runner's objects are replaced by methods that call the originals. Only the device knows which
-request a row belongs to, so the options are on the device too, by request slot.
+of one runner's objects are replaced by methods that call the originals. Only the device knows the
+request of each row, so the requests' options are also on the device, by request slot.
 """
 
 import inspect
@@ -15,10 +15,10 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """Hooks of a model runner on the last pipeline stage; other stages have no sampler."""
+    """The hooks of a model runner on the last pipeline stage. Other stages have no sampler."""
 
     def __init__(self, runner: Any) -> None:
-        """Raises AttributeError if the release's runner lacks a method to replace."""
+        """Raises AttributeError if the runner of this vLLM release lacks a method to replace."""
         sampler, worker = runner.sampler, runner.prompt_logprobs_worker
         self._runner, self._sampler, self._worker = runner, sampler, worker
         self._default: str = sampler.logprobs_mode
@@ -97,7 +97,7 @@ class V2Hooks:
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, *told: Any, **named: Any
     ) -> torch.Tensor:
-        """Stores raw and processed logits until `gather` reads them in speculative decoding."""
+        """Processes logits like vLLM. Stores raw and processed logits until `gather` reads them."""
         processed: torch.Tensor = self._apply(logits, slots, *told, **named)
         if self._asked:
             self._step = slots, logits, processed
@@ -111,7 +111,7 @@ class V2Hooks:
         return self._gather(*told[:at], self._table.with_raw(*step), *told[at + 1 :], **named)
 
     def _is_mixed(self, slots: Any) -> bool:
-        """Returns whether a row of this step has another logprobs mode than the deployment."""
+        """Returns whether a request in this step uses another logprobs mode than the deployment."""
         others = {
             slot for slot, one in self._asked.values() if one.mode not in (None, self._default)
         }
@@ -119,7 +119,7 @@ class V2Hooks:
 
 
 class _Table:
-    """Requests' options by slot, on the device."""
+    """The options of requests by request slot, on the device."""
 
     def __init__(self, n_slots: int, device: torch.device) -> None:
         self._n, self._device = n_slots, device
@@ -141,11 +141,15 @@ class _Table:
     def with_raw(
         self, slots: torch.Tensor, model: torch.Tensor, processed: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the logits of each row's mode, raw or processed, in float32."""
+        """Returns each row's raw or processed logits (float32), by the logprobs mode of its
+        request.
+        """
         return torch.where(self._raw[slots.long(), None], model.float(), processed.float())
 
     def forced(self, slots: torch.Tensor, sampled: torch.Tensor, states: Any) -> torch.Tensor:
-        """Returns a step's sampled tokens, replaced by known tokens for requests that have some."""
+        """Returns the step's tokens: known tokens for requests that have them, else the sampled
+        ones.
+        """
         if not self._forces:
             return sampled
         slots = slots.long()
@@ -156,5 +160,7 @@ class _Table:
 
 
 def _place(method: Callable[..., Any], name: str) -> int:
-    """Returns the index of a method's argument by name, because the index differs by release."""
+    """Returns the index of a method's argument `name`, because the index differs by
+    vLLM release.
+    """
     return list(inspect.signature(method).parameters).index(name)

@@ -1,1 +1,1 @@
-"""Shares an engine's event loop and grammar compiler fairly among its clients."""
+"""Shares an engine's event loop and grammar compiler fairly among clients."""

@@ -1,4 +1,4 @@
-"""Shares an engine among clients: tries grammars, and processes answers in turns."""
+"""Shares an engine among its clients: tries grammars first, and processes answers in turns."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ _LATE_S, _AT_ONCE, _STEP = 0.02, 400, 10
 
 
 class FairChat:
-    """The fair sharing of one engine among its clients, on the engine's event loop."""
+    """Shares one engine fairly among its clients, on the engine's event loop."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -47,14 +47,14 @@ class FairChat:
         self._n_late = 0  # tokens of late steps since the loop was last yielded
 
     def format_in_turns(self, app: Any) -> None:
-        """Makes vLLM's application format the logprobs of complete answers in turns."""
+        """Makes vLLM's application format logprobs of complete (not streamed) answers in turns."""
         handlers = {id(one): one for one in vars(app.state)["_state"].values()}
         for handler in handlers.values():
             if hasattr(handler, "_create_chat_logprobs"):
                 WholeAnswers(handler, self._turn_of).install()
 
     def refuse(self, body: Any) -> None:
-        """Raises BadRequest for a structural tag's schema that xgrammar cannot enforce."""
+        """Raises BadRequest if xgrammar does not support a schema in the body's structural tags."""
         for schema in schemas_in_tags(body) if self._compiles else ():
             try:
                 what = answers.unsupported(schema)
@@ -75,7 +75,7 @@ class FairChat:
         await self._grammars.close()
 
     def begin(self, request: Any) -> None:
-        """Prepares the delivery of a new answer: in parts, with logprobs created late."""
+        """Prepares a new answer: delivery in parts, logprob objects only created on delivery."""
         params = request.sampling_params
         width, of_prompt = _widths(params)
         if not _is_wide(width, of_prompt):
@@ -88,10 +88,10 @@ class FairChat:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
     async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
-        """Returns the engine core's next report, received with vLLM's `own` method. vLLM processes
-        all waiting reports without a pause, so a fast engine would block the event loop. Therefore
-        the loop is yielded between reports. Late reports are processed first for some steps,
-        because all answers wait for them, and formatting can wait.
+        """Returns the engine core's next report, received by `own`, vLLM's method. vLLM processes
+        all waiting reports without a pause, so a fast engine would block the event loop; this
+        method lets other tasks run between two reports. Late reports are processed first for some
+        steps, because all answers wait for them.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)
@@ -133,8 +133,9 @@ class FairChat:
                 yield output
 
     async def _with_grammar(self, outputs: Any, asked: tuple[str, str]) -> AsyncIterator[Any]:
-        """Yields the outputs. BadRequest if vLLM refuses the grammar, or the grammar allows no next
-        token: the client is at fault, though releases answer 500, or 200 and an error event.
+        """Yields the outputs. BadRequest if vLLM refuses the grammar or the grammar allows no next
+        token: the client's errors, for which releases of vLLM answer 500, or 200 and an error
+        event.
         """
         try:
             async with aclosing(outputs):
@@ -154,7 +155,7 @@ class FairChat:
         return not all(_is_wide(*_widths(one)) for one in asked)
 
     async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
-        """Returns an answer's new logprobs, created part by part in the client's turns."""
+        """Returns an answer's new logprobs as vLLM's objects, created in the client's turns."""
         n, at_once = len(logprobs or ()), max(1, BUDGET // width)
         found: list[Any] = []
         for at in range(0, n, at_once):
@@ -165,7 +166,7 @@ class FairChat:
 
 
 def _widths(asking: Any) -> tuple[int, int]:
-    """Returns how many numbers each token of an answer and of its prompt has, from parameters."""
+    """Returns how many numbers each token has in an answer and in its prompt, from parameters."""
     prompt = getattr(asking, "num_prompt_logprobs", getattr(asking, "prompt_logprobs", None))
     return _width(getattr(asking, "num_logprobs", None)), _width(prompt)
 

@@ -1,7 +1,7 @@
 """The process that tries grammars, see grammars.py. Its first input line is the vocabulary. Each
-further line is a grammar, compiled by a forked child that has the vocabulary and the imports; or
-`null`, which ends the child. The process answers each grammar with one line: the error, or "". The
-process ends with its input.
+further line is a grammar, or `null`. A grammar is compiled by a forked child, which has the
+vocabulary and the imports; `null` ends the child. The process answers each grammar with one line:
+the error, or "". It ends when its input ends.
 """
 
 import json
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _begin(compiler: Any, kind: str, text: str) -> tuple[int, int]:
-    """Forks a child; returns its process id, and the pipe to which the child writes its answer."""
+    """Forks a child that tries a grammar. Returns its process id, and the pipe with its answer."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,7 +64,7 @@ def _begin(compiler: Any, kind: str, text: str) -> tuple[int, int]:
 
 
 def _try(compiler: Any, kind: str, text: str) -> str:
-    """Returns a grammar's error, or ""."""
+    """Tries to compile a grammar with limited memory. Returns the error, or ""."""
     with open("/proc/self/statm") as found:
         own = int(found.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own + _MEMORY, own + _MEMORY))
@@ -83,7 +83,7 @@ def _try(compiler: Any, kind: str, text: str) -> str:
 
 
 def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yields (kind, text) of a JSON schema, or of each grammar in a structural tag."""
+    """Yields (kind, text) of each grammar in a structural tag, or of a JSON schema itself."""
     level = [json.loads(text)] if kind == "structural_tag" else []
     if kind == "json":
         yield kind, text
@@ -102,7 +102,7 @@ def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_dead_end(kind: str, text: str) -> bool:
-    """Returns whether a grammar allows no first token, whatever the model's tokens are."""
+    """Returns whether a grammar allows no first token in any vocabulary."""
     import xgrammar
 
     signs = xgrammar.TokenizerInfo([bytes([n]) for n in range(256)], stop_token_ids=[0])

@@ -1,6 +1,6 @@
-"""Tries each grammar in a separate process before vLLM gets it. vLLM parses a grammar on its
-server's event loop and compiles it in its core, where nothing can stop the compilation: sixty bytes
-({"maxLength": 1000}) took half a minute, while all other grammars waited.
+"""Tries each grammar in a separate process before vLLM gets it. vLLM parses grammars on its
+server's event loop and compiles them in its core, where nothing can stop the compilation: a schema
+of sixty bytes ({"maxLength": 1000}) took half a minute, during which all other grammars waited.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Trial:
 
 
 class Grammars:
-    """Trials of grammars in one process, started for the first grammar. For one event loop."""
+    """Tries grammars in one process, which the first grammar starts. For one event loop."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Grammars:
         patience_s: float = PATIENCE_S,
         is_final: bool = True,
     ) -> None:
-        """`vocabulary()`: returns the tokenizer in the process's format; takes a second.
+        """`vocabulary()` returns the tokenizer in the process's format, which takes a second.
         `is_final`: False if vLLM tries another compiler after xgrammar reports an error.
         """
         self._vocabulary = vocabulary
@@ -79,10 +79,11 @@ class Grammars:
         self._came = asyncio.Event()
 
     async def check(self, kind: str, text: str, client: str) -> None:
-        """Waits until the grammar is compiled. A client that disconnects ends its trial.
+        """Waits until the grammar is compiled. If the client disconnects, its trial ends.
 
         BadRequest if the grammar is invalid, or takes too long or too much memory. Unavailable if
-        the process is still starting, or cannot try a grammar that vLLM's server does not parse.
+        the process is still starting, or if no trial is possible and vLLM does not check the
+        grammar.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
@@ -171,7 +172,9 @@ class Grammars:
             self._waiting.append(trial)  # starts again at its next turn
 
     def _is_over(self, trial: _Trial) -> bool:
-        """Returns whether the trial must end: client gone, too slow, or another client's turn."""
+        """Returns whether to end the trial: client disconnected, too slow, or another client's
+        turn.
+        """
         took_s = time.monotonic() - trial.began_at
         if trial.answer.done() or took_s > self._longest_s:
             return True
@@ -203,7 +206,7 @@ class Grammars:
 
 
 class _Process:
-    """The trial process, which answers each grammar with one line."""
+    """A running trial process, which answers each grammar with one line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -212,7 +215,9 @@ class _Process:
 
     @classmethod
     async def start(cls, command: Sequence[str], vocabulary: str) -> _Process:
-        """Starts the process. RuntimeError or TimeoutError if it does not start."""
+        """Starts the process and waits until it is ready. RuntimeError or TimeoutError
+        if it fails.
+        """
         pipe = asyncio.subprocess.PIPE
         found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
         try:
@@ -248,7 +253,7 @@ def _resolve(trial: _Trial, wrong: str | None) -> None:
 
 
 def schemas_in_tags(body: Any) -> Iterator[Any]:
-    """Yields the schemas in the structural tags of a client's request, not those of its tools."""
+    """Yields the JSON schemas in a request's structural tags, without those of its tools."""
     tags = [getattr(getattr(body, "structured_outputs", None), "structural_tag", None)]
     form: Any = getattr(body, "response_format", None)
     if getattr(form, "type", None) == "structural_tag":

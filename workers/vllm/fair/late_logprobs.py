@@ -1,6 +1,6 @@
-"""Creates vLLM's logprob objects when an answer is delivered, not when the engine reports. Creating
-an object for each of twenty numbers of each token, for all answers of a step, blocked the event
-loop while the next step's report arrived.
+"""Creates vLLM's logprob objects when an answer is delivered, not when the engine reports its
+tokens. Otherwise vLLM creates an object for each of twenty numbers per token, for all answers of a
+step, and blocks the event loop while the next step's report arrives.
 """
 
 import copy
@@ -18,19 +18,21 @@ _CONTEXT = 4
 
 
 class Late:
-    """One position of an answer, as reported by the engine."""
+    """The logprobs of one position of an answer, as reported by the engine."""
 
     __slots__ = ("before", "ids", "logprobs", "plain", "rank")
 
     def __init__(self, plain: Any, before: tuple[int, ...], row: tuple[Any, Any, Any]) -> None:
-        """`plain`: vLLM's empty logprobs processor of the answer; `before`: preceding tokens."""
+        """`plain`: a copy of vLLM's logprobs processor, without results. `before`: preceding
+        tokens.
+        """
         self.plain, self.before = plain, before
         # Copied: the report's arrays contain those of all answers.
         self.ids, self.logprobs, self.rank = row[0].copy(), row[1].copy(), int(row[2])
 
 
 def keep_late(processor: Any, request: Any) -> None:
-    """Makes a newly begun answer store raw logprobs, also for its prompt, until delivery."""
+    """Makes a new answer store the engine's logprobs, also its prompt's, as Late until delivery."""
     state = processor.request_states[request.request_id]
     found = state.logprobs_processor
     plain = of_prompt = None
@@ -48,9 +50,9 @@ def keep_late(processor: Any, request: Any) -> None:
 
 
 def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
-    """Replaces vLLM's `update_from_output`. `forgets`: all earlier positions have been delivered
-    and can be dropped. Kept positions of forty long streams were so many objects that the garbage
-    collector blocked the event loop for 0.2 s at a time.
+    """Stores the logprobs of an engine's report as Late, instead of vLLM's `update_from_output`.
+    `forgets`: drops delivered positions, which in forty long streams would be so many objects that
+    the garbage collector blocks the event loop for 0.2 s.
     """
     told = prompts = None
     if plain is not None:
@@ -70,7 +72,9 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
 
 
 def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
-    """Appends positions, cut to the answer's width; a row is as wide as the widest answer's."""
+    """Appends positions. Their rows are as wide as the widest answer's, so cuts them to this
+    answer.
+    """
     width = plain.num_logprobs + 1 or None
     for ids, logprobs, rank in rows:
         before = tuple(int(one.ids[0]) for one in kept[-_CONTEXT:] if one is not None)
@@ -78,7 +82,9 @@ def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """Converts consecutive Late positions to vLLM's objects; returns all others unchanged."""
+    """Converts consecutive Late positions to vLLM's logprob objects. Returns all
+    others unchanged.
+    """
     if logprobs and logprobs[0] is None:
         return [None, *made(logprobs[1:])]
     if not logprobs or not isinstance(logprobs[0], Late):

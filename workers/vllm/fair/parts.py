@@ -1,4 +1,4 @@
-"""Delivers a streamed answer in parts: formatting it all at once would block the event loop."""
+"""Delivers a streamed answer in parts, because formatting it all at once blocks the event loop."""
 
 import asyncio
 import math
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Parts:
-    """The outputs waiting in an answer's queue; vLLM's queue holds only one, joined output."""
+    """An answer's waiting outputs. Replaces vLLM's queue, which joins them into a single output."""
 
     def __init__(self, ready: asyncio.Event, n_tokens: int) -> None:
-        """`ready`: the queue's event; `n_tokens`: largest number of tokens in a part."""
+        """`ready`: the event of vLLM's queue. `n_tokens`: the most tokens of a part."""
         self._ready = ready
         self._waiting: deque[Any] = deque()
         self._most = n_tokens
@@ -44,6 +44,6 @@ class Parts:
 
 
 def _n_tokens(output: Any) -> float:
-    """Returns the tokens of an output; infinity for an error, or for some releases' end marker."""
+    """Returns an output's number of tokens; infinity for an error, or some releases' end marker."""
     outputs = getattr(output, "outputs", None)
     return sum(len(one.token_ids) for one in outputs) if outputs else math.inf

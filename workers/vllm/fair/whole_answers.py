@@ -1,6 +1,5 @@
-"""Formats the logprobs of complete answers in turns, like those of streams. Formatting a number
-takes longer than creating vLLM's object for it, and vLLM's server formats all numbers of an answer
-without a pause.
+"""Formats the logprobs of complete answers in turns, like those of streams. vLLM's server formats
+all numbers of an answer without a pause, which takes longer than creating their objects.
 """
 
 import functools
@@ -17,10 +16,12 @@ _LEFT: ContextVar[_Left | None] = ContextVar("left", default=None)
 
 
 class WholeAnswers:
-    """A wrapper of vLLM's chat handler that formats complete answers in turns."""
+    """A wrapper of vLLM's chat handler that formats the logprobs of complete answers in turns."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)`: waits for a turn; returns how many positions of that width to format."""
+        """`wait(width)` waits for a turn, and returns how many positions of `width`
+        numbers it has.
+        """
         self._wait = wait
         self._handler = handler
         self._create = handler._create_chat_logprobs

@@ -14,10 +14,12 @@ MOST, CALM_S = 8, 5.0
 
 
 class WideAnswers:
-    """A limit of answers with many logprobs, during other answers only. For one event loop."""
+    """A limit on concurrent answers with many logprobs, during other answers. For
+    one event loop.
+    """
 
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
-        """`others_go_on`: returns whether an ordinary answer is in progress."""
+        """`others_go_on()` returns whether an ordinary answer is in progress."""
         self._others_go_on = others_go_on
         self._others_at = -CALM_S
         self._n = 0  # in progress
@@ -30,7 +32,7 @@ class WideAnswers:
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
-        """Waits for the client's turn; the request for n answers then runs inside the context."""
+        """Waits for the client's turn. The request's `n` answers count until the context closes."""
         if self._waiting or not self._has_place(n):
             turn = self._waiting.turn(client, n)
             self._let_in()
@@ -69,7 +71,7 @@ class WideAnswers:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Schedules another check: no event reports the end of the ordinary answers."""
+        """Schedules another check, because no event reports that ordinary answers have ended."""
 
         def look() -> None:
             self._looks_again = False
