@@ -10,12 +10,17 @@ from poc_core.errors import VectorError
 
 
 def encode_vectors(vectors: npt.NDArray[np.floating]) -> list[str]:
-    """Returns the `vector_b64` of each row of (n, k_dim)."""
+    """Encodes each row of `vectors` (n, k_dim) as float16, little-endian, in base64. Returns one
+    `vector_b64` per row.
+    """
     return [base64.b64encode(row.tobytes()).decode("ascii") for row in vectors.astype("<f2")]
 
 
 def decode_vector(vector_b64: str, k_dim: int) -> npt.NDArray[np.float32]:
-    """Returns the numbers of a `vector_b64`: float32 (k_dim,). VectorError if it is invalid."""
+    """Decodes a `vector_b64` to its numbers: float32 (k_dim,).
+
+    VectorError if the text is not base64, or does not hold exactly k_dim finite float16 numbers.
+    """
     try:
         raw = base64.b64decode(vector_b64, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The nonces of a node in a round: an arithmetic sequence (protocol.md, section 4)."""
+"""The nonces that a node computes in a round: an arithmetic sequence (protocol.md, section 4)."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,9 @@ MAX_NONCE = 2**63 - 1
 class NonceSequence:
     """The nonces of one group of a node: offset + x * step for x = 0, 1, 2, ... up to MAX_NONCE.
 
-    The sequences of a node's groups are disjoint. Together they are all node_id + x * node_count.
-    ValueError unless 0 <= id < count for the node and the group.
+    The groups of a node have disjoint sequences. Together these sequences have the nonces node_id +
+    x * node_count for all x. ValueError unless 0 <= node_id < node_count and 0 <= group_id <
+    n_groups.
     """
 
     node_id: int
@@ -40,11 +41,18 @@ class NonceSequence:
 
     @property
     def count(self) -> int:
-        """The number of nonces. There is no __len__, because Python limits lengths to 2^63 - 1."""
+        """The number of nonces in the sequence. `len` cannot return this number, because Python
+        limits lengths to 2^63 - 1.
+        """
         return max(0, (MAX_NONCE - self.offset) // self.step + 1)
 
     def take(self, start: int, count: int) -> range:
-        """Returns `count` nonces from the index `start` on; fewer at the sequence's end."""
+        """Returns `count` consecutive nonces, beginning with the nonce at index `start` of the
+        sequence.
+
+        Returns fewer nonces if the sequence ends earlier. IndexError if `start` or `count` is
+        negative.
+        """
         if start < 0 or count < 0:
             raise IndexError(f"start and count must not be negative, not {start} and {count}.")
         end = min(self.offset + (start + count) * self.step, MAX_NONCE + 1)

@@ -1,4 +1,6 @@
-"""Householder reflections, which bind a proof to its block (protocol.md, sections 2 and 3)."""
+"""Householder reflections by vectors that are seeded with the block hash (protocol.md, sections 2
+and 3).
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +12,7 @@ from poc_core.arithmetic import rng
 
 
 def householder_vectors(names: Sequence[str], dim: int, device: torch.device) -> Tensor:
-    """Returns unit vectors seeded by strings: float32 (len(names), dim)."""
+    """Returns one random unit vector per name, seeded with that name: float32 (len(names), dim)."""
     v = rng.normal([rng.seed_from_string(name) for name in names], dim, device)
     return v.div_(v.norm(dim=-1, keepdim=True))
 
@@ -18,13 +20,19 @@ def householder_vectors(names: Sequence[str], dim: int, device: torch.device) ->
 def layer_vectors(
     block_hash: str, n_layers: int, hidden: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the vectors that reflect the layers' outputs (2.2): (n_layers, hidden) in `dtype`."""
+    """Returns one unit vector per decoder layer, by which the layer's output is reflected:
+    (n_layers, hidden) in `dtype` (protocol.md, section 2.2).
+    """
     names = [f"{block_hash}_layer_{layer}_householder" for layer in range(n_layers)]
     return householder_vectors(names, hidden, device).to(dtype)
 
 
 def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
-    """Returns tensors (..., hidden) reflected by v (hidden,). Changes `terms` if a kernel can."""
+    """Returns the tensors of `terms` (..., hidden), each reflected by v (hidden,).
+
+    Overwrites a tensor if a fused kernel supports its shape, dtype and device. Otherwise returns a
+    new tensor.
+    """
     if not fused.is_on(v.device):
         return [reflect(x, v) for x in terms]
     from poc_core.fused.reflect import (  # here: only torch's CUDA builds include Triton
@@ -45,5 +53,8 @@ def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
 
 
 def reflect(x: Tensor, v: Tensor) -> Tensor:
-    """Returns x - 2 (x . v) v along the last dimension, a new tensor; v broadcasts against x."""
+    """Returns x - 2 (x . v) v as a new tensor.
+
+    The product x . v is the sum along the last dimension. `v` broadcasts against `x`.
+    """
     return x - 2 * (x * v).sum(-1, keepdim=True) * v

@@ -1,8 +1,9 @@
 """Deterministic random numbers, seeded by strings (protocol.md, section 1).
 
-`normal` takes most of the time, with up to 134 million hashes a batch. Its int32 tensors have the
-bits of uint32 hashes, because int32 arithmetic wraps on every device and moves half the bytes of
-int64. `murmur3_plain` is the protocol's formula in exact int64. Tests compare `normal` with it.
+`normal` takes most of the time, because it computes up to 134 million hashes per batch. It stores
+uint32 hashes in int32 tensors: int32 arithmetic wraps on every device, and moves half as many bytes
+as int64. `murmur3_plain` computes the same hashes in int64, as the protocol defines them. Tests
+compare `normal` with `murmur3_plain`.
 """
 
 import hashlib
@@ -39,15 +40,18 @@ def seed_from_string(text: str) -> int:
 
 
 def stronger_seeds_from_string(text: str) -> list[int]:
-    """Returns the complete SHA-256 of `text` as 8 big-endian uint32, for `poc_stronger_rng`."""
+    """Returns the SHA-256 of `text` in UTF-8 as 8 big-endian uint32 seeds. Requests with
+    `poc_stronger_rng` use these seeds.
+    """
     digest = hashlib.sha256(text.encode()).digest()
     return [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
 
 
 def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """Returns the bits of uint32 seeds in an int32 tensor (n,), without waiting for the copy.
+    """Returns uint32 seeds as an int32 tensor (n,) on the device, with the same bits. Does not wait
+    for the copy to the device.
 
-    Of a tensor's numbers only the low 32 bits are used.
+    If `seeds` is a tensor, only the low 32 bits of each number are used.
     """
     if isinstance(seeds, Tensor):
         return seeds.to(device, torch.int32)
@@ -57,15 +61,20 @@ def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
 
 
 def hash_bits(seeds: Sequence[int] | Tensor, n: int, device: torch.device) -> Tensor:
-    """Returns hash(i, seed) for i = 0 .. n-1: int32 (len(seeds), n) with the bits of uint32."""
+    """Returns hash(i, seed) for each seed and for i = 0 .. n-1: int32 (len(seeds), n).
+
+    The int32 numbers have the bits of the uint32 hashes.
+    """
     h = _bits(seeds, device)[:, None] ^ _key_part(0, n, device)
     return _mix_(h, torch.empty_like(h))
 
 
 def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch.device) -> Tensor:
-    """Returns the indices i < n of the k smallest hash(i, seed) (2.4): int64 (len(seeds), k).
+    """Returns for each seed the k indices i < n with the smallest hash(i, seed): int64 (len(seeds),
+    k).
 
-    The indices are ascending, except that the index of the largest of these hashes comes last.
+    The index with the largest of these k hashes comes last. The other indices are in ascending
+    order. Among equal hashes the smaller index is chosen (protocol.md, section 2.4).
     """
     # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
     chosen = (hash_bits(seeds, n, device) ^ -(1 << 31)).sort(dim=-1, stable=True).indices[:, :k]
@@ -73,7 +82,9 @@ def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch
 
 
 def uniform(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
-    """Returns float32(hash(i, seed)) / 2^32 for i = 0 .. n-1: (len(seeds), n) in [0, 1]."""
+    """Returns float32(hash(i, seed)) / 2^32 for each seed and for i = 0 .. n-1: float32
+    (len(seeds), n) in [0, 1].
+    """
     return _to_unit(hash_bits(seeds, n, device))
 
 
@@ -84,10 +95,11 @@ def normal(
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Returns standard normal numbers (len(seeds), n); row r is computed from seeds[r].
+    """Returns standard normal random numbers (len(seeds), n). Row r is seeded with seeds[r].
 
-    Uses Box-Muller in float32, and rounds once to `dtype`. `seeds`: integers, or a tensor of their
-    bits, which stays on its device. `out`: a tensor (with any strides) for the result.
+    Computes by Box-Muller in float32, and then rounds once. `seeds`: uint32 integers, or an integer
+    tensor whose low 32 bits are used. `out`: a tensor (len(seeds), n), with any strides, to which
+    the numbers are written; None for a new tensor of `dtype`.
     """
     if out is None:
         out = torch.empty(len(seeds), n, dtype=dtype, device=device)
@@ -128,7 +140,10 @@ def inputs(
     dtype: torch.dtype,
     stronger_rng: bool = False,
 ) -> Tensor:
-    """Returns the input embeddings of the nonces: (n, seq_len, hidden) in `dtype`."""
+    """Returns the input embeddings of the nonces: (n, seq_len, hidden) in `dtype`.
+
+    `stronger_rng`: True to use eight seeds per nonce instead of one (protocol.md, section 1).
+    """
     size = seq_len * hidden
     names = [f"{block_hash}_{public_key}_nonce{nonce}" for nonce in nonces]
     out = torch.empty(len(names), size, dtype=dtype, device=device)
@@ -152,7 +167,11 @@ def token_ids(
     vocab_size: int,
     device: torch.device,
 ) -> Tensor:
-    """Returns token ids hash(i, seed) mod vocab_size: int32 (n, seq_len) (protocol.md, 2.1)."""
+    """Returns a token id for each position of the nonces' prefills: int32 (n, seq_len).
+
+    The token id at position i is hash(i, seed of the nonce) mod vocab_size (protocol.md, section
+    2.1).
+    """
     seeds = [
         seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}_input_ids") for nonce in nonces
     ]
@@ -162,9 +181,10 @@ def token_ids(
 
 
 def _key_part(low: int, high: int, device: torch.device) -> Tensor:
-    """Returns the part of the hashes of i = low .. high-1 that does not depend on the seed.
+    """Returns rotl(i * c1, 15) * c2 for i = low .. high-1: int32 (high - low,).
 
-    That is rotl(i * c1, 15) * c2, int32 (high - low,).
+    This is the part of hash(i, seed) that does not depend on the seed. It is cached for i below
+    _CACHED_KEYS.
     """
     if high > _CACHED_KEYS:
         return _compute_key_part(low, high, device)
@@ -184,7 +204,10 @@ def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
 
 
 def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
-    """Changes h = seed ^ key part (int32) into the hash, and returns h. `scratch`: like h."""
+    """Completes hashes in place: replaces h = seed ^ key part by hash(i, seed), and returns h.
+
+    `h`: int32. `scratch`: a tensor like h, which is overwritten.
+    """
     # Arithmetic right shifts insert sign bits; the masks clear those bits.
     torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)
     h.bitwise_left_shift_(13).bitwise_or_(scratch)
@@ -198,7 +221,10 @@ def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
 
 
 def _to_unit(h: Tensor) -> Tensor:
-    """Returns float32(uint32) / 2^32. Only the sum of the two exact 16-bit halves is rounded."""
+    """Returns float32(hash) / 2^32 for uint32 hashes, whose bits are in `h` (int32).
+
+    Both 16-bit halves of a hash are exact in float32. Only the sum of the halves is rounded.
+    """
     high = (h >> 16).bitwise_and_(0xFFFF).to(torch.float32).mul_(2.0**-16)
     low = (h & 0xFFFF).to(torch.float32)
     return high.add_(low, alpha=2.0**-32)
@@ -213,7 +239,10 @@ def _box_muller(h1: Tensor, h2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def murmur3_plain(keys: Tensor, seed: int | Tensor) -> Tensor:
-    """Returns hash(i, seed) of int64 keys i: int64 in 0 .. 2^32-1. Seeds broadcast."""
+    """Returns hash(key, seed) for each key: int64 in 0 .. 2^32-1.
+
+    `keys`: int64. `seed`: an integer, or an int64 tensor that broadcasts against `keys`.
+    """
     k = keys * _C1 & _MASK
     k = (k << 15 | k >> 17) & _MASK
     k = k * _C2 & _MASK

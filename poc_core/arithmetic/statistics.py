@@ -1,4 +1,4 @@
-"""The p-values of verdicts."""
+"""The binomial p-value by which verdicts detect fraud."""
 
 
 def binomial_p_value(n_wrong: int, n_total: int, p_wrong: float) -> float:

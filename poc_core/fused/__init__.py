@@ -1,6 +1,7 @@
-"""Fused GPU kernels. Their results are those of the plain PyTorch expressions that they replace.
+"""Fused GPU kernels in Triton. They replace PyTorch expressions and operations of vLLM, with the
+same results up to rounding.
 
-Triton is part of torch's CUDA builds, and compiles a kernel at its first call.
+Triton is part of torch's CUDA builds. It compiles a kernel when the kernel is first called.
 """
 
 import functools
@@ -15,7 +16,11 @@ SWITCH = "PROOFLINE_FUSED"
 
 @functools.cache
 def is_on(device: torch.device) -> bool:
-    """Returns True if this device uses the kernels, False if it uses the plain expressions."""
+    """Returns True if the fused kernels are used for tensors on this device.
+
+    Returns False if the device is no CUDA device, Triton is not installed, or PROOFLINE_FUSED=off.
+    Plain PyTorch expressions are then used instead.
+    """
     return (
         device.type == "cuda"
         and os.environ.get(SWITCH) != "off"

@@ -1,7 +1,7 @@
-"""Logprobs of known tokens in one pass over the logits: the best entries, the log-sum-exp, and the
-token's rank (the number of logits that are at least as large).
+"""Computes logprobs and ranks of known tokens, and each row's best tokens, in one pass over logits.
 
-Each program reads one part of a row. torch combines the few numbers of the parts.
+A token's rank is the number of logits in its row that are at least as large as the token's logit.
+Each program reads one block of columns of a row. torch then combines the results of the blocks.
 """
 
 import torch
@@ -47,11 +47,12 @@ def _parts_kernel(
 def scored(
     logits: Tensor, tokens: Tensor, temperature: float, n_best: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes logprobs from logits (n, vocabulary) that are not yet divided by the temperature.
+    """Returns token ids, their logprobs, and the ranks of known tokens.
 
-    Returns ids (n, 1 + n_best), first those of the known `tokens` (n,), then those of the best
-    entries; the logprobs of these ids; and the known tokens' ranks (n,). `n_best`: at most
-    MOST_BEST. The plain expression is in workers/vllm/chat/rows.py.
+    `logits`: (n, vocabulary), not yet divided by `temperature`. `tokens`: (n,), one known token id
+    per row. `n_best`: the number of best tokens per row, at most MOST_BEST. The returned ids (n, 1
+    + n_best) are the known token and then the best tokens of each row. The logprobs have the same
+    shape, and the ranks have the shape (n,). The plain expression is in workers/vllm/chat/rows.py.
     """
     n, vocabulary = logits.shape
     tokens = tokens.clone()  # aligned: an unaligned tensor would need another compilation

@@ -1,11 +1,12 @@
-"""Mixture-of-experts products in 8-bit floats with a scale for each block of 128.
+"""Matrix products of mixture-of-experts layers in 8-bit floats, with a scale per block of 128.
 
-The sums are those of vLLM's kernel: each sum of 128 columns by the tensor cores is multiplied by
-the row's scale and the weights' scale, and added in float32. Two things differ. Rows are sorted by
-expert, so that the tensor memory accelerator reads complete blocks. The activation and its
-quantisation run before the first product is written, which saves writing and reading four times as
-many bytes. The results are bit-identical to poc_core/fused/quantise.py on the rounded product, or
-to vLLM's activation and then vLLM's quantisation.
+Sums are computed as in vLLM's kernel: the tensor cores sum 128 columns. This sum is multiplied by
+the scales of the row and of the weights, and added in float32. Two things differ from vLLM's
+kernel. Rows are sorted by expert, so that the tensor memory accelerator can read complete blocks.
+The activation and its quantisation run before the first product is written to memory, which saves
+writing and reading four times as many bytes. The results are bit-identical to rounding the first
+product to bfloat16, and then running either `silu_and_quantise_` (poc_core/fused/quantise.py) or
+vLLM's activation and quantisation.
 """
 
 from typing import Any, NamedTuple
@@ -25,14 +26,14 @@ _HOPPER, _ALIGNED = 9, 16
 
 
 class Gates(NamedTuple):
-    """The variant of vLLM's gated activation."""
+    """The variant of vLLM's activation silu(gate) * up that is computed after the first product."""
 
     powers: bool  # True if scales are rounded up to powers of two, and the activation is rounded
     limit: float = 0.0  # clamps gates from above, and gated values on both sides; 0: no clamping
 
 
 class Tile(NamedTuple):
-    """The tiling of a product."""
+    """The division of a matrix product into blocks, and Triton's launch options."""
 
     rows: int  # rows of a block
     wide: bool  # True if two groups of columns are summed at a time
@@ -42,10 +43,10 @@ class Tile(NamedTuple):
 
 
 class Quantised(NamedTuple):
-    """Numbers in float8_e4m3fn and their scales in float32.
+    """A tensor in float8_e4m3fn, and its scales in float32.
 
-    Rows (n, k) have a scale for each 128 columns: (n, k / 128). Weights (experts, m, k) have a
-    scale for each block: (experts, m / 128, k / 128).
+    Activations (n, k) have a scale per row and 128 columns: scales (n, k / 128). Weights (experts,
+    m, k) have a scale per block of 128 x 128: scales (experts, m / 128, k / 128).
     """
 
     numbers: Tensor
@@ -54,7 +55,9 @@ class Quantised(NamedTuple):
 
 @triton.jit
 def _scaled_sum(found, part, weights, by_row, by_column):
-    """Returns found + (part @ weights.T) * by_row * by_column, rounded as vLLM's kernel does."""
+    """Returns found + (part @ weights.T) * by_row * by_column, with the same roundings as in vLLM's
+    kernel.
+    """
     scaled = tl.dot(part, weights.T) * by_row
     return tl.fma(scaled, by_column + tl.zeros_like(scaled), found)
 
@@ -139,11 +142,13 @@ def open_gates_(
     out: Quantised, x: Quantised, weights: Quantised, rows: Rows, a_token: int, tile: Tile,
     gates: Gates,
 ) -> None:  # fmt: skip
-    """Computes the first product and its activation, silu(gate) * up, which is rounded to bfloat16,
-    quantised, and written to out (rows_by_expert, m) in the order of `rows.ids`.
+    """Computes the first product of an MoE layer and its activation silu(gate) * up, quantises the
+    result, and writes it to `out`.
 
-    `x`: (n, k). `weights`: (experts, 2 m, k), whose first m rows are gates. `a_token`: the number
-    of experts of each row of x.
+    The product is rounded to bfloat16 before the activation. `out`: (rows_by_expert(rows, tile),
+    m), in the order of `rows.ids`. `x`: (n, k). `weights`: (experts, 2 m, k); the first m rows of
+    an expert are for gates, the other m rows for `up`. `a_token`: the number of experts per row of
+    x.
     """
     _run(out, x, weights, None, rows, a_token, tile, gates)
 
@@ -151,10 +156,10 @@ def open_gates_(
 def multiply_(
     out: Tensor, x: Quantised, weights: Quantised, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
-    """Computes the second product: out (n, m), 16-bit, from x (rows_by_expert, k), in the order of
-    `rows.ids`, and weights (experts, m, k).
+    """Computes the second product of an MoE layer, and writes it to out (n, m) in 16 bits.
 
-    The sums of each row are multiplied by the row's `share` (n,) in float32.
+    `x`: (rows_by_expert(rows, tile), k), in the order of `rows.ids`. `weights`: (experts, m, k).
+    `share`: (n,), the factor of each row of `out`, which is multiplied in float32.
     """
     _run(out, x, weights, share, rows, 1, tile, Gates(False))
 
@@ -163,7 +168,9 @@ def _run(
     out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
     a_token: int, tile: Tile, gates: Gates,
 ) -> None:  # fmt: skip
-    """Runs the kernel. A quantised `out` means the first product and the activation."""
+    """Launches the kernel for the first product and its activation if `out` is a Quantised, or else
+    for the second product.
+    """
     if isinstance(out, Quantised):
         opens, numbers, scales, scale_strides = True, *out, out.scales.stride()
         n_rows, read = len(x.numbers) * a_token, x.numbers
@@ -184,8 +191,8 @@ def _run(
 
 
 def _described(numbers: Tensor, rows: int) -> Any:
-    """Returns a descriptor for reading numbers (n, k) in blocks of `rows` rows by the tensor memory
-    accelerator.
+    """Returns a tensor descriptor, by which the tensor memory accelerator reads `numbers` (n, k) in
+    blocks of `rows` rows and 128 columns.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -193,8 +200,11 @@ def _described(numbers: Tensor, rows: int) -> Any:
 
 
 def can_multiply(x: Quantised, first: Quantised, second: Quantised) -> bool:
-    """Returns True if the kernels support x (n, k), the weights `first` (experts, 2 m, k) and
-    `second` (experts, k, m), and their scales on this GPU. This rank must have all experts.
+    """Returns True if `open_gates_` and `multiply_` support these tensors on this GPU.
+
+    `x`: (n, k). `first`: (experts, 2 m, k), the weights of the first product. `second`: (experts,
+    k, m), the weights of the second product. Does not check that this rank has all experts, which
+    both functions require.
     """
     parts = [*zip((x, first, second), (1, GROUP, GROUP), strict=True)]
     n_experts, depth, middle = second.numbers.shape

@@ -1,6 +1,8 @@
-"""Writes keys and values into a paged cache, with the same results as vLLM's operation.
+"""Writes keys and values of attention to a paged KV cache, with the same results as vLLM's
+operation.
 
-A program handles one head of several tokens. vLLM starts a block of threads for each token.
+Each program writes one head of several tokens. In vLLM, a block of threads writes all heads of one
+token.
 """
 
 import torch
@@ -41,8 +43,10 @@ def _write_kernel(
 
 
 def can_write(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    """Returns True if `write_` supports these keys and values (tokens, heads, head), 16-bit, and
-    these caches (pages, page, heads, head), 8-bit or of the same dtype.
+    """Returns True if `write_` supports these tensors.
+
+    `keys`, `values`: (tokens, heads, head size), 16-bit. `key_cache`, `value_cache`: (pages, slots
+    per page, heads, head size), with 8-bit numbers or in the dtype of `keys`.
     """
     head = keys.shape[-1]
     return (
@@ -65,10 +69,12 @@ def write_(
     keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
     key_scale: Tensor, value_scale: Tensor,
 ) -> None:  # fmt: skip
-    """Writes each token's keys and values to the token's slot. Skips tokens with negative slots.
+    """Writes the keys and values of each token to the token's slot in the KV cache. Skips tokens
+    whose slot is negative.
 
-    `slots`: int64 (tokens,). For 8-bit caches, numbers are divided by their scale (1,) and rounded
-    to float8_e4m3fn. See `can_write`.
+    `slots`: int64 (tokens,), page * slots per page + slot in the page. `key_scale`, `value_scale`:
+    (1,). For 8-bit caches, keys and values are divided by their scale and rounded to float8_e4m3fn.
+    For the other shapes see `can_write`.
     """
     scales = key_cache.dtype != keys.dtype
     if scales:

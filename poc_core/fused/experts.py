@@ -1,10 +1,11 @@
-"""Mixture-of-experts products: each token's row times its experts' weights.
+"""Matrix products of mixture-of-experts layers in 16 bits: each token's row times its experts'
+weights.
 
-The sums are those of vLLM's kernel: in float32, along the columns in steps of BLOCK_K. Two things
-differ. Blocks are complete, so they need no masks. The activation runs before the first product is
-written, which saves writing and reading twice as many numbers. On Hopper and newer GPUs the first
-product may be written in expert order. The second product then reads complete blocks with the
-tensor memory accelerator, in programs that compute several blocks.
+Sums are computed as in vLLM's kernel: in float32, in steps of `Tile.depth` columns. Two things
+differ from vLLM's kernel. Blocks are complete, so they need no masks. The activation runs before
+the first product is written to memory, which saves writing and reading twice as many numbers. On
+Hopper and newer GPUs there are also kernels for rows in expert order. They read complete blocks
+with the tensor memory accelerator, and each program computes several blocks.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +23,11 @@ _HOPPER, _ALIGNED = 9, 16
 
 
 class Tile(NamedTuple):
-    """The tiling of a product. Blocks have `rows` x `columns`, and add `depth` columns per step."""
+    """The division of a matrix product into blocks, and Triton's launch options.
+
+    A block of the result has `rows` x `columns` numbers, and is summed in steps of `depth`.
+    `group`: the number of blocks of rows that run together and share weights.
+    """
 
     rows: int
     columns: int
@@ -33,7 +38,7 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of each block, as returned by vLLM's moe_align_block_size."""
+    """The rows that each block of a product computes, as returned by vLLM's moe_align_block_size."""
 
     ids: Tensor  # (blocks * Tile.rows,), int32: token * experts per token + n; padding is larger
     experts: Tensor  # (blocks,), int32: the block's expert; -1 if another rank holds the expert
@@ -104,12 +109,14 @@ def product_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor | None, rows: Rows, a_token: int,
     tile: Tile, by_expert: bool = False,
 ) -> None:  # fmt: skip
-    """Writes the product of x (n, k) and weights (experts, m, k) to out (n * a_token, m).
+    """Multiplies each row of x (n, k) by the weights of the row's experts, and writes the products
+    to out (n * a_token, m).
 
-    Numbers are 16-bit, and the last dimensions contiguous. If weights are (experts, 2 m, k), their
-    first m rows are gates, and `out` is silu(gate) * up. `share` (n * a_token,): factors of the
-    rows' sums, in float32. `a_token`: the number of experts of each row of `x`. `by_expert`: True
-    if `out` is (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See `can_multiply`.
+    All tensors except `share` are 16-bit with contiguous last dimensions. `weights`: (experts, m,
+    k), or (experts, 2 m, k) to write silu(gate) * up; the first m rows of an expert are then for
+    gates. `share`: (n * a_token,), the factor of each product in float32; None for no factors.
+    `a_token`: the number of experts per row of `x`. `by_expert`: True if `out` is
+    (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See `can_multiply`.
     """
     n_columns, depth = weights.shape[1:]
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
@@ -124,7 +131,9 @@ def product_(
 
 
 def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
-    """Returns True if `product_` supports these tensors: 16-bit numbers in complete blocks."""
+    """Returns True if `product_` supports these tensors: they have 16-bit numbers, and `tile`
+    divides the weights into complete blocks.
+    """
     return (
         x.dtype == weights.dtype
         and x.element_size() == 2
@@ -136,7 +145,9 @@ def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
 
 
 def rows_by_expert(rows: Rows, tile: Any) -> int:
-    """Returns the number of rows in expert order, rounded up to complete blocks of tile.rows."""
+    """Returns the number of rows of a tensor in expert order: the length of `rows.ids`, rounded up
+    to a multiple of tile.rows.
+    """
     block: int = tile.rows
     return int(triton.cdiv(rows.ids.numel(), block)) * block
 
@@ -192,7 +203,7 @@ def _by_expert_kernel(
 
 
 class Opening(NamedTuple):
-    """The activation after the first product."""
+    """The options of the activation silu(gate) * up after the first product."""
 
     a_token: int  # experts of each row of `x`
     limit: float  # clamps gates from above, and gated values on both sides; 0: no clamping
@@ -201,11 +212,12 @@ class Opening(NamedTuple):
 def product_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile
 ) -> None:
-    """Writes the product of x (rows_by_expert(rows, tile), k), in the order of `rows.ids`, and
-    weights (experts, m, k) to out (n, m).
+    """Computes the second product of an MoE layer, and writes it to out (n, m).
 
-    The sums of each row are multiplied by the row's `share` (n,). If `share` is 16-bit, the sums
-    are first rounded to 16 bits, as in Marlin. See `can_multiply_by_expert`.
+    `x`: (rows_by_expert(rows, tile), k), in the order of `rows.ids`. `weights`: (experts, m, k).
+    `share`: (n,), the factor of each row of `out`. If `share` is 16-bit, sums are rounded to 16
+    bits before they are multiplied by `share`, as in vLLM's Marlin kernel. See
+    `can_multiply_by_expert`.
     """
     _by_expert(out, x, weights, share, rows, tile)
 
@@ -213,10 +225,12 @@ def product_by_expert_(
 def open_by_expert_(
     out: Tensor, x: Tensor, weights: Tensor, rows: Rows, tile: Tile, opening: Opening
 ) -> None:
-    """Writes silu(gate) * up of x (n, k) and weights (experts, 2 m, k) to
-    out (rows_by_expert(rows, tile), m), in the order of `rows.ids`.
+    """Computes the first product of an MoE layer and its activation silu(gate) * up, and writes the
+    result to `out`.
 
-    Even rows of the weights are for gates, and odd rows for values. See `can_multiply_by_expert`.
+    `out`: (rows_by_expert(rows, tile), m), in the order of `rows.ids`. `x`: (n, k). `weights`:
+    (experts, 2 m, k); even rows of an expert are for gates, odd rows for `up`. See
+    `can_multiply_by_expert`.
     """
     _by_expert(out, x, weights, x, rows, tile, opening)
 
@@ -244,9 +258,10 @@ def _by_expert(
 
 
 def can_multiply_by_expert(x: Tensor, weights: Tensor) -> bool:
-    """Returns True if the GPU's tensor memory accelerator can read these tensors.
+    """Returns True if the GPU's tensor memory accelerator can read these tensors, so that
+    `product_by_expert_` and `open_by_expert_` support them.
 
-    This rank must have all experts.
+    Does not check that this rank has all experts, which both functions require.
     """
     return (
         torch.cuda.get_device_capability(x.device)[0] >= _HOPPER

@@ -1,8 +1,8 @@
-"""Inverse rotary embedding and quantisation of attention outputs, for DeepSeek-V4's output
+"""Inverts the rotary embedding of attention outputs, and quantises them for DeepSeek-V4's output
 projection.
 
-The results are bit-identical to vLLM's operation. Each program handles several heads of several
-tokens. vLLM starts a program for each head of each token.
+The results are bit-identical to vLLM's operation. Each program computes several heads of several
+tokens. In vLLM, each program computes one head of one token.
 """
 
 import triton
@@ -64,8 +64,10 @@ def _unrotate_kernel(
 
 
 def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bool:
-    """Returns True if `unrotate_and_quantise_` supports these tensors: x (tokens, groups * `heads`,
-    head), 16-bit; positions (tokens,); angles (positions, n), float32.
+    """Returns True if `unrotate_and_quantise_` supports these tensors.
+
+    `x`: (tokens, groups * heads, head size), 16-bit. `positions`: (tokens,). `angles`: (positions,
+    n), float32. `heads`: the number of heads per group.
     """
     n_heads, head = x.shape[-2:]
     half = angles.shape[-1] // 2
@@ -88,12 +90,14 @@ def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bo
 def unrotate_and_quantise_(
     out: Tensor, scales: Tensor, x: Tensor, positions: Tensor, angles: Tensor
 ) -> None:
-    """Rotates pairs of the last n numbers of each head of x (tokens, heads, head) backwards, by the
-    angles of the token's position, and quantises the result. See `can_unrotate`.
+    """Inverts the rotary embedding of `x`, quantises the result, and writes it to `out` and
+    `scales`. See `can_unrotate`.
 
-    `angles`: (positions, n), first cosines, then sines. `out`: (groups, tokens, heads of a group *
-    head), float8_e4m3fn. `scales`: (groups, tokens, columns / 128), powers of two in float32. The
-    tokens of a column of scales are adjacent, and padded with zeros to a multiple of four.
+    `x`: (tokens, heads, head size). The last n numbers of each head are rotated in pairs of
+    neighbours, by the angles of the token's position. `angles`: (positions, n), first cosines, then
+    sines. `out`: (groups, tokens, heads per group * head size), float8_e4m3fn. `scales`: (groups,
+    tokens, columns of `out` / 128), powers of two in float32. The memory of `scales` is ordered by
+    column and then by token, and each column is padded with zeros to a multiple of four tokens.
     """
     n_tokens, n_heads, head = x.shape
     padded = triton.cdiv(n_tokens, 4) * 4

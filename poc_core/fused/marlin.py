@@ -1,8 +1,9 @@
 """Converts experts' 4-bit weights from vLLM's Marlin layout to plain 16-bit matrices.
 
-Marlin stores a tile of 16 summed columns by 64 rows as 128 words of eight 4-bit numbers, and the
-scales of 64 rows in another order (vLLM: gptq_marlin_repack and marlin_permute_scales). An MXFP4
-number times its scale, a power of two, is exact in bfloat16.
+Marlin stores weights in tiles of 64 rows and 16 columns, where products are summed along the
+columns. A tile has 128 words of eight 4-bit numbers. The scales of 64 rows have another order than
+the rows (vLLM: gptq_marlin_repack and marlin_permute_scales). The conversion to bfloat16 is exact,
+because the scales of MXFP4 numbers are powers of two.
 """
 
 import torch
@@ -60,11 +61,12 @@ def _unpack_kernel(
 
 
 def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> None:
-    """Writes experts' weights to out (experts, rows, depth), with 16 bits per number.
+    """Converts MXFP4 weights in Marlin's layout to 16-bit numbers, and writes them to out (experts,
+    rows, depth).
 
-    `words`: (experts, depth / 16, 2 * rows) int32, MXFP4 in Marlin's layout. `scales`: (experts,
-    depth / 32, rows) float8_e8m0fnu. `pairs`: True if row i of the first half is written before row
-    i of the second half. See `can_unpack`.
+    `words`: int32 (experts, depth / 16, 2 * rows), the weights. `scales`: float8_e8m0fnu (experts,
+    depth / 32, rows). `pairs`: True to interleave the first and the second half of the rows, so
+    that row i of each half is written to rows 2 i and 2 i + 1. See `can_unpack`.
     """
     n_experts, n_rows, depth = out.shape
     _unpack_kernel[(n_rows // _WIDE, depth // (_TILES * _DEEP), n_experts)](
@@ -74,7 +76,9 @@ def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> 
 
 
 def can_unpack(words: Tensor, scales: Tensor) -> bool:
-    """Returns True if `unpack_` supports these tensors: complete tiles in Marlin's layout."""
+    """Returns True if `unpack_` supports these tensors: contiguous, and with complete tiles of
+    Marlin's layout.
+    """
     n_experts, deep, n_words = words.shape
     return (
         words.element_size() == 4

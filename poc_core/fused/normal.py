@@ -1,4 +1,6 @@
-"""Standard normal numbers from hashes, computed in one pass over memory (protocol.md, 1)."""
+"""Computes standard normal random numbers from hashes in one pass over memory (protocol.md, section
+1).
+"""
 
 import triton
 import triton.language as tl
@@ -44,7 +46,11 @@ def _normal_kernel(out, seeds, n, half, row_stride, BLOCK: tl.constexpr):
 
 
 def normal_(out: Tensor, seeds: Tensor) -> None:
-    """Fills out (rows, n), whose rows are contiguous. `seeds`: uint32 bits in int32 (rows,)."""
+    """Writes standard normal random numbers to out (rows, n), in which each row is contiguous. Row
+    r is seeded with seeds[r].
+
+    `seeds`: int32 (rows,) with the bits of uint32 seeds.
+    """
     rows, n = out.shape
     half = (n + 1) // 2
     # The rows are the grid's second dimension, whose limit is 65,535.

@@ -1,8 +1,9 @@
-"""RMS norms without float32 copies of the rows, bit-identical to the plain expression.
+"""RMS norms that make no float32 copies of their inputs.
 
-`rms_norm` adds in the order of torch 2.11's reduction of float32 rows. Lane l of a warp adds the
-four columns from 4 l, from 4 l + 128 and so on to four sums. The sums are then added as for 16-bit
-rows (poc_core/fused/reflect.py).
+`rms_norm` is bit-identical to the plain PyTorch expression, because it adds squares in the order of
+torch 2.11's reduction of float32 rows. Lane l of a warp has four sums. It adds the squares of
+columns 4 l to 4 l + 3 to these sums, then the squares of the columns 128 further on, and so on.
+Then the sums of a lane, and of all lanes, are added as in poc_core/fused/reflect.py.
 """
 
 import torch
@@ -54,14 +55,18 @@ def _norm_kernel(
 
 
 def can_norm(x: Tensor) -> bool:
-    """Returns True if `rms_norm` adds these rows in torch's order."""
+    """Returns True if `rms_norm` is bit-identical to PyTorch for x (n, columns). PyTorch adds the
+    squares of other shapes in another order.
+    """
     rows, columns = x.shape
     return rows >= _LEAST_ROWS and _STRIDE < columns <= _MOST_COLUMNS and columns % 4 == 0
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns x / sqrt(mean(x^2) + eps) * weight for rows x (n, columns), 16-bit, with contiguous
-    columns. Computes in float32. The result is contiguous, and has x's dtype. See `can_norm`.
+    """Returns the RMS norm of each row of x: x / sqrt(mean(x^2) + eps) * weight.
+
+    `x`: (n, columns), 16-bit, with contiguous columns. Computes in float32. The returned tensor is
+    contiguous, and has the dtype of `x`. See `can_norm`.
     """
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
@@ -74,7 +79,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def _squares_added(total, _value, _square, value):
-    """Adds the square of the next number to `total`, which begins with the first square."""
+    """Returns total + value^2, rounded once, and `value`. `tl.reduce` calls this function to add
+    squares; its first total is the first square.
+    """
     return tl.fma(value, value, total), value
 
 
@@ -106,16 +113,19 @@ def _head_kernel(
 
 
 def can_norm_heads(x: Tensor) -> bool:
-    """Returns True if `norm_heads_` supports x (tokens, heads, n) and adds in vLLM's order."""
+    """Returns True if `norm_heads_` supports x (tokens, heads, head size), and is bit-identical to
+    vLLM.
+    """
     return x.dim() == 3 and x.shape[2] in (64, 128, 256) and x.stride(2) == 1
 
 
 def norm_heads_(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """Writes x / sqrt(mean(x^2) + eps) * weight of each head of x (tokens, heads, n), 16-bit, to
-    out.
+    """Writes the RMS norm of each head of x, x / sqrt(mean(x^2) + eps) * weight, to `out`.
 
-    The result is bit-identical to vLLM 0.25.1. In vLLM, a thread adds the unrounded squares of
-    eight columns. Then neighbouring sums are added, then pairs of these sums, and so on.
+    `x`, `out`: (tokens, heads, head size), 16-bit. The results are bit-identical to vLLM 0.25.1,
+    because squares are added in the same order. In vLLM, each thread adds the squares of eight
+    columns, without rounding the squares. Then neighbouring sums are added in pairs until one sum
+    is left.
     """
     tokens, heads, columns = x.shape
     n_rows = tokens * heads

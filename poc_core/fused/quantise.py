@@ -1,9 +1,10 @@
-"""Quantises activations to 8-bit floats with a scale for each 128 columns, in one pass.
+"""Quantises activations to 8-bit floats (float8_e4m3fn), with one scale per group of 128 columns.
 
 The results are bit-identical to the CUDA operations of vLLM 0.25.1, according to their machine
-code. All arithmetic is in float32, without rounding to the model's dtype in between. A scale is the
-group's largest absolute value divided by 448. Each number is divided by the scale, clamped, and
-rounded to nearest, ties to even. vLLM rounds scales up to powers of two if DeepGEMM is installed.
+code. All arithmetic except `rounded_silu` is in float32, and is not rounded to the model's dtype.
+The scale of a group is its largest absolute value divided by 448. Each number is divided by the
+scale, clamped to -448 .. 448, and rounded to nearest, ties to even. If DeepGEMM is installed, vLLM
+rounds scales up to powers of two.
 """
 
 import triton
@@ -27,9 +28,10 @@ _LEAST_PEAK = tl.constexpr(1e-10)
 
 @triton.jit
 def _quotient(x, scale):
-    """Returns x / scale, rounded to nearest, with only one division for all x of a scale.
+    """Returns x / scale, rounded to nearest.
 
-    A quotient of 0 keeps its sign.
+    Divides only once per scale: multiplies each x by 1 / scale, and corrects the product by its
+    exact remainder. A quotient of 0 keeps its sign.
     """
     inverse = tl.div_rn(1.0, scale)
     first = x * inverse
@@ -41,8 +43,9 @@ def _quotient(x, scale):
 def _power_above(scale):
     """Returns the smallest power of two that is at least `scale`.
 
-    vLLM uses logarithms. The results are equal, because peaks have 16 bits. A scale that is no
-    power of two therefore differs from the nearest power by more than a logarithm's rounding error.
+    vLLM computes this power with logarithms. The results are equal, because scales are computed
+    from 16-bit numbers: a scale that is no power of two differs from the nearest power of two by
+    more than the rounding error of a logarithm.
     """
     bits = tl.maximum(scale, _LEAST_POWER).to(tl.int32, bitcast=True)
     return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -56,14 +59,20 @@ def silu(gate, up):
 
 @triton.jit
 def rounded_silu(gate, up, dtype: tl.constexpr):
-    """Returns silu(gate) * up, rounded twice to `dtype` like vLLM's separate activation kernel."""
+    """Returns silu(gate) * up in float32. Rounds to `dtype` after silu and again after the product,
+    as vLLM's separate activation kernel does.
+    """
     opened = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
     return (opened * up).to(dtype).to(tl.float32)
 
 
 @triton.jit
 def quantised(opened, POWERS: tl.constexpr):
-    """Returns rows of GROUP activations, divided by scales but not rounded, and the scales."""
+    """Returns the rows of `opened` divided by their scales, not yet rounded to 8 bits, and the
+    scales.
+
+    `opened`: activations (rows, GROUP). `POWERS`: True to round scales up to powers of two.
+    """
     peak = tl.max(tl.abs(opened), 1)
     if POWERS:
         scale = _power_above(tl.div_rn(tl.maximum(peak, _LEAST_PEAK), _MOST))
@@ -87,10 +96,10 @@ def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GRO
 
 
 def silu_and_quantise_(out: Tensor, scales: Tensor, x: Tensor) -> None:
-    """Writes the quantised silu(gate) * up of x (rows, 2 n), 16-bit, whose first n columns are
-    gates.
+    """Computes silu(gate) * up of `x`, quantises the result, and writes it to `out` and `scales`.
 
-    `out`: (rows, n), float8_e4m3fn. `scales`: (rows, n / 128), float32. All are contiguous.
+    `x`: (rows, 2 n), 16-bit; the first n columns are gates, the other n columns are `up`. `out`:
+    (rows, n), float8_e4m3fn. `scales`: (rows, n / 128), float32. All tensors are contiguous.
     """
     n_groups = scales.numel()
     _silu_kernel[(triton.cdiv(n_groups, _GROUPS),)](
@@ -120,11 +129,11 @@ def _quantise_kernel(
 
 
 def quantise_(out: Tensor, scales: Tensor, x: Tensor, least: float, powers: bool = False) -> None:
-    """Writes the quantised x (rows, n), 16-bit and contiguous.
+    """Quantises x (rows, n), 16-bit and contiguous, and writes the result to `out` and `scales`.
 
     `out`: (rows, n), float8_e4m3fn, contiguous. `scales`: (rows, n / 128), float32, any strides.
-    `least`: lower limit of the groups' largest values. `powers`: True to round scales up to powers
-    of two.
+    `least`: if the largest absolute value of a group is smaller than this number, this number
+    replaces it. `powers`: True to round scales up to powers of two.
     """
     n_groups = scales.numel()
     _quantise_kernel[(triton.cdiv(n_groups, _GROUPS),)](

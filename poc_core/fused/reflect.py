@@ -1,11 +1,11 @@
 """Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2).
 
-The results are bit-identical to the plain expression, because the kernel adds in the order of torch
-2.11's reduction of 16-bit rows, which was found by experiments. A warp takes a row. Lane l of 32
-adds the eight columns from 8 l, from 8 l + 256 and so on to eight sums, and then adds these sums in
-order. Then the sums of lanes 16 apart are added, then of lanes 8 apart, and so on. With other
-releases of torch a sum may differ in the last bits of float32, which changes about one row in ten
-thousand.
+The results are bit-identical to the plain PyTorch expression, because the kernel adds in the order
+in which torch 2.11 reduces 16-bit rows. This order was found by experiments. A warp of 32 lanes
+computes a row. Each lane has eight sums. Lane l adds columns 8 l to 8 l + 7 to these sums, then the
+columns 256 further on, and so on. Then the lane adds its eight sums in order. Then the sums of
+lanes 16 apart are added, then of lanes 8 apart, and so on. If another release of torch adds in
+another order, sums differ in the last bits of float32, which changes about one row in ten thousand.
 """
 
 import triton
@@ -21,7 +21,9 @@ _LEAST_ROWS = 16
 
 @triton.jit
 def lanes_added(lanes, ROWS: tl.constexpr):
-    """Returns the sums (ROWS,) of a warp's lanes (ROWS, 32), added in torch's order."""
+    """Returns the sum of each row of lanes (ROWS, 32), added in the order of torch's warps:
+    (ROWS,).
+    """
     low, high = tl.split(tl.permute(tl.reshape(lanes, [ROWS, 2, 16]), [0, 2, 1]))
     low, high = tl.split(tl.permute(tl.reshape(low + high, [ROWS, 2, 8]), [0, 2, 1]))
     low, high = tl.split(tl.permute(tl.reshape(low + high, [ROWS, 2, 4]), [0, 2, 1]))
@@ -65,7 +67,9 @@ def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr
 
 
 def reflect_(terms: list[Tensor], v: Tensor) -> None:
-    """Reflects one or two tensors (..., hidden) by v (hidden,), in place. See `can_reflect`."""
+    """Reflects one or two tensors (..., hidden) by v (hidden,), in place. `can_reflect` must be
+    True.
+    """
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
     # Without fusion, because the product and the difference are rounded separately.
@@ -75,7 +79,9 @@ def reflect_(terms: list[Tensor], v: Tensor) -> None:
 
 
 def can_reflect(terms: list[Tensor], v: Tensor) -> bool:
-    """Returns True if `reflect_` is bit-identical to the plain expression for these tensors."""
+    """Returns True if `reflect_` supports these tensors, and is bit-identical to the plain PyTorch
+    expression.
+    """
     hidden = v.shape[0]
     return (
         1 <= len(terms) <= 2

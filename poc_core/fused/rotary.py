@@ -1,7 +1,7 @@
-"""Rotary embedding of queries and keys, in place.
+"""Applies the rotary embedding to queries and keys in place.
 
 The results are bit-identical to vLLM's operation, which computes in float32 and rounds once. Each
-program loads a token's angles once for all heads.
+program computes one token, and loads the token's angles once for all heads.
 """
 
 import triton
@@ -39,7 +39,11 @@ def _rotary_kernel(
 
 
 def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
-    """Returns True if `rotate_` supports these tensors: 16-bit, with rows of complete heads."""
+    """Returns True if `rotate_` supports these tensors: 16-bit, and with complete heads in each row
+    of `query` and `key`.
+
+    `head`: the size of a head.
+    """
     half = angles.shape[1] // 2
     return (
         query.dtype == key.dtype == angles.dtype
@@ -55,11 +59,12 @@ def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
 
 
 def rotate_(query: Tensor, key: Tensor, positions: Tensor, head: int, angles: Tensor) -> None:
-    """Rotates the pairs (i, i + n/2) of the first n numbers of each head, in place, by the angles
-    of the token's position. See `can_rotate`.
+    """Applies the rotary embedding to `query` and `key` in place. See `can_rotate`.
 
-    `query`, `key`: (tokens, heads * head). `angles`: (positions, n), first cosines, then sines.
-    Products of 16-bit numbers are exact in float32, so their order and fusion change no bit.
+    The pairs (i, i + n/2) of the first n numbers of each head are rotated by the angles of the
+    token's position. `query`, `key`: (tokens, heads * head). `positions`: (tokens,). `head`: the
+    size of a head. `angles`: (positions, n), first cosines, then sines. Products of 16-bit numbers
+    are exact in float32, so the order and the fusion of operations change no bit.
     """
     _rotary_kernel[(len(query),)](
         query, key, positions, angles, query.stride(0), key.stride(0),

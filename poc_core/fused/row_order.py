@@ -1,8 +1,9 @@
 """Sorts the rows of each expert, so that Marlin's products are reproducible.
 
-vLLM's operation groups rows by expert, but the order of each expert's rows depends on the order in
-which threads run. Products that are split along their depth add in an order that depends on the
-block, so the results differ from run to run (vllm-project/vllm#52525).
+vLLM groups the rows of a mixture-of-experts layer by expert. The order of an expert's rows depends
+on the order in which threads run. Marlin splits some products along the summed dimension, and adds
+the parts in an order that depends on the block of the row. Without sorting, the results differ from
+run to run (vllm-project/vllm#52525).
 """
 
 import torch
@@ -50,11 +51,12 @@ def _order_kernel(
 
 
 def in_order(rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-    """Returns `rows` with each expert's rows in ascending order. Unused rows are unchanged.
+    """Returns a copy of `rows` in which the row numbers of each expert are in ascending order.
+    Numbers after the first `n_used` are unchanged.
 
-    `rows`: (n,) int32, in complete blocks. `experts`: (blocks,) int32, the expert of each block; an
-    expert's blocks are adjacent. `n_used`: (1,) int32, the number of used rows, a multiple of
-    `block`.
+    `rows`: (n,) int32, row numbers in complete blocks. `experts`: (blocks,) int32, the expert of
+    each block; an expert's blocks are adjacent. `n_used`: (1,) int32, a multiple of `block`.
+    `block`: the number of rows of a block.
     """
     ordered = torch.empty_like(rows)
     n_blocks = triton.cdiv(len(rows), block)

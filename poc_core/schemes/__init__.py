@@ -1,9 +1,9 @@
 """The proof schemes. Each folder of this package is a scheme, without further registration.
 
-A scheme has two halves. `contract.py`, without torch, defines its requests, options, payloads,
-answers and verdicts; its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes its
-values for the engines; its `SCHEME` is a subclass of `base.Scheme`. README.md has a complete
-example, `peaks`.
+A scheme has two modules. `contract.py` does not import torch. It defines the scheme's requests,
+options, payloads, answers and verdicts, and has a `contract.Contract` with the name `CONTRACT`.
+`proof.py` imports torch. It computes the scheme's values in engines, and has a subclass of
+`base.Scheme` with the name `SCHEME`. README.md has a complete example, `peaks`.
 """
 
 import importlib
@@ -41,9 +41,12 @@ def contracts() -> list["Contract"]:
 
 
 def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "Contract":
-    """Returns the contract of a body: the candidate that recognises the body's marks.
+    """Returns the contract of the scheme to which a request body belongs: the first candidate that
+    recognises the body.
 
-    If none does, returns a candidate without marks, or else the first candidate.
+    If no candidate recognises the body, returns the first candidate without `Contract.marks`, or
+    else the first candidate. `marks`: the fields of the body that identify schemes, see
+    `Contract.recognises`.
     """
     by_marks = (contract for contract in candidates if contract.recognises(marks))
     without = (contract for contract in candidates if not contract.marks)
@@ -51,7 +54,7 @@ def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "C
 
 
 def known_name(name: str) -> str:
-    """Returns the name of a scheme. SpecError if there is no scheme with that name."""
+    """Returns `name` if a scheme has this name. SpecError if no scheme has this name."""
     names = scheme_names()
     if name not in names:
         raise SpecError(f"There is no proof scheme {name[:80]!r}; use one of {', '.join(names)}.")

@@ -1,4 +1,4 @@
-"""The interface between schemes and engines: inputs, transformations of layers, values."""
+"""The interface between schemes and engines: inputs, transformations of layers' outputs, values."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from poc_core.schemes import known_name
 
 
 class LayerTransform(Protocol):
-    """A transformation of the layers' outputs. Each Scheme is a LayerTransform."""
+    """A transformation of decoder layers' outputs. Each Scheme is a LayerTransform."""
 
     hidden_size: int
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the transformed output tensors (..., hidden) of a layer. May change `terms`.
+        """Returns the transformed output tensors of a layer. Implementations are allowed to
+        overwrite `terms`.
 
-        `layer`: the layer's index in the complete model.
+        `layer`: the layer's index in the complete model. `terms`: the layer's output tensors (...,
+        hidden).
         """
 
 
 class Scheme(ABC):
-    """A proof scheme, prepared for one spec, model and device; all batches of the spec share it.
+    """A proof scheme, prepared for one spec, model and device. All batches of the spec share it.
 
     `hidden_size`, `n_layers`: of the complete model, also under pipeline parallelism. `device`,
-    `dtype`: of the model's activations. SpecError: see `prepare`.
+    `dtype`: of the model's activations. SpecError if seq_len or an option of the spec is invalid.
     """
 
     # False if `transform_layer` changes nothing, so engines need no hooks.
@@ -64,18 +66,22 @@ class Scheme(ABC):
         self.prepare()
 
     def prepare(self) -> None:
-        """Computes the data that all batches share. SpecError if the spec's options are invalid."""
+        """Computes the data that all batches of the spec share. SpecError if an option of the spec
+        is invalid.
+        """
         return
 
     def reflections(self) -> Tensor:
-        """Returns the vectors that reflect the layers' outputs, see reflections.layer_vectors."""
+        """Returns one unit vector per layer, by which the layer's output is reflected: (n_layers,
+        hidden).
+        """
         return layer_vectors(
             self.spec.block_hash, self.n_layers, self.hidden_size, self.device, self.dtype
         )
 
     @property
     def passes(self) -> Passes:
-        """The forward passes of each nonce, see Contract.passes."""
+        """The forward passes that the model runs for each nonce, see Contract.passes."""
         return Passes(self.spec.seq_len)
 
     @abstractmethod
@@ -84,12 +90,15 @@ class Scheme(ABC):
     ) -> Batch:
         """Returns a new micro-batch of these nonces.
 
-        `part`: the number of nonces of one forward; None for all nonces. `reflected`: True if the
-        network transforms the layers of this model in prefills.
+        `part`: the largest number of nonces in one forward pass of the prefill; None for all
+        nonces. `reflected`: True if the network's nodes transform the layers' outputs in prefills
+        of this model.
         """
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the input embeddings: (n, seq_len, hidden), model dtype, on the device."""
+        """Returns the input embeddings of the nonces' prefills: (n, seq_len, hidden), in the
+        model's dtype, on the device.
+        """
         spec = self.spec
         return rng.inputs(
             spec.block_hash,
@@ -103,8 +112,9 @@ class Scheme(ABC):
         )
 
     def token_ids(self, nonces: Sequence[int], vocab_size: int) -> Tensor:
-        """Returns the token ids for models that route by token (protocol.md, 2.1): int32 (n,
-        seq_len).
+        """Returns the token ids of the nonces' prefills: int32 (n, seq_len).
+
+        Only models whose MoE routers read token ids need these (protocol.md, section 2.1).
         """
         spec = self.spec
         return rng.token_ids(
@@ -113,13 +123,14 @@ class Scheme(ABC):
 
     @abstractmethod
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """Returns the transformed output x (..., hidden) of a layer, as a new tensor.
+        """Returns x, an output tensor (..., hidden) of a layer, transformed. Does not overwrite
+        `x`.
 
         `layer`: the layer's index in the complete model.
         """
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the transformed output tensors, see LayerTransform."""
+        """Returns the transformed output tensors of a layer, see LayerTransform.transform_terms."""
         return [self.transform_layer(layer, x) for x in terms]
 
     def _nonce_name(self, nonce: int) -> str:
@@ -127,7 +138,9 @@ class Scheme(ABC):
 
 
 class PrefillScheme(Scheme):
-    """A scheme with one forward, whose values are computed from the state of the last position."""
+    """A scheme with one forward pass, the prefill. A nonce's value is computed from the hidden
+    state of the nonce's last position.
+    """
 
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
@@ -136,97 +149,122 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        """Computes the tensor of the nonces' values, from their last states after the final norm
-        (n, hidden).
+        """Returns the values of the nonces as a tensor with n rows. Does not wait for the device.
 
-        Does not wait for the device. NaN marks a nonce whose state is not finite.
+        `last_hidden`: (n, hidden), the hidden states of the last positions after the final norm. If
+        a hidden state is not finite, the nonce is excluded, and its row has NaN.
         """
 
     @abstractmethod
     def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        """Returns each nonce's value from `numbers` (on the CPU); None for an excluded nonce, whose
-        state is not finite.
+        """Returns the JSON value of each nonce; None for an excluded nonce, whose hidden state is
+        not finite.
+
+        `numbers`: the tensor that the method `numbers` returned, copied to the CPU.
         """
 
     def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        """Returns the `values` of the `numbers`."""
+        """Returns the JSON value of each nonce. Waits for the device. For the arguments and results
+        see `numbers` and `values`.
+        """
         return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
 
 class Batch(ABC):
-    """A micro-batch of one scheme: the inputs and results of each pass.
+    """A micro-batch: nonces of one scheme, with the inputs and results of each forward pass.
 
-    All tensors are on the device, and no method waits for the device. `step`: a pass's number in
-    `order`.
+    All tensors are on the device. Only `values` waits for the device, and takes a tensor on the
+    CPU. `step`: the number of a forward pass in `order`.
     """
 
     seeds_experts: ClassVar[bool] = False
 
     def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None) -> None:
-        """`part`: the number of nonces of one forward; None for all nonces."""
+        """`part`: the largest number of nonces in one forward pass of the prefill; None for all
+        nonces.
+        """
         self.scheme = scheme
         self.nonces = nonces
         self.order = PassOrder(len(nonces), part or len(nonces), scheme.passes)
 
     @abstractmethod
     def inputs(self, step: int) -> Tensor:
-        """Returns the embeddings of a pass: (tokens, hidden), model dtype."""
+        """Returns the input embeddings of a forward pass: (tokens, hidden), in the model's dtype."""
 
     @abstractmethod
     def token_ids(self, step: int, vocab_size: int) -> Tensor:
-        """Returns the token ids of a pass, for models that route by token: int32 (tokens,)."""
+        """Returns the token ids of a forward pass: int32 (tokens,). Only models whose MoE routers
+        read token ids need these.
+        """
 
     @abstractmethod
     def transform(self, step: int) -> LayerTransform | None:
-        """Returns the transformation of the layers' outputs in a pass; None if there is none."""
+        """Returns the transformation of the layers' outputs in a forward pass; None if they are not
+        transformed.
+        """
 
     @property
     def layer_vectors(self) -> Tensor | None:
-        """The layers' reflections: (n_layers, hidden); None if `transform` does not use them."""
+        """One unit vector per layer, by which decode steps reflect the layer's output: (n_layers,
+        hidden).
+
+        None if the vectors differ between nonces, or the scheme has no decode steps.
+        """
         return None
 
     def route_hashes(self, step: int, moe_layers: range) -> Tensor:
-        """Returns the hashes that choose a step's experts in some MoE layers: int64 (layers, n).
+        """Returns the hash that chooses the experts of each nonce in some MoE layers, for one step:
+        int64 (layers, n).
 
-        A hash modulo the number of experts is a nonce's first expert (see `first_experts`).
+        The hash modulo the number of experts is the index of the nonce's first expert, see
+        `first_experts`. `moe_layers`: indices among the model's MoE layers with seeded experts.
         """
         raise AssertionError("no step follows")
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor | None:
-        """Returns each token's first expert in an MoE layer: int64 (tokens,).
+        """Returns the index of each token's first expert in an MoE layer: int64 (tokens,). The
+        token's other experts have the indices that follow.
 
-        Returns None if the layer's gate chooses the experts. `moe_layer`: index among MoE layers.
+        Returns None if the layer's router chooses the experts. `moe_layer`: index among the model's
+        MoE layers with seeded experts.
         """
         return None
 
     @abstractmethod
     def take(self, step: int, states: Tensor) -> None:
-        """Takes the states of a pass after the final norm: (nonces, positions, hidden)."""
+        """Computes and stores the results of a forward pass.
+
+        `states`: (nonces, positions, hidden), the hidden states after the final norm.
+        """
 
     @property
     def points(self) -> Tensor:
-        """The results of the last pass, which determine the next step: int64 (n,). Callers may
-        write to this tensor.
+        """The result of each nonce's last forward pass, which determines the input of the next
+        step: int64 (n,). Callers are allowed to overwrite this tensor.
         """
         raise AssertionError("no step follows")
 
     def follow(self, points: Tensor) -> None:
-        """Takes the `points` of the last pass, which another device has computed."""
+        """Stores the `points` of the last forward pass, which another pipeline stage has computed."""
         raise AssertionError("no step follows")
 
     @abstractmethod
     def numbers(self) -> Tensor:
-        """Computes the tensor of the nonces' values from the states of all passes."""
+        """Returns the values of the nonces as a tensor with n rows. Called after the last forward
+        pass.
+        """
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
-        """Returns each nonce's value from `numbers` (on the CPU); None for an excluded nonce, whose
-        states are not finite.
+        """Returns the JSON value of each nonce; None for an excluded nonce, which has a hidden
+        state that is not finite.
+
+        `numbers`: the tensor that the method `numbers` returned, copied to the CPU.
         """
 
 
 class PrefillBatch(Batch):
-    """A micro-batch of a PrefillScheme."""
+    """A micro-batch of a PrefillScheme, with one forward pass."""
 
     scheme: PrefillScheme
 
@@ -263,7 +301,11 @@ def load_scheme(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Scheme:
-    """Returns the spec's scheme for a model and a device. SpecError if the spec is invalid."""
+    """Returns the scheme that `spec` names, prepared for a model and a device. SpecError if the
+    spec is invalid.
+
+    For the other parameters see Scheme.
+    """
     module = importlib.import_module(f"{__package__}.{known_name(spec.scheme)}.proof")
     scheme: Scheme = module.SCHEME(
         spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype

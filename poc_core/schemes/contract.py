@@ -1,7 +1,7 @@
-"""The half of a scheme that needs no torch: its requests, answers, payloads and verdicts.
+"""The interface of a scheme for code without torch: its requests, answers, payloads and verdicts.
 
 The API, the stores, the courier, the synthetic engine and the commands call a scheme's contract
-where schemes differ, so none of them contains a scheme's name.
+where schemes differ. They therefore contain no scheme's name.
 """
 
 import json
@@ -22,29 +22,33 @@ Pair = tuple[int, Any]
 
 @dataclass(frozen=True)
 class Reported:
-    """Some of the nonces that a round has reported, in the order of their computation."""
+    """Some of the nonces that a round has reported to its receiver, with their values, in the order
+    of computation.
+    """
 
     first: int  # index of the first of `pairs` among all reported nonces of the round
     pairs: Sequence[Pair]
 
 
 class Options(BaseModel):
-    """The inputs of a scheme besides hash, key and seq_len: the typed form of ProofSpec.options.
+    """The inputs of a scheme besides block_hash, public_key and seq_len. This is the typed form of
+    ProofSpec.options.
 
-    A field's description of its valid values is quoted in errors, and may contain {hidden_size}.
+    The description of a field names its valid values. Errors quote the description, and replace
+    {hidden_size} in it by the model's hidden size.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
     def of(cls, spec: ProofSpec) -> Self:
-        """Returns the options of a spec that has been checked before."""
+        """Returns the options of a spec that `checked` has accepted before."""
         return cls.model_validate(spec.options)
 
     @classmethod
     def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
-        """Returns the options. SpecError for unknown options, and values that are invalid for a
-        model of this hidden size.
+        """Returns the options of a spec for a model of this hidden size. SpecError if an option is
+        unknown or its value is invalid.
         """
         try:
             return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
@@ -64,16 +68,19 @@ class Options(BaseModel):
 
 
 class Terms(BaseModel):
-    """The criteria for verdicts and reports: the typed form of the `terms` of a job or round.
+    """The criteria for verdicts on claims, and for the nonces that a round reports. This is the
+    typed form of JobRequest.terms and RoundConfig.terms.
 
-    Unlike Options, terms do not change the values.
+    Unlike Options, criteria do not change the computed values.
     """
 
     model_config = ConfigDict(frozen=True)
 
 
 class Contract(ABC):
-    """A scheme as all code except engines uses it. A scheme's `contract.py` has its `CONTRACT`."""
+    """The interface of a scheme for all code except engines. A scheme's `contract.py` has an
+    instance with the name `CONTRACT`.
+    """
 
     name: ClassVar[str]  # the name of the scheme's folder
     options: ClassVar[type[Options]] = Options
@@ -88,38 +95,46 @@ class Contract(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Returns True if a body belongs to this scheme.
+        """Returns True if a request body belongs to this scheme.
 
-        `marks`: those fields of the unchecked body that are marks of any scheme.
+        `marks`: the fields of the unchecked body whose names are in the `marks` of a scheme.
         """
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        """Returns the requested value and the model's limit, by name of the request's field."""
+        """Returns the requested value and the model's limit for each limited field of a request, by
+        the field's name.
+        """
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
     def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
-        """Returns why this model cannot compute the spec, apart from `limits`; empty if it can."""
+        """Returns a sentence that says why this model cannot compute the spec, apart from `limits`.
+        The sentence is empty if the model can.
+        """
         return ""
 
     def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
-        """Returns the scheme's own limits that hold for all these models (ModelInfo.schemes)."""
+        """Returns scheme-specific limits that hold for all these models, as in ModelInfo.schemes."""
         return {}
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """Returns the number of nonces that fit into one micro-batch; at least 1."""
+        """Returns the largest number of nonces that fit into one micro-batch; at least 1."""
         return info.max_batch(self.passes(spec).rows)
 
     def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
-        """Returns `info` with limits of at most half of a micro-batch that ran out of memory.
+        """Returns `info` with smaller limits, after a micro-batch ran out of memory. The new limits
+        allow at most half of that micro-batch.
 
-        `n`: the number of nonces of the micro-batch. `part`: those of one forward.
+        `n`: the number of nonces in the micro-batch. `part`: the largest number of nonces in one of
+        its forward passes.
         """
         tokens = max(1, part * self.passes(spec).rows // 2)
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
     def passes(self, spec: ProofSpec) -> Passes:
-        """Returns the forward passes of each nonce. SpecError if the options are invalid."""
+        """Returns the forward passes that the model runs for each nonce. SpecError if the options
+        are invalid.
+        """
         return Passes(spec.seq_len)
 
     # Rounds.
@@ -133,13 +148,19 @@ class Contract(ABC):
     status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Returns True if a round sends a nonce with this value to its receiver."""
+        """Returns True if a round sends a nonce with this value to the round's receiver. `terms`:
+        the criteria of the round.
+        """
         return True
 
     def status(
         self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
     ) -> dict[str, Any]:
-        """Returns the `status_fields` of a round. `rate`: nonces per second."""
+        """Returns the `status_fields` of a round, with their values.
+
+        `reported`: the reported nonces to list. `elapsed_s`: seconds since the round began. `rate`:
+        computed nonces per second.
+        """
         return {}
 
     # Answers and callbacks (protocol.md, sections 5 and 6).
@@ -149,23 +170,27 @@ class Contract(ABC):
     result_examples: ClassVar[Examples] = {}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """Returns the fields of answers and callbacks that describe the values."""
+        """Returns the fields of answers and callbacks that describe all values, such as their
+        encoding.
+        """
         return {}
 
     @abstractmethod
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
-        """Returns the largest number of bytes that a nonce takes in a job's answer."""
+        """Returns the largest number of bytes that one nonce and its value take in a job's answer."""
 
     @abstractmethod
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
         """Returns a nonce and its value as a JSON object for clients."""
 
     def values(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """Returns the fields of a callback that contain the values."""
+        """Returns the fields of a callback that contain the nonces and their values."""
         return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        """Returns the JSON list of an answer's artifacts. `nonces`, `values`: as JSON."""
+        """Returns the artifacts of a job's answer as a JSON list. `nonces`, `values`: one JSON text
+        per nonce.
+        """
         loaded = load_all(values)
         artifacts = [
             self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)
@@ -181,9 +206,11 @@ class Contract(ABC):
         values: Sequence[JsonValue],
         claims: Sequence[JsonValue],
     ) -> dict[str, Any]:
-        """Returns the fields of a validation's answer.
+        """Compares claimed values with this node's values. Returns the fields of the validation's
+        answer.
 
-        `values`: this node's, None for excluded nonces. `claims`: the claimed values.
+        `request`: has the criteria. `values`: this node's value of each nonce; None for an excluded
+        nonce. `claims`: the claimed value of each nonce.
         """
 
     # For engines without a model, and for the display of values.
@@ -192,7 +219,8 @@ class Contract(ABC):
     def synthetic_values(
         self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
-        """Returns values for load tests, which are derived only from spec and nonces.
+        """Returns a value for each nonce without computing a model, for load tests. The values are
+        derived only from spec and nonces.
 
         SpecError if the options are invalid.
         """
@@ -201,19 +229,24 @@ class Contract(ABC):
     column: ClassVar[str] = "value"
 
     def cell(self, value: Any) -> str:
-        """Returns a value as text for a table."""
+        """Returns a value as text for a cell of a table."""
         return str(value)
 
     def described(self, body: Mapping[str, Any]) -> str:
-        """Returns a round's options in a few words. `body`: the result of RoundBody.of."""
+        """Returns a few words that describe a round's options. `body`: the round's configuration,
+        as returned by RoundBody.of.
+        """
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Returns in words which nonces are reported; empty if all. `status`: of GET /status."""
+        """Returns a text that says how many nonces of a round were reported, and by which
+        criterion. The text is empty if the scheme reports all nonces. `status`: the answer of GET
+        /status.
+        """
         return ""
 
 
 def load_all(texts: Sequence[bytes]) -> list[Any]:
-    """Returns the values of several JSON texts, parsed at once."""
+    """Parses several JSON texts at once. Returns one value per text."""
     loaded: list[Any] = json.loads(b"[" + b",".join(texts) + b"]")
     return loaded

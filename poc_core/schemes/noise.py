@@ -1,4 +1,6 @@
-"""Numbers for synthetic values, which are derived only from spec and nonce and prove nothing."""
+"""Pseudorandom numbers for synthetic values. They are derived only from spec and nonce, and prove
+nothing.
+"""
 
 import hashlib
 from typing import TYPE_CHECKING
@@ -8,7 +10,11 @@ if TYPE_CHECKING:
 
 
 def noise(spec: str, nonce: int, size: int) -> "np.ndarray":
-    """Returns float64 (size,) in [-1, 1), from a hash of a spec's JSON and the nonce."""
+    """Returns `size` pseudorandom numbers in [-1, 1), from a hash of `spec` and `nonce`: float64
+    (size,).
+
+    `spec`: a ProofSpec as JSON.
+    """
     import numpy as np  # here: it takes 25 MB, which most API processes do not need
 
     digest = hashlib.shake_128(f"synthetic|{spec}|{nonce}".encode()).digest(2 * size)

@@ -27,7 +27,7 @@ REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
 
 
 class Params(BaseModel):
-    """Inputs of the values. Unknown fields are refused."""
+    """The inputs that determine the computed values. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +38,7 @@ class Params(BaseModel):
 
 
 class Body(BaseModel, ABC):
-    """The common part of jobs' and rounds' bodies."""
+    """The fields that jobs' bodies and rounds' bodies share."""
 
     examples: ClassVar[Examples] = {}
 
@@ -50,11 +50,11 @@ class Body(BaseModel, ABC):
 
     @abstractmethod
     def spec(self) -> ProofSpec:
-        """Returns the inputs that determine the values."""
+        """Returns the inputs that determine the computed values, together with the nonces."""
 
 
 class JobBody(Body):
-    """POST /generate: nonces to compute, or claimed values to check.
+    """The body of POST /generate: nonces to compute, or claimed values to check.
 
     Unknown fields are ignored, except in `params`.
     """
@@ -83,30 +83,38 @@ class JobBody(Body):
     )
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        """Returns the criteria for a verdict on claims. For the parameter see Settings."""
+        """Returns the criteria for a verdict on claimed values.
+
+        `honour_p_value_threshold`: the setting POC_HONOUR_P_VALUE_THRESHOLD.
+        """
         return {}
 
     def claims(self) -> dict[int, JsonValue] | None:
-        """Returns the claimed value of each nonce; None without claims.
+        """Returns the claimed value of each nonce; None if the request has no claims.
 
-        ClaimsError if the claims do not match `nonces`. An unreadable claim is a wrong claim and no
-        error. Otherwise a cheater could make the validation of its claims fail.
+        ClaimsError if the nonces of the claims differ from `nonces`. An unreadable claim counts as
+        a wrong claim and raises no error. Otherwise a cheater could make the validation of its
+        claims fail.
         """
         return None
 
 
 class RoundBody(Body):
-    """POST /init/generate, and for rounds with phases also POST /init and /init/validate."""
+    """The body of POST /init/generate. If the scheme's rounds have phases, also the body of POST
+    /init and POST /init/validate.
+    """
 
     @property
     @abstractmethod
     def served_model(self) -> str | None:
-        """The served name of the requested model; None if the node serves only one model."""
+        """The name of the requested model; None if the body names no model, because the node serves
+        only one.
+        """
 
     @property
     @abstractmethod
     def requested_batch_size(self) -> int | None:
-        """The requested number of nonces that a worker computes at a time; None for any number."""
+        """The batch size that the body requests; None for POC_BATCH_SIZE_DEFAULT."""
 
     @abstractmethod
     def config(self, model: str, batch_size: int) -> RoundConfig:
@@ -115,11 +123,13 @@ class RoundBody(Body):
     @classmethod
     @abstractmethod
     def of(cls, config: RoundConfig) -> dict[str, Any]:
-        """Returns the configuration with the field names of this body, for /status."""
+        """Returns a round's configuration as the fields of this body, for /status."""
 
     @staticmethod
     def common_of(config: RoundConfig) -> dict[str, Any]:
-        """Returns the fields of `of` that all round bodies share."""
+        """Returns a round's configuration as the fields that all schemes' bodies share. `of` adds
+        the scheme's own fields.
+        """
         return {
             "block_hash": config.spec.block_hash,
             "block_height": config.block_height,
@@ -133,7 +143,9 @@ class RoundBody(Body):
 
 
 class PlacedRoundBody(RoundBody):
-    """A round whose nonces are divided among several nodes, and among groups of nodes."""
+    """The body of a round. Several nodes share the nonces, and groups share the nonces of each
+    node.
+    """
 
     node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
@@ -159,10 +171,10 @@ class PlacedRoundBody(RoundBody):
     @property
     @abstractmethod
     def receiver(self) -> str | None:
-        """The url of the receiver of callbacks."""
+        """The url to which callbacks are sent; None for no callbacks."""
 
     def terms(self) -> dict[str, JsonValue]:
-        """Returns the criteria for reported values."""
+        """Returns the criteria for the nonces that the round reports, and for verdicts on claims."""
         return {}
 
     def config(self, model: str, batch_size: int) -> RoundConfig:
@@ -181,7 +193,7 @@ class PlacedRoundBody(RoundBody):
 
 
 class SequenceRoundBody(PlacedRoundBody):
-    """A round with `params`, as for artifacts and decode proofs."""
+    """The body of a round with the field `params`. Artifact proofs and decode proofs use it."""
 
     params: Params
     url: HttpUrl = Field(default=None, description="The artifacts are sent to {url}/generated.")
@@ -207,27 +219,33 @@ class SequenceRoundBody(PlacedRoundBody):
     @classmethod
     @abstractmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """Returns the keys of `params` that only this scheme has."""
+        """Returns the fields of `params` that only this scheme has, with their values in `spec`."""
 
     @classmethod
     def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """Returns the keys outside `params` that only this scheme has."""
+        """Returns the fields outside `params` that only this scheme has, with their values in
+        `spec`.
+        """
         return {}
 
 
 class BatchBody(BaseModel, ABC):
-    """POST /validate: claimed values to check by the criteria of the current round."""
+    """The body of POST /validate: claimed values to check by the criteria of the current round."""
 
     examples: ClassVar[Examples] = {}
     answer: ClassVar[type[BaseModel]]  # for OpenAPI
 
     @abstractmethod
     def job(self, config: RoundConfig) -> NewJob:
-        """Returns the job that checks the claimed values. The job may have no nonces."""
+        """Returns the job that checks the claimed values. The job has no nonces if the body has
+        none.
+        """
 
 
 def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:
-    """Raises ClaimsError unless the artifacts have exactly `nonces`, each once, in any order."""
+    """Raises ClaimsError unless there is exactly one artifact for each of `nonces`, and no other
+    artifact. The order of the artifacts does not matter.
+    """
     found = {artifact["nonce"] for artifact in artifacts}
     if len(artifacts) != len(nonces) or found != set(nonces):
         raise ClaimsError(

@@ -1,4 +1,4 @@
-"""The answers to jobs of artifacts, for OpenAPI."""
+"""The answers to jobs that compute or validate artifacts, as models for OpenAPI."""
 
 from typing import Literal
 

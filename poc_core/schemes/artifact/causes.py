@@ -1,4 +1,4 @@
-"""The likely cause of differing artifacts, derived from the pattern of their distances."""
+"""Guesses why artifacts differ, from the pattern of their distances."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ LITTLE_APART = (
 def likely_cause(mismatches: Sequence[float | None], n_total: int) -> str:
     """Returns a sentence that explains why some of `n_total` compared vectors differ.
 
-    `mismatches`: L2 distances of the differing vectors; None if a vector is missing or unreadable.
+    `mismatches`: the L2 distance of each differing vector; None for a vector that is missing or
+    unreadable.
     """
     read = [distance for distance in mismatches if distance is not None]
     if 2 * len(read) < len(mismatches):

@@ -1,4 +1,4 @@
-"""The options of artifact proofs: the inputs besides hash, key and seq_len."""
+"""The options of artifact proofs: the inputs besides block_hash, public_key and seq_len."""
 
 from pydantic import Field, ValidationInfo, field_validator
 

@@ -1,4 +1,6 @@
-"""Computes artifact proofs: k_dim rotated numbers of the last state (protocol.md, section 2)."""
+"""Computes artifact proofs: k_dim numbers of the last hidden state, rotated (protocol.md, section
+2).
+"""
 
 import logging
 from collections.abc import Sequence
@@ -46,14 +48,18 @@ class ArtifactScheme(PrefillScheme):
         return values
 
     def pick(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the dimensions to read of each state (2.4): int64 (n, k_dim), in order."""
+        """Returns the k_dim dimensions that are read from each nonce's state: int64 (n, k_dim), in
+        the order of section 2.4 of protocol.md.
+        """
         seeds = [
             rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces
         ]
         return rng.smallest_hashes(seeds, self.hidden_size, self.k_dim, self.device)
 
     def rotate(self, nonces: Sequence[int], y: Tensor) -> Tensor:
-        """Returns y (n, k_dim) after k_dim - 1 reflections by vectors of each nonce (2.5)."""
+        """Returns y (n, k_dim), each row rotated by k_dim - 1 reflections whose vectors are seeded
+        with the row's nonce (protocol.md, section 2.5).
+        """
         k_dim = self.k_dim
         step = max(1, _ROTATION_ELEMENTS // (len(nonces) * k_dim))
         for low in range(0, k_dim - 1, step):

@@ -1,4 +1,4 @@
-"""The request bodies for artifacts."""
+"""The request bodies of artifact proofs."""
 
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
@@ -149,7 +149,7 @@ class ArtifactRoundBody(SequenceRoundBody):
 
 
 def base64_length(k_dim: int) -> int:
-    """Returns the number of characters of a vector_b64 of k_dim numbers of two bytes."""
+    """Returns the number of characters of a vector_b64 that has k_dim numbers of two bytes."""
     return (2 * k_dim + 2) // 3 * 4
 
 

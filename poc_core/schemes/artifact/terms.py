@@ -27,7 +27,7 @@ class StatTest(Terms):
 
 
 class ArtifactTerms(StatTest):
-    """The criteria of one validation, with their source."""
+    """The criteria of one validation, and where these criteria come from."""
 
     source: str = "the request"
 
@@ -46,9 +46,12 @@ class ReceivedStatTest(StatTest):
     def applied(
         self, honour_p_value_threshold: bool, usual: thresholds.NetworkTerms | None = None
     ) -> ArtifactTerms:
-        """Returns the criteria of the validation.
+        """Returns the criteria of the validation, with defaults for the fields that the request
+        leaves out.
 
-        `usual`: the criteria for fields that the request leaves out, if it has no dist_threshold.
+        `honour_p_value_threshold`: True to use p_value_threshold if fraud_threshold is left out.
+        `usual`: the defaults, if the request leaves out dist_threshold; otherwise StatTest has the
+        defaults.
         """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
         if honour_p_value_threshold and self.p_value_threshold is not None:

@@ -1,4 +1,6 @@
-"""Compares another node's artifacts with this node's: mismatches and verdict (protocol.md, 2)."""
+"""Compares another node's artifacts with this node's artifacts, and decides whether they are fraud
+(protocol.md, section 2).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 
 @dataclass(frozen=True)
 class ArtifactVerdict:
-    """The verdict on claimed artifacts. `n_total` does not include the `n_excluded` nonces, which
+    """The verdict on claimed artifacts. `n_total` does not count the `n_excluded` nonces, which
     this node could not compute.
     """
 
@@ -42,10 +44,12 @@ def compare(
     k_dim: int,
     test: StatTest | None = None,
 ) -> ArtifactVerdict:
-    """Compares another node's artifacts with this node's. Returns the verdict.
+    """Compares another node's artifacts with this node's artifacts. Returns the verdict.
 
-    `computed`: this node's, nonce -> vector_b64; None for an excluded nonce. `received`: the other
-    node's. A nonce missing in `received` is a mismatch; a nonce only in `received` is ignored.
+    `computed`: this node's vector_b64 of each nonce; None for an excluded nonce, which is not
+    compared. `received`: the other node's vector_b64 of each nonce. A nonce that `received` lacks
+    is a mismatch. A nonce that `computed` lacks is ignored. `test`: the criteria; None for the
+    defaults.
     """
     test = test or StatTest()
     found = {

@@ -1,4 +1,4 @@
-"""The answers to jobs of chains, for OpenAPI."""
+"""The answers to jobs that compute or validate decode proofs, as models for OpenAPI."""
 
 from typing import Literal
 

@@ -1,4 +1,6 @@
-"""The codebook: the 16 points to which decode proofs snap states (protocol.md, section 8)."""
+"""The codebook of decode proofs: 16 points, which are unit vectors. Decode proofs replace a hidden
+state by its nearest point (protocol.md, section 8).
+"""
 
 from functools import cache
 
@@ -16,9 +18,10 @@ class _Chosen:
 
 
 def choose_codebook(file: str) -> str:
-    """Sets the codebook file of this process; empty for the shipped file. Returns its sha256.
+    """Sets the codebook file of this process. Returns the file's sha256.
 
-    SettingsError: see read_codebook_file.
+    `file`: a path; empty for the shipped file. SettingsError if the file cannot be read, or is no
+    known codebook (see `read_codebook_file`).
     """
     digest = read_codebook_file(file)[1]
     _Chosen.file = file
@@ -28,7 +31,7 @@ def choose_codebook(file: str) -> str:
 
 @cache
 def codebook(device: torch.device) -> Tensor:
-    """Returns the codebook on a device: float32 (POINTS, DIM)."""
+    """Returns the points of the codebook on a device: float32 (POINTS, DIM)."""
     raw, _digest = read_codebook_file(_Chosen.file)
     points = np.frombuffer(raw, "<f4").reshape(POINTS, DIM).astype(np.float32)
     return torch.from_numpy(points).to(device)

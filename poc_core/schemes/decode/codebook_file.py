@@ -15,10 +15,10 @@ NETWORK_SHA256 = "2201d1093583f43f328dd4643ddf1f34737f6da8c1956395c43fd093e357e3
 
 
 def read_codebook_file(file: str = "") -> tuple[bytes, str]:
-    """Returns a codebook file's content (POINTS x DIM little-endian float32) and its sha256.
+    """Returns the content of a codebook file (POINTS x DIM little-endian float32), and its sha256.
 
-    `file`: a path; empty for the shipped file. SettingsError if the file cannot be read, or is
-    neither the network's nor the shipped file.
+    `file`: a path; empty for the shipped file. SettingsError if the file cannot be read.
+    SettingsError if its sha256 is neither that of the network's file nor that of the shipped file.
     """
     path = Path(file) if file else SHIPPED
     try:

@@ -1,4 +1,4 @@
-"""The limits of an engine for decode proofs, which are a part of a worker's ModelInfo."""
+"""An engine's limits for decode proofs, which a worker reports in its ModelInfo."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,9 @@ class ChainLimits(BaseModel, frozen=True):
 
     @classmethod
     def common(cls, infos: Sequence[ModelInfo]) -> Self:
-        """Returns the limits that hold for all models. Excludes chains if codebooks differ."""
+        """Returns limits that hold for all these models. Refuses decode proofs if the models'
+        codebooks differ, or if one of the models cannot compute decode proofs.
+        """
         each = [cls.of(info) for info in infos]
         codebooks = sorted({one.codebook for one in each if one.codebook})
         kept = [one.kept_tokens for one in each if one.kept_tokens is not None]
@@ -50,36 +52,42 @@ class ChainLimits(BaseModel, frozen=True):
         )
 
     def on(self, info: ModelInfo) -> ModelInfo:
-        """Returns the model's info with these limits."""
+        """Returns `info` with these limits."""
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
-        """Returns the limits with memory for `n_tokens` positions of steps.
+        """Returns these limits with memory for decode steps of `n_tokens` positions
+        (`kept_tokens`).
 
-        Excludes chains if not even one nonce of the spec fits into the memory.
+        Refuses decode proofs if the memory does not hold even one nonce of the spec, and otherwise
+        allows them.
         """
         room = self.model_copy(update={"kept_tokens": n_tokens})
         return room.refused("" if room.keeps(spec) else _LITTLE_MEMORY)
 
     def refused(self, why: str) -> Self:
-        """Returns the limits with `why` as the reason against chains; empty allows chains."""
+        """Returns these limits, with `why` as the reason to refuse decode proofs. An empty `why`
+        allows decode proofs.
+        """
         return self.model_copy(update={"no_chains": why})
 
     def keeps(self, spec: ProofSpec) -> bool:
-        """Returns True if there is memory for one nonce's steps."""
+        """Returns True if the memory holds the decode steps of one nonce of the spec."""
         return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
     def step_positions(self, spec: ProofSpec) -> int:
-        """Returns how many of the `kept_tokens` positions a nonce takes; 0 without steps."""
+        """Returns how many of the `kept_tokens` positions one nonce of the spec takes. Returns 0 if
+        the spec has no decode steps.
+        """
         passes = passes_of(spec)
         if not passes.steps:
             return 0
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """Returns the number of nonces that fit into one micro-batch, see Contract.
+        """Returns the largest number of nonces that fit into one micro-batch; at least 1.
 
-        A step may have more nonces than fit into one forward of all rows.
+        A decode step can have more nonces than fit into one forward pass of the prefill.
         """
         by_nonce = self.step_positions(spec)
         if not by_nonce:
@@ -89,14 +97,18 @@ class ChainLimits(BaseModel, frozen=True):
 
 
 def why_no_chains(info: ModelInfo) -> str:
-    """Returns in a sentence why a model cannot compute decode proofs; empty if it can."""
+    """Returns a sentence that says why a model cannot compute decode proofs. The sentence is empty
+    if the model can.
+    """
     if info.hidden_size < PICKED:
         return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
     return ChainLimits.of(info).no_chains
 
 
 def refusal(spec: ProofSpec, info: ModelInfo) -> BodyError | None:
-    """Returns an error that says why a model cannot compute chains of this spec; None if it can."""
+    """Returns an error that says why a model cannot compute decode proofs of this spec. Returns
+    None if the model can.
+    """
     passes, limits = passes_of(spec), ChainLimits.of(info)
     n_tokens = passes.positions
     if why_not := why_no_chains(info):

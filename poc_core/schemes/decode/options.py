@@ -1,4 +1,4 @@
-"""The options of decode proofs: the inputs besides hash, key and seq_len."""
+"""The options of decode proofs: the inputs besides block_hash, public_key and seq_len."""
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -34,7 +34,8 @@ class DecodeOptions(Options):
 
 
 def passes_of(spec: ProofSpec) -> Passes:
-    """Returns the passes of a nonce: a prefill and steps, or one forward if the points are claimed.
+    """Returns the forward passes of each nonce: a prefill and decode steps, or one forward pass of
+    all positions if the spec has claimed points.
 
     SpecError if the options are invalid.
     """

@@ -1,6 +1,8 @@
-"""Computes decode proofs: chains of points, or the margins of claims (protocol.md, section 8).
+"""Computes decode proofs: chains of points, or the margins of claimed chains (protocol.md, section
+8).
 
-A point is the nearest codebook entry of a state. Each step follows from the point before.
+A point is the index of the codebook entry that is nearest to a hidden state. Each point determines
+the input of the next decode step.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ class DecodeScheme(Scheme):
 
 
 class DecodeBatch(Batch):
-    """A micro-batch of chains: a prefill in parts, then steps.
+    """A micro-batch of decode proofs: a prefill in one or more parts, then decode steps.
 
-    With claims, one forward has all positions, because the claims determine the steps' inputs.
+    With claims, one forward pass has all positions, because the claimed points determine the inputs
+    of all steps.
     """
 
     scheme: DecodeScheme
@@ -115,13 +118,17 @@ class DecodeBatch(Batch):
         self._points.append(points)
 
     def transform(self, step: int) -> LayerTransform:
-        """Returns reflections for every model, also if the model's prefills are not reflected."""
+        """Returns the reflections of the layers' outputs. Decode proofs reflect in every model,
+        also if prefills of artifact proofs do not.
+        """
         if not self.scheme.options.per_nonce_reflection:
             return self.scheme
         return _OfEachNonce(self, self._slice(step))
 
     def nonce_vectors(self, layer: int) -> Tensor:
-        """Returns the vectors that reflect each nonce's outputs of a layer: (n, 1, hidden)."""
+        """Returns one unit vector per nonce, by which the nonce's outputs of a layer are reflected:
+        (n, 1, hidden).
+        """
         vectors = self._nonce_vectors.get(layer)
         if vectors is None:
             block_hash = self.scheme.spec.block_hash
@@ -151,7 +158,9 @@ class DecodeBatch(Batch):
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
-        """Returns each step's point and, with claims, margin: float32 (n, T + 1, 1 or 2)."""
+        """Returns the points of the prefill and of the T steps, and with claims also the margins of
+        the claimed points: float32 (n, T + 1, 1 or 2).
+        """
         parts = [torch.stack(self._points, dim=1).to(torch.float32)]
         if self._margins:
             parts.append(torch.stack(self._margins, dim=1))
@@ -190,7 +199,11 @@ class DecodeBatch(Batch):
         return slice(members.start, members.stop)
 
     def _take(self, states: Tensor) -> None:
-        """Takes the states (n, k, hidden) of the next k positions."""
+        """Computes and stores the points, and with claims also the margins, of the next k
+        positions.
+
+        `states`: (n, k, hidden), the hidden states of these positions.
+        """
         k = max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size))
         for some in states.split(k, dim=1):
             self._take_some(some)
@@ -206,9 +219,10 @@ class DecodeBatch(Batch):
             self._margins += margins.view(n, k).unbind(1)
 
     def _picks_of(self, passes: range) -> Tensor:
-        """Returns the dimensions to read of the states of some passes: (n, passes, DIM).
+        """Returns the dimensions that are read from each nonce's hidden states: int64 (n, passes,
+        DIM).
 
-        Pass 0 is the prefill; the others are steps.
+        `passes`: 0 is the prefill, and 1, 2, ... are decode steps.
         """
         scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
@@ -223,18 +237,24 @@ class DecodeBatch(Batch):
         return torch.cat(found, dim=1)
 
     def _inputs_of(self, which: range) -> Tensor:
-        """Returns the inputs of steps: (n, steps, hidden)."""
+        """Returns the input embeddings of decode steps: (n, steps, hidden). `which`: the numbers of
+        the steps.
+        """
         scheme = self.scheme
         return steps.step_inputs(
             self._base[:, None], *self._which(which), scheme.hidden_size, scheme.dtype
         )
 
     def _token_ids_of(self, which: range, vocab_size: int) -> Tensor:
-        """Returns the token ids of steps: int32 (n, steps)."""
+        """Returns the token ids of decode steps: int32 (n, steps). `which`: the numbers of the
+        steps.
+        """
         return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of steps (steps,), and the points before each step (n, steps)."""
+        """Returns the numbers of decode steps as a tensor (steps,), and each nonce's points before
+        these steps: (n, steps).
+        """
         if self._claims is not None:
             before = self._claims[:, which.start - 1 : which.stop - 1]
         else:
@@ -243,7 +263,7 @@ class DecodeBatch(Batch):
 
 
 class _OfEachNonce:
-    """A transformation that reflects each nonce's rows by vectors of this nonce."""
+    """A transformation of a layer's outputs: reflects each nonce's rows by a vector of that nonce."""
 
     def __init__(self, batch: DecodeBatch, members: slice) -> None:
         self.hidden_size = batch.scheme.hidden_size

@@ -1,4 +1,4 @@
-"""The request bodies for chains of points."""
+"""The request bodies of decode proofs. A decode proof is a chain of points."""
 
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
@@ -106,7 +106,11 @@ class DecodeBody(JobBody):
 
     @cached_property
     def _enforced(self) -> dict[int, list[int]] | None:
-        """The claimed points by nonce; None if the request is no validation."""
+        """The claimed points of each nonce; None if the request claims nothing.
+
+        ClaimsError if the nonces of the claims differ from `nonces`, or a claim has no points.
+        BodyError for more than MOST_CLAIMED_POINTS points.
+        """
         if self.validation is None:
             return None
         artifacts = self.validation.artifacts

@@ -1,6 +1,7 @@
-"""The steps of decode proofs: seeds, nearest codebook points, experts (protocol.md, section 8).
+"""The arithmetic of decode steps: seeds, nearest codebook points, experts (protocol.md, section 8).
 
-All tensors are on the device, so a step does not wait until the host has read the previous points.
+All tensors are on the device. The next step therefore need not wait until the host has read the
+points of the previous step.
 """
 
 from collections.abc import Sequence
@@ -36,15 +37,18 @@ Purpose = Literal["embed", "pick", "token"]
 def base_seeds(
     block_hash: str, public_key: str, nonces: Sequence[int], device: torch.device
 ) -> Tensor:
-    """Returns a 32-bit number of each nonce, for its `step_seeds`: int64 (n,)."""
+    """Returns a 32-bit number for each nonce, from which `step_seeds` derives the seeds of the
+    nonce's steps: int64 (n,).
+    """
     seeds = [rng.seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}") for nonce in nonces]
     return torch.tensor(seeds, dtype=torch.int64, device=device)
 
 
 def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpose) -> Tensor:
-    """Returns the seeds of step 1, 2, ...: int64 in the broadcast shape of the arguments.
+    """Returns the seeds of decode step 1, 2, ... for one purpose: int64.
 
-    `points`: the points before this step, int64.
+    `base`: from `base_seeds`. `points`: each nonce's point before this step, int64. The result has
+    the shape to which `base`, `step` and `points` broadcast.
     """
     return rng.murmur3_plain((points * _A + step * _B + _SALTS[purpose]) & _MASK, base)
 
@@ -52,13 +56,19 @@ def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpos
 def step_inputs(
     base: Tensor, step: int | Tensor, points: Tensor, hidden: int, dtype: torch.dtype
 ) -> Tensor:
-    """Returns a step's input embeddings: (..., hidden) in `dtype`. Arguments broadcast to (...)."""
+    """Returns the input embeddings of decode steps: (..., hidden) in `dtype`.
+
+    (...) is the shape to which `base`, `step` and `points` broadcast, see `step_seeds`.
+    """
     seeds = step_seeds(base, step, points, "embed")
     return rng.normal(seeds.reshape(-1), hidden, base.device, dtype).view(*seeds.shape, hidden)
 
 
 def step_token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocab_size: int) -> Tensor:
-    """Returns a step's token ids, for models that route by token: int32. Arguments broadcast."""
+    """Returns the token ids of decode steps, for models whose MoE routers read token ids: int32.
+
+    The result has the shape to which `base`, `step` and `points` broadcast, see `step_seeds`.
+    """
     seeds = step_seeds(base, step, points, "token")
     return (rng.murmur3_plain(torch.zeros_like(seeds), seeds) % vocab_size).to(torch.int32)
 
@@ -66,20 +76,26 @@ def step_token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocab_size:
 def first_picks(
     block_hash: str, public_key: str, nonces: Sequence[int], hidden: int, device: torch.device
 ) -> Tensor:
-    """Returns the dimensions to read of each prefill's last state: int64 (n, DIM), in order."""
+    """Returns the dimensions that are read from the last hidden state of each nonce's prefill:
+    int64 (n, DIM), in the order of section 2.4 of protocol.md.
+    """
     names = [f"{block_hash}_{public_key}_nonce_{nonce}_pick_{DIM}_decode0" for nonce in nonces]
     return rng.smallest_hashes([rng.seed_from_string(name) for name in names], hidden, DIM, device)
 
 
 def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) -> Tensor:
-    """Returns the dimensions to read of a step's states: int64 (..., DIM)."""
+    """Returns the dimensions that are read from the hidden states of decode steps: int64 (...,
+    DIM).
+
+    (...) is the shape to which `base`, `step` and `points` broadcast, see `step_seeds`.
+    """
     seeds = step_seeds(base, step, points, "pick")
     return rng.smallest_hashes(seeds.reshape(-1), hidden, DIM, base.device).view(*seeds.shape, DIM)
 
 
 @dataclass(frozen=True)
 class Snap:
-    """The nearest codebook points of states."""
+    """The codebook points that are nearest to n hidden states, and the scores of all points."""
 
     scores: Tensor  # float32 (n, POINTS), NaN if the state is not finite
     # int64 (n,): the first point with the largest score; NO_POINT if the state is not finite
@@ -87,9 +103,10 @@ class Snap:
 
 
 def snap(states: Tensor, picks: Tensor) -> Snap:
-    """Returns the nearest points of states (n, hidden), of any dtype, after the final norm.
+    """Finds the codebook point that is nearest to each hidden state.
 
-    `picks`: the dimensions to read, int64 (n, DIM).
+    `states`: (n, hidden), of any dtype, after the final norm. `picks`: the dimensions that are read
+    from each state, int64 (n, DIM).
     """
     x = states.to(torch.float32)
     x = x / (x.norm(dim=-1, keepdim=True) + _EPSILON)
@@ -105,9 +122,11 @@ def snap(states: Tensor, picks: Tensor) -> Snap:
 
 
 def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
-    """Returns the margins of claimed points (n,): the best score minus the claim's score.
+    """Returns the margin of each claimed point: the best score of the hidden state minus the
+    claimed point's score, float32 (n,).
 
-    `scores`: (n, POINTS). The margin of a claim that is no point is NO_POINT_MARGIN (section 8.3).
+    `scores`: (n, POINTS), from `snap`. `claims`: int64 (n,). A claim that is not the index of a
+    point has the margin NO_POINT_MARGIN (section 8.3).
     """
     known = (claims >= 0) & (claims < POINTS)
     claimed = scores.gather(1, claims.clamp(0, POINTS - 1)[:, None])[:, 0]
@@ -120,7 +139,10 @@ def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
 def route_seeds(
     block_hash: str, nonces: Sequence[int], moe_layer: int, device: torch.device
 ) -> Tensor:
-    """Returns the nonces' seeds of an MoE layer: int64 (n,). `moe_layer`: its index among them."""
+    """Returns a seed for each nonce, which chooses the nonce's experts in an MoE layer: int64 (n,).
+
+    `moe_layer`: the layer's index among the model's MoE layers with seeded experts.
+    """
     seeds = [
         rng.seed_from_string(f"{block_hash}_n{nonce}_route_layer_{moe_layer}") for nonce in nonces
     ]
@@ -128,23 +150,30 @@ def route_seeds(
 
 
 def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
-    """Returns the hashes that choose the first expert in a step: int64. Arguments broadcast.
+    """Returns the hashes that choose the first expert in a step: int64.
 
-    `step`: 0 for the complete prefill.
+    `seeds`: from `route_seeds`. `step`: the number of a decode step; 0 for all positions of the
+    prefill. The result has the shape to which `seeds` and `step` broadcast.
     """
     steps = step if isinstance(step, Tensor) else torch.full_like(seeds, step)
     return rng.murmur3_plain(steps, seeds)
 
 
 def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
-    """Returns the first of a step's consecutive experts: int64. Arguments broadcast."""
+    """Returns the index of the first expert in a step: int64. The other experts of the step have
+    the indices that follow.
+
+    For `seeds`, `step` and the shape of the result see `route_hashes`.
+    """
     return route_hashes(seeds, step) % n_experts
 
 
 def forced_logits(first: Tensor, n_experts: int, top_k: int, dtype: torch.dtype) -> Tensor:
-    """Returns logits that replace a gate's: (n, n_experts).
+    """Returns logits that replace the logits of an MoE router: (n, n_experts).
 
-    The top_k experts from `first` on (modulo n_experts) get the largest logits, in this order.
+    `first`: int64 (n,), the index of the first expert for each row. The expert `first` has the
+    largest logit, and each following expert (modulo n_experts) the next smaller one. All but these
+    top_k experts have a very small logit.
     """
     places = (torch.arange(n_experts, device=first.device) - first[:, None]) % n_experts
     ladder = LADDER + top_k - places

@@ -10,10 +10,11 @@ from poc_core.schemes.artifact.terms import StatTest
 def judge(
     nonces: Sequence[int], found: Sequence[tuple[int, float] | None], n_steps: int, test: StatTest
 ) -> dict[str, Any]:
-    """Returns the fields of a verdict on claimed chains of `n_steps` points.
+    """Decides whether claimed chains are fraud. Returns the fields of the verdict.
 
     `found`: for each nonce, the number of claimed points that differ from this node's points, and
-    the largest margin; None if this node could not compute the nonce.
+    the largest margin of these points; None if this node could not compute the nonce. `n_steps`:
+    the number of points of a chain. `test`: the criteria.
     """
     per_nonce = [
         {

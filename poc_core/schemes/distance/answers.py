@@ -1,4 +1,4 @@
-"""The answers about distances, for OpenAPI."""
+"""The answers with distances, as models for OpenAPI."""
 
 from typing import Literal
 

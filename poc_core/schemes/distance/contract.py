@@ -37,7 +37,7 @@ class DistanceContract(Contract):
     column = "distance"
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Returns True if the nonce is valid, so its distance is below r_target."""
+        """Returns True if the nonce is valid: its distance is below the r_target of `terms`."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
     def status(
@@ -74,7 +74,9 @@ class DistanceContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        """Returns the fields of a ValidatedBatch (section 3)."""
+        """Compares claimed distances with this node's distances. Returns the fields of a
+        ValidatedBatch (protocol.md, section 3).
+        """
         terms = DistanceTerms.model_validate(request.terms)
         verdict = judge_distances(claims, values, terms.r_target, terms.fraud_threshold)
         return {

@@ -1,4 +1,6 @@
-"""The options of distance proofs (inputs besides hash, key and seq_len), and their criteria."""
+"""The options of distance proofs (the inputs besides block_hash, public_key and seq_len), and the
+criteria of distance rounds.
+"""
 
 from typing import Annotated, Literal
 
@@ -24,7 +26,9 @@ class DistanceOptions(Options):
 
 
 class DistanceTerms(Terms):
-    """A round's criteria (protocol.md, 3). A nonce with a distance below r_target is valid."""
+    """The criteria of a distance round (protocol.md, section 3). A nonce is valid if its distance
+    is below r_target.
+    """
 
     r_target: RTarget
     fraud_threshold: Probability = FRAUD_THRESHOLD

@@ -1,4 +1,4 @@
-"""The request bodies for distances. Bodies that start a round have an `r_target`."""
+"""The request bodies of distance proofs. A body that starts a round has the field `r_target`."""
 
 from typing import Annotated, Any, ClassVar, Self
 
