@@ -1,1 +1,1 @@
-"""The package for other programs. Its client is `proofline.client`."""
+"""Proofline as a library for other programs. The client is `proofline.client`."""

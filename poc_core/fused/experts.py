@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows that each block of a product computes, as returned by vLLM's moe_align_block_size."""
+    """The rows that each block of a product computes, from vLLM's moe_align_block_size."""
 
     ids: Tensor  # (blocks * Tile.rows,), int32: token * experts per token + n; padding is larger
     experts: Tensor  # (blocks,), int32: the block's expert; -1 if another rank holds the expert

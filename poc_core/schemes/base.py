@@ -189,7 +189,9 @@ class Batch(ABC):
 
     @abstractmethod
     def inputs(self, step: int) -> Tensor:
-        """Returns the input embeddings of a forward pass: (tokens, hidden), in the model's dtype."""
+        """Returns the input embeddings of a forward pass: (tokens, hidden), in the model's dtype.
+        Each nonce has one token per position.
+        """
 
     @abstractmethod
     def token_ids(self, step: int, vocab_size: int) -> Tensor:
@@ -245,7 +247,7 @@ class Batch(ABC):
         raise AssertionError("no step follows")
 
     def follow(self, points: Tensor) -> None:
-        """Stores the `points` of the last forward pass, which another pipeline stage has computed."""
+        """Stores the points of the last forward pass, computed by another pipeline stage."""
         raise AssertionError("no step follows")
 
     @abstractmethod

@@ -114,7 +114,9 @@ class Contract(ABC):
         return ""
 
     def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
-        """Returns scheme-specific limits that hold for all these models, as in ModelInfo.schemes."""
+        """Combines the scheme-specific limits of several models (ModelInfo.schemes). Returns limits
+        that hold for all of the models.
+        """
         return {}
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
@@ -177,7 +179,7 @@ class Contract(ABC):
 
     @abstractmethod
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
-        """Returns the largest number of bytes that one nonce and its value take in a job's answer."""
+        """Returns the largest number of bytes that a nonce and its value take in a job's answer."""
 
     @abstractmethod
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:

@@ -174,7 +174,7 @@ class PlacedRoundBody(RoundBody):
         """The url to which callbacks are sent; None for no callbacks."""
 
     def terms(self) -> dict[str, JsonValue]:
-        """Returns the criteria for the nonces that the round reports, and for verdicts on claims."""
+        """Returns the criteria for nonces that the round reports, and for verdicts on claims."""
         return {}
 
     def config(self, model: str, batch_size: int) -> RoundConfig:

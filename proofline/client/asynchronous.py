@@ -20,15 +20,17 @@ OnProgress = Callable[[int, int], None]  # (nonces done, all nonces)
 
 
 class AsyncClient:
-    """A client of a node's API, which several tasks may share.
+    """A client of one node's API. It can be shared by several tasks.
 
-    A call is retried for `patience_s` seconds if the API requests a retry (429 and 503 with
-    Retry-After) or if repeating the call is safe. `on_wait` is called before each retry, with the
-    error and the seconds to wait. Only `wait_ready` waits for a node that has never answered.
+    A call is retried for `patience_s` seconds if the API requests a retry (429 or 503 with
+    Retry-After), or if repeating the call is safe. `on_wait` is called before each retry, with the
+    error and the seconds until the retry. If nothing listens at the url and the node has never
+    answered this client, calls fail at once. Only `wait_ready` waits for such a node.
 
     `url`: http://host:port or host:port; by default PROOFLINE_URL from the environment, or port
     8000 of this machine. UrlError if the url is invalid. `api_key`: by default POC_API_KEY from the
-    environment. `transport`: replaces the network in tests. All methods raise ApiError.
+    environment. `transport`: replaces the network in tests. All methods that send a call raise
+    ApiError.
     """
 
     def __init__(
@@ -55,16 +57,16 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes the connections. The end of a `with` block does the same."""
+        """Closes the client's connections. The end of a `with` block does the same."""
         await self._http.aclose()
 
     async def submit(self, body: Body) -> str:
         """Queues a job, and returns its request_id for `wait` and `cancel`.
 
-        `body`: GenerateBody, DecodeBody or a dict with the same fields. A single node may leave out
-        block_height, node_id and node_count. ApiError if the body is invalid (422), the model
-        cannot compute the job (409), or the queue is full (429). The job is sent only once, unless
-        the API requests a retry.
+        `body`: GenerateBody, DecodeBody or a dict with the same fields. If the node is the only
+        node, block_height, node_id and node_count can be left out. ApiError if the body is invalid
+        (422), if the model cannot compute the job (409), or if the queue is full (429). The job is
+        sent only once, unless the API requests a retry.
         """
         answer = await self.call(calls.submit(body))
         return answer.request_id
@@ -72,13 +74,14 @@ class AsyncClient:
     async def wait(
         self, request_id: str, answer: type[T], on_progress: OnProgress | None = None
     ) -> T:
-        """Waits for the end of a job without time limit, and returns the job's result.
+        """Waits until a job has ended, without a time limit. Returns the job's result.
 
-        `request_id`: from `submit`, in any process. `answer`: the type of the result:
-        ArtifactResult, ValidationResult, DecodeResult, your own model, or Document for the JSON.
-        `on_progress(done, total)`: called with nonces at each poll, every 0.1 to 0.5 s, and finally
-        with done = total. JobFailedError if the job failed or was cancelled. ApiError if the API
-        does not know the job (404), or is unavailable for over a minute.
+        `request_id`: from `submit`, also of another process. `answer`: the type of the result,
+        which is ArtifactResult, ValidationResult, DecodeResult, your own model, or Document for
+        plain JSON. `on_progress(done, total)`: called with numbers of nonces after each poll (every
+        0.1 to 0.5 s), and at the end with done = total. JobFailedError if the job failed or was
+        cancelled. ApiError if the API does not know the job (404), or if the API is unavailable for
+        over a minute.
         """
         pause_s = exchange.FIRST_POLL_S
         progress: tuple[int, int] | None = None
@@ -98,15 +101,17 @@ class AsyncClient:
             pause_s = exchange.next_poll_s(pause_s)
 
     async def run(self, body: Body, answer: type[T], on_progress: OnProgress | None = None) -> T:
-        """Queues a job of any scheme and waits for its result (`submit` and `wait`)."""
+        """Queues a job of any scheme, and waits for its result. For arguments and errors see
+        `submit` and `wait`.
+        """
         return await self.wait(await self.submit(body), answer, on_progress)
 
     async def generate(self, body: Body, on_progress: OnProgress | None = None) -> ArtifactResult:
         """Computes artifacts on the node, and waits for the result.
 
-        `on_progress` and errors: see `wait` and `submit`. The result's `artifacts` are dicts with
-        `nonce` and `vector_b64` (k_dim float16 numbers). Its `excluded_nonces` are nonces whose
-        state was not finite.
+        For `body`, `on_progress` and errors see `submit` and `wait`. The result's `artifacts` are
+        dicts with `nonce` and `vector_b64` (k_dim float16 numbers in base64). The result's
+        `excluded_nonces` are the nonces whose hidden state was not finite.
         """
         return await self.run(body, ArtifactResult, on_progress)
 
@@ -121,43 +126,51 @@ class AsyncClient:
 
         `body`: the body that would compute the artifacts. `artifacts`: one for each nonce, in the
         form that `generate` returns. `stat_test`: the criteria for fraud; None for the API's
-        defaults. `on_progress` and errors: see `wait` and `submit`. Fraud is no error: see
-        `fraud_detected` of the result.
+        defaults. For `on_progress` and errors see `submit` and `wait`. Fraud raises no error:
+        `fraud_detected` of the result is then True.
         """
         return await self.run(
             calls.validation(body, artifacts, stat_test), ValidationResult, on_progress
         )
 
     async def cancel(self, request_id: str) -> bool:
-        """Cancels a job. Returns False if the job had ended before. ApiError (404) if unknown."""
+        """Cancels a job. Returns False if the job had already ended. ApiError (404) if the API does
+        not know the job.
+        """
         answer = await self.call(calls.cancel(request_id))
         return answer.cancelled
 
     async def status(self) -> Status:
-        """Returns the current round (rates in nonces per second), queued nonces and the workers."""
+        """Returns the current round (with rates in nonces per second), the number of queued nonces,
+        and the workers.
+        """
         return await self.call(calls.node_status())
 
     async def start_round(self, body: Body) -> None:
-        """Starts a round, which runs until `stop`. Jobs wait during the round.
+        """Starts a round, which runs until `stop` is called. Jobs for the same model wait during
+        the round.
 
-        `body`: ArtifactRoundBody or a dict, see `submit`. ApiError if a round is already running or
-        the model cannot compute the round (409), or the body is invalid (422).
+        `body`: ArtifactRoundBody or a dict with the same fields, see `submit`. ApiError if a round
+        is already running (409), if the model cannot compute the round (409), or if the body is
+        invalid (422).
         """
         await self.call(calls.start_round(body))
 
     async def stop(self) -> int:
         """Stops the round, and cancels queued jobs. Returns the number of cancelled jobs.
 
-        Workers finish their current micro-batch. Computed values are still delivered. Without a
-        round, this is no error.
+        Workers finish their current micro-batch. The computed values are still delivered. If no
+        round is running, no error is raised.
         """
         answer = await self.call(calls.stop())
         return answer.cancelled_jobs
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
-        """Waits until a node is ready, even if it is not running yet. Returns the served models.
+        """Waits until the node is ready, also if it has not been started yet. Returns the names of
+        the served models.
 
-        ApiError after `timeout_s` seconds, or at once if waiting cannot help (missing key).
+        ApiError if the node is not ready after `timeout_s` seconds. ApiError at once if waiting
+        cannot help, for example because the API key is missing.
         """
         ends_at = time.monotonic() + timeout_s
         while True:
@@ -178,7 +191,7 @@ class AsyncClient:
         return await self.call(calls.versions())
 
     async def deployment(self) -> UpStatus:
-        """Returns the deployment and each host's progress."""
+        """Returns the state of the deployment, and the progress of each host."""
         return await self.call(calls.deployment())
 
     async def deploy(
@@ -186,21 +199,24 @@ class AsyncClient:
     ) -> None:
         """Deploys a model on all hosts, and returns at once. For the progress see `deployment`.
 
-        `model`: a name on the Hugging Face hub, a shipped model's name, or a directory on each
-        host. `dtype`: auto, bfloat16, float16 or float32. `additional_args`: arguments of `vllm
-        serve`. Ends the current round. ApiError if an argument is refused (400, 422).
+        The current round ends. `model`: a name on the Hugging Face hub, a shipped model's name, or
+        a directory on each host. `dtype`: auto, bfloat16, float16 or float32. `additional_args`:
+        arguments of `vllm serve`. ApiError if an argument is refused (400, 422).
         """
         await self.call(calls.deploy(model, dtype, additional_args))
 
     async def undeploy(self) -> None:
-        """Ends the round and the engines. Waits until the engines have ended, at most a minute."""
+        """Ends the round and stops the engines. Waits until the engines have stopped, but for at
+        most a minute.
+        """
         await self.call(calls.undeploy())
 
     async def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Sends a call, and returns its answer. All other methods use this method.
 
         `patience_s`: seconds for retries; None for the client's default. ApiError if the API
-        refuses (`status`), does not answer (`status` is None), or answers in another form.
+        refuses the call (the error's `status` is the HTTP status), if the API does not answer
+        (`status` is None), or if the answer does not have the type `call.answer`.
         """
         patience = Patience(self._patience_s if patience_s is None else patience_s)
         while True:

@@ -1,7 +1,7 @@
-"""The API's bodies, with defaults for the node's place among other nodes (node_id of node_count).
+"""Request bodies of the API, with defaults for block_height, node_id and node_count.
 
-The API itself has no defaults, because a node with a wrong place would compute another node's
-nonces.
+The API itself has no defaults for these fields, because a node with a wrong node_id would compute
+another node's nonces.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Body = BaseModel | Mapping[str, Any]
 
 
 class Place(BaseModel):
-    """The block height, and the node's place. By default the node is the only node."""
+    """The block height, and the node's id among all nodes. By default the node is the only node."""
 
     block_height: Count = 0
     node_id: Count = 0
@@ -25,22 +25,32 @@ class Place(BaseModel):
 
 
 class GenerateBody(Place, artifact.GenerateBody):
-    """The body of a job for artifacts. `params` is ArtifactParams, `nonces` a list of integers."""
+    """The body of a job that computes or validates artifacts. `params`: ArtifactParams. `nonces`: a
+    list of integers.
+    """
 
 
 class ArtifactRoundBody(Place, artifact.ArtifactRoundBody):
-    """The body of a round for artifacts, sent to {url}/generated. `params` is ArtifactParams."""
+    """The body of a round of artifacts. The artifacts are sent to {url}/generated. `params`:
+    ArtifactParams.
+    """
 
 
 class DecodeBody(Place, decode.DecodeBody):
-    """The body of a job for chains. `params` is DecodeParams, `nonces` a list of integers."""
+    """The body of a job that computes or validates chains. `params`: DecodeParams. `nonces`: a list
+    of integers.
+    """
 
 
 def as_json(body: Body | None) -> Any:
-    """Returns a body's JSON with the fields that were set; the API has defaults for the others."""
+    """Returns a body as JSON. Leaves out the fields of a model that were not set, because the API
+    has defaults for these fields.
+    """
     return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
 
 
 def placed(body: Body) -> dict[str, Any]:
-    """Returns the JSON of a job's or round's body, with the default for a missing place."""
+    """Returns a job's or round's body as JSON. Adds the defaults of Place for fields that the body
+    lacks.
+    """
     return {**Place().model_dump(), **as_json(body)}

@@ -1,6 +1,7 @@
 """The calls of the API (protocol.md, section 5): each has a request and the type of its answer.
 
-Both clients send these calls. `Client.call` sends calls for which the client has no method.
+AsyncClient and Client send these calls. `Client.call` sends calls for which the client has no
+method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,10 @@ Document = dict[str, Any]  # an answer's plain JSON
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request to the API. `answer`: the type of the answer, a model or Document.
+    """A request to the API, and the type of its answer.
 
-    `is_repeatable`: True if the request may be repeated when its result is unknown.
+    `answer`: a pydantic model, or Document for plain JSON. `is_repeatable`: True if the request can
+    be sent again when it is unknown whether the first one had an effect.
     """
 
     method: str
@@ -54,7 +56,11 @@ def submit(body: Body) -> Call[Queued]:
 def validation(
     body: Body, artifacts: Sequence[Mapping[str, Any]], stat_test: Body | None
 ) -> Document:
-    """Returns the body that validates `artifacts`. `body`: the body that would compute them."""
+    """Returns the body of a job that validates `artifacts`.
+
+    `body`: the body of a job that would compute these artifacts. `stat_test`: the criteria for
+    fraud; None for the API's defaults.
+    """
     validation = {"artifacts": list(map(dict, artifacts))}
     terms = {} if stat_test is None else {"stat_test": as_json(stat_test)}
     return {**as_json(body), "validation": validation, **terms}

@@ -1,4 +1,4 @@
-"""The client's errors, and the text of a refusal."""
+"""The client's errors, and the texts of the API's refusals."""
 
 import json
 from typing import Any
@@ -11,7 +11,9 @@ class UrlError(ProoflineError):
 
 
 class ApiError(ProoflineError):
-    """The API refused a request, or could not be reached. The text gives the reason."""
+    """The API refused a request, could not be reached, or gave an unknown answer. The text gives
+    the reason.
+    """
 
     def __init__(
         self,
@@ -28,7 +30,7 @@ class ApiError(ProoflineError):
 
     @property
     def is_temporary(self) -> bool:
-        """True if the same request may succeed later, for example after a restart of the API."""
+        """True if the same request can succeed later, for example after a restart of the API."""
         return self.status is None or self.status >= 500
 
 
@@ -37,7 +39,10 @@ class JobFailedError(ProoflineError):
 
 
 def describe_detail(detail: Any) -> str:
-    """Returns an error's `detail` as one line. `detail`: a text, a list of problems, an object."""
+    """Returns the `detail` of an API's error as one line of text.
+
+    `detail`: parsed JSON, usually a string, a list of problems or an object.
+    """
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):

@@ -23,9 +23,11 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 def base_url(url: str | None) -> str:
-    """Returns a node's url as http://host:port. UrlError if `url` is invalid.
+    """Returns the url of a node: adds http:// if it is missing, and removes slashes and /api/v1/pow
+    from the end.
 
-    `url`: None for PROOFLINE_URL, or else DEFAULT_URL.
+    `url`: None for PROOFLINE_URL from the environment, or DEFAULT_URL if PROOFLINE_URL is not set.
+    UrlError if the url is invalid.
     """
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
     whole = url if "://" in url else f"http://{url}"
@@ -53,7 +55,11 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """Returns the answer to a call. ApiError if it is a refusal, or not an answer of Proofline."""
+    """Returns the answer to a call. ApiError if the API refused the call, or if the answer does not
+    have the type `call.answer`.
+
+    `base`: the node's url, for the text of errors.
+    """
     try:
         document = answer.json()
     except ValueError:
@@ -81,7 +87,12 @@ def read_as(model: type[T], document: dict[str, Any]) -> T:
 
 
 def result_in(document: dict[str, Any], request_id: str) -> bool:
-    """Returns True if a job has its result. JobFailedError if the job failed or was cancelled."""
+    """Returns True if a job has completed, so that `document` is its result. Returns False if the
+    job has not ended yet.
+
+    `document`: the answer of GET /generate/{request_id}. JobFailedError if the job failed or was
+    cancelled.
+    """
     status = document.get("status")
     if status in ("failed", "cancelled"):
         why = f": {document['error']}" if document.get("error") else ""
@@ -92,13 +103,18 @@ def result_in(document: dict[str, Any], request_id: str) -> bool:
 
 
 def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
-    """Returns (nonces done, all nonces) of an unfinished job; None if unknown."""
+    """Returns (nonces done, all nonces) of a job that has not ended yet; None if unknown.
+
+    `document`: the answer of GET /generate/{request_id}.
+    """
     n_total = document.get("n_total")
     return (int(document.get("n_done", 0)), int(n_total)) if n_total else None
 
 
 def n_nonces_of(result: dict[str, Any]) -> int | None:
-    """Returns the number of nonces of a finished job; None if unknown."""
+    """Returns the number of nonces of a finished job; None if `result` does not contain this
+    number.
+    """
     if "n_total" in result:
         return int(result["n_total"])
     artifacts, excluded = result.get("artifacts"), result.get("excluded_nonces") or []

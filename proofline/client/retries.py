@@ -16,17 +16,18 @@ _MOST_DOUBLINGS = 10
 
 
 class Patience:
-    """The retries of one call, which end `patience_s` seconds from now."""
+    """The retries of one call, which end `patience_s` seconds after the creation of this object."""
 
     def __init__(self, patience_s: float) -> None:
         self._ends_at = time.monotonic() + patience_s
         self._tries = 0
 
     def pause_s(self, error: ApiError, is_repeatable: bool, waits_for_start: bool) -> float:
-        """Returns the seconds until the next try. Raises `error` if there is no next try.
+        """Returns the seconds to wait before the call that failed with `error` is retried. Raises
+        `error` if the call must not be retried, or if the time for retries is over.
 
-        `waits_for_start`: True to retry if nothing listens at the address, because the node may
-        restart; False if the address may be wrong.
+        `is_repeatable`: see Call. `waits_for_start`: True to retry if nothing listens at the
+        address, because the node is possibly restarting. False if the address is possibly wrong.
         """
         pause_s = _pause_s(error, is_repeatable, waits_for_start, self._tries)
         if pause_s is None or time.monotonic() + pause_s > self._ends_at:

@@ -263,7 +263,7 @@ class DecodeBatch(Batch):
 
 
 class _OfEachNonce:
-    """A transformation of a layer's outputs: reflects each nonce's rows by a vector of that nonce."""
+    """A transformation that reflects the outputs of each nonce by the nonce's own vectors."""
 
     def __init__(self, batch: DecodeBatch, members: slice) -> None:
         self.hidden_size = batch.scheme.hidden_size
