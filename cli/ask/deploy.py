@@ -46,9 +46,10 @@ def deploy(
 ) -> None:
     """Deploy another model on all hosts, and wait until it serves.
 
-    The current model and its round end first. Computed artifacts are still delivered, jobs are
-    cancelled, and running chat has 20 s to end. Nothing ends if the hub does not know the name, or
-    if the model is missing and the hub is unreachable. Ctrl-C ends only the waiting.
+    The current model and its round end first: computed artifacts are still delivered, jobs are
+    cancelled, and running chat has 20 s to end. The current model keeps running if the hub does not
+    know the new model, or if the hub is unreachable and the new model is not in the cache. Ctrl-C
+    ends only the waiting.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """

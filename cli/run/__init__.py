@@ -1,1 +1,1 @@
-"""The commands that run Proofline or a part of it."""
+"""The commands that run Proofline, or one of its processes."""

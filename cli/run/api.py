@@ -1,4 +1,4 @@
-"""`proofline api` runs the HTTP server in one process."""
+"""`proofline api`: runs the HTTP server, as one process."""
 
 import ctypes
 import gc
@@ -82,10 +82,11 @@ def api(
 
 
 def _give_memory_back() -> None:
-    """Makes glibc return the memory of large bodies, and use one heap for all threads.
+    """Makes glibc return the memory of large request bodies to the system, and use one heap for all
+    threads.
 
-    By default glibc kept 180 MB between blocks in use, and 60 to 100 MB in the heaps of 15 threads,
-    which rarely allocate at the same time (because of the GIL).
+    With its defaults glibc keeps 180 MB between blocks that are in use, and 60 to 100 MB in the
+    heaps of 15 threads, although the GIL rarely lets two threads allocate at the same time.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # neither musl nor macOS has it

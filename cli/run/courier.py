@@ -1,4 +1,4 @@
-"""`proofline courier` runs the process that delivers callbacks."""
+"""`proofline courier`: runs the process that delivers callbacks."""
 
 from cli import options
 from workers.courier.main import run_courier

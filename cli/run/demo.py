@@ -1,4 +1,6 @@
-"""`proofline demo` shows a proof from request to verdict with a tiny model, on any machine."""
+"""`proofline demo`: shows a proof on any machine, from the request to the verdict, with a tiny
+model.
+"""
 
 import importlib.util
 import signal
@@ -33,12 +35,12 @@ READY_TIMEOUT_S = 600.0  # the first start compiles kernels, which takes minutes
 
 
 class DemoError(ProoflineError):
-    """The demo got an unexpected result."""
+    """A step of the demo failed, or gave an unexpected verdict."""
 
 
 @dataclass
 class Figures:
-    """The demo's measurements, for its table."""
+    """The demo's measurements, which the table at its end shows."""
 
     start_s: float
     generate_s: float = 0.0
@@ -83,9 +85,10 @@ def demo(
 
 
 def prove(stack: Stack, figures: Figures) -> None:
-    """Generates artifacts, validates them, and validates a forgery.
+    """Computes artifacts, has them validated, and then has a forged copy validated.
 
-    DemoError for an unexpected verdict.
+    Raises DemoError if the first verdict finds a mismatch, or the second does not find all forged
+    artifacts.
     """
     with connect(stack.base_url) as client:
         body = body_of_job(stack.model_name)
@@ -130,7 +133,9 @@ def run_job(client: Client, body: dict[str, Any], title: str) -> Any:
 
 
 def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a copy in which every TAMPERED_EVERY-th artifact has the next artifact's vector."""
+    """Returns a copy of the artifacts in which every TAMPERED_EVERY-th artifact has the vector of
+    the artifact after it.
+    """
     copy = [dict(item) for item in artifacts]
     for index in range(0, len(copy) - 1, TAMPERED_EVERY):
         copy[index]["vector_b64"] = artifacts[index + 1]["vector_b64"]

@@ -1,4 +1,6 @@
-"""`proofline flower` runs Celery's monitor of our queues, behind a password."""
+"""`proofline flower`: runs Flower, Celery's web monitor, for Proofline's queues, behind a
+password.
+"""
 
 import contextlib
 import os
@@ -44,7 +46,7 @@ def flower(
 ) -> None:
     """Run Flower behind a password: queues, tasks and workers in a browser.
 
-    Switches task events on in all workers: half a millisecond of CPU time a task.
+    Makes all workers report task events, which costs half a millisecond of CPU time per task.
     """
     reserve_port(host, port)
     # In the environment, because all users of the machine can read command lines.
@@ -63,9 +65,10 @@ def flower(
 
 
 def credentials(password_file: Path | None) -> str:
-    """Returns USER:PASSWORD from the file, or from AUTH, or with a generated password.
+    """Returns USER:PASSWORD for Flower: the password from the file, or the value of
+    FLOWER_BASIC_AUTH, or a generated password.
 
-    UsageError if the file contains no password.
+    Raises UsageError if the file cannot be read or has no usable password.
     """
     if password_file is None:
         if os.environ.get(AUTH):

@@ -1,4 +1,4 @@
-"""`proofline hosts` manages the further hosts of a node."""
+"""`proofline hosts`: manages the hosts that join a node."""
 
 import os
 from collections.abc import Iterator
@@ -86,8 +86,8 @@ def list_hosts(redis_url: options.RedisUrl = None) -> None:
 def revoke(name: HostName, redis_url: options.RedisUrl = None) -> None:
     """End a host's access at once: its user of Redis is removed and its connections are closed.
 
-    When the command returns, after 6 to 12 s, no chat is sent to the host. Other hosts get its
-    work, as after the loss of a host.
+    When the command returns, after 6 to 12 s, no more chat is sent to the host. Its unfinished work
+    goes to other hosts.
     """
     with _as_operator() as inviting:
         n_workers = inviting.revoke(name)
@@ -109,7 +109,9 @@ def restore(redis_url: options.RedisUrl = None) -> None:
 
 @contextmanager
 def _as_operator() -> Iterator[Inviting]:
-    """Yields the operator's actions on hosts. Redis' errors become ProoflineError."""
+    """Yields an object that invites, lists, revokes and restores hosts. Converts errors of Redis
+    into ProoflineError.
+    """
     settings = load_settings()
     try:
         with connect(settings) as redis:

@@ -1,4 +1,4 @@
-"""`proofline key` manages the API's keys."""
+"""`proofline key`: manages the API's keys."""
 
 from datetime import UTC, datetime
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""`proofline ready` checks whether a worker of this host is ready, for health checks."""
+"""`proofline ready`: checks whether a worker of this host is ready; meant for health checks."""
 
 import os
 import socket
@@ -18,8 +18,8 @@ from poc_core.state.registry import WorkerRegistry
 def ready(redis_url: options.RedisUrl = None) -> None:
     """Print how many workers of this host are ready; exit code 1 if none is. For health checks.
 
-    A host with a part of another host's engine is ready when that engine is ready. The API has
-    /readyz for all hosts.
+    If this host runs a part of another host's engine, it is ready when that engine is ready. The
+    API answers /readyz for all hosts together.
     """
     use_stored_access(os.environ)
     settings = load_settings()

@@ -1,4 +1,6 @@
-"""A receiver's record of callbacks: received, repeated and missing payloads and nonces."""
+"""Records the callbacks that a receiver gets: which payloads and nonces came, came twice, or are
+missing.
+"""
 
 import hashlib
 import json
@@ -14,7 +16,7 @@ _SHOWN = 5
 
 @dataclass
 class Receipt:
-    """The log line of a received payload, and its faults."""
+    """What the receiver prints about a payload: a line for the log, and the payload's faults."""
 
     line: str
     faults: list[str] = field(default_factory=list)
@@ -22,7 +24,7 @@ class Receipt:
 
 @dataclass
 class Sender:
-    """The payloads received from one round or job."""
+    """The payloads and nonces received so far from one round or job."""
 
     name: str
     digests: dict[str, bytes] = field(default_factory=dict)  # payload id -> digest of the contents
@@ -31,10 +33,11 @@ class Sender:
     gapless: bool = False  # True if all nonces of a sequence must come
 
     def missing(self) -> list[int]:
-        """Returns the nonces that are missing between the first and the last.
+        """Returns the nonces that are missing between the lowest and the highest received nonce.
+        Returns none for senders that may leave out nonces.
 
-        The sequence's step is the greatest common divisor of all differences, because payloads do
-        not contain the number of nodes.
+        A node of N computes every N-th nonce. Payloads do not contain N, so it is taken as the
+        greatest common divisor of the differences between nonces.
         """
         if not self.gapless or len(self.nonces) < 2:
             return []
@@ -55,14 +58,16 @@ class Sender:
 
 
 class Receipts:
-    """All received payloads. Only one thread at a time may use it."""
+    """All payloads that the receiver got. Not safe for several threads at the same time."""
 
     def __init__(self) -> None:
         self.senders: dict[str, Sender] = {}
         self.n_faults = 0
 
     def take(self, path: str, body: dict[str, Any]) -> Receipt:
-        """Records a payload. ValueError if the body is not a payload."""
+        """Records a received payload. Raises ValueError if the body is not a payload of a round or
+        job.
+        """
         payload_id, nonces = body.get("payload_id"), _nonces_of(body)
         name, number = _origin(body, payload_id)
         sender = self.senders.setdefault(name, Sender(name))
@@ -88,11 +93,11 @@ class Receipts:
         return self._judged(receipt)
 
     def summary(self) -> list[str]:
-        """Returns a line for each round and job."""
+        """Returns one line for each round or job that sent payloads."""
         return [sender.summary() for sender in self.senders.values()]
 
     def is_whole(self) -> bool:
-        """Returns True if nothing is missing and no payload had faults."""
+        """Returns True if no nonces are missing and no payload had a fault."""
         return not self.n_faults and not any(sender.missing() for sender in self.senders.values())
 
     def _judged(self, receipt: Receipt) -> Receipt:
@@ -101,7 +106,9 @@ class Receipts:
 
 
 def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | None]:
-    """Returns the round or job of a payload, and the payload's number in a round or None."""
+    """Returns the name of the round or job that sent a payload, and the payload's number within the
+    round (None if it has none).
+    """
     if "request_id" in body:
         return f"job {body['request_id']}", None
     numbered = re.fullmatch(r"(.+)-(\d+)", payload_id or "")
@@ -111,7 +118,9 @@ def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | No
 
 
 def _nonces_of(body: dict[str, Any]) -> list[int]:
-    """Returns the nonces of a payload with artifacts or distances."""
+    """Returns the nonces in a payload of artifacts or distances. Raises ValueError if they cannot
+    be read.
+    """
     found = body.get("nonces", [])
     if "artifacts" in body:
         try:
@@ -134,7 +143,9 @@ def _described(body: dict[str, Any], nonces: list[int]) -> str:
 
 
 def _why(body: dict[str, Any]) -> str:
-    """Describes the terms of a verdict, if the payload has them."""
+    """Returns text that explains a verdict: distances, threshold and likely cause, as far as the
+    payload has them.
+    """
     said = ""
     try:
         low, median, high = (body["distances"][name] for name in ("min", "median", "max"))

@@ -1,4 +1,4 @@
-"""`proofline receive` runs a receiver of callbacks, for trials and tests."""
+"""`proofline receive`: runs a receiver of callbacks, for trials and tests."""
 
 import json
 import signal

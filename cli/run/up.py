@@ -1,4 +1,4 @@
-"""`proofline up` runs the complete stack on one machine, in the foreground."""
+"""`proofline up`: runs the complete stack on one machine, in the foreground."""
 
 import os
 import time
@@ -106,7 +106,9 @@ def up(
 
 
 def ignored_variables(names: Iterable[str]) -> str | None:
-    """Returns a sentence that names misspelt variables and variables for MLNode, or None."""
+    """Returns a sentence about the variables in `names` that Proofline ignores: misspelt settings,
+    and variables of MLNode. Returns None if there are none.
+    """
     ours = {f"POC_{field.upper()}" for field in Settings.model_fields} | {"GONKA_METRICS"}
     found = sorted(
         name
@@ -122,7 +124,9 @@ def ignored_variables(names: Iterable[str]) -> str | None:
 
 
 def words_of_ready(stack: Stack) -> str:
-    """Returns the line that `up` prints when it is ready."""
+    """Returns the end of the line that `up` prints when the stack is ready: pages, model and
+    workers.
+    """
     pages = "(/console to see it, /docs for its API)"
     if stack.waits_for_a_model:
         return (
@@ -133,7 +137,7 @@ def words_of_ready(stack: Stack) -> str:
 
 
 def watch(stack: Stack) -> None:
-    """Watches the stack, and raises StackError when it fails. Never returns."""
+    """Waits until the stack fails, then raises StackError with the reason. Never returns."""
     while True:
         failure = stack.failure()
         if failure is not None:

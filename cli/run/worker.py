@@ -1,4 +1,4 @@
-"""`proofline worker` runs one engine that takes work from the queue."""
+"""`proofline worker`: runs one engine, which takes its work from the queue."""
 
 import os
 from typing import TYPE_CHECKING, Annotated

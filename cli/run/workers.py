@@ -1,4 +1,4 @@
-"""`proofline workers` runs all workers of a machine, each pinned to its GPUs or cores."""
+"""`proofline workers`: runs all workers of a machine, each on its own GPUs or CPU cores."""
 
 import os
 import time
@@ -177,9 +177,10 @@ def workers(
 def with_span(
     engine_options: EngineOptions, hosts: int, rank: int, head: str | None
 ) -> EngineOptions:
-    """Returns the options, with this host's part of the engine if `hosts` is above 1.
+    """Returns the options, extended by this host's place in an engine that spans several hosts.
+    Returns them unchanged if `hosts` is 1.
 
-    UsageError or OptionsError if the options contradict each other.
+    Raises UsageError or OptionsError if options contradict each other.
     """
     if hosts == 1:
         if rank or head is not None:
@@ -195,10 +196,11 @@ def with_span(
 def places_of(
     engine_options: EngineOptions, found: list[str], n_workers: int | None
 ) -> list[dict[str, str]]:
-    """Returns the environments of the workers of this command's --model; none without --model.
+    """Returns the environment variables of each worker that serves the command's --model; an empty
+    list without --model.
 
-    `found`: ids of the GPUs to use. UsageError if `n_workers` is given, but GPUs or --hosts
-    determine the number.
+    `found`: ids of the GPUs to use. Raises UsageError if `n_workers` is given although the GPUs or
+    --hosts determine the number of workers.
     """
     if found and n_workers is not None:
         raise UsageError(
@@ -218,8 +220,10 @@ def places_of(
 
 
 def watch_workers(follower: Follower, admission: Admission | None) -> None:
-    """Watches the workers. Raises WorkersError when all workers of the command's --model have
-    failed, and ShutOutError when this host is revoked. Never returns.
+    """Waits until the workers fail or this host is revoked. Never returns.
+
+    Raises WorkersError when all workers of the command's --model have failed, and ShutOutError when
+    this host is revoked.
     """
     while (why := follower.failure()) is None:
         if admission is not None:

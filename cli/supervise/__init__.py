@@ -1,1 +1,1 @@
-"""Starts, watches, restarts and stops processes."""
+"""Starts, supervises, restarts and stops the processes of this machine."""

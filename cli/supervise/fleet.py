@@ -1,4 +1,6 @@
-"""The workers of this machine: a supervised process for each engine, with its GPUs or cores."""
+"""Runs the workers of this machine: one supervised process for each engine, with its own GPUs or
+CPU cores.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,19 +31,20 @@ TOLD_LINE_CHARS = 300
 
 
 def worker_command(options: EngineOptions) -> list[str]:
-    """Returns the command of a supervised worker."""
+    """Returns the command line that runs a worker under a supervisor, with these engine options."""
     return command_of_proofline("supervised-worker", options.model_dump_json())
 
 
 class WorkersError(ProoflineError):
-    """All workers have crashed too often to be started again."""
+    """All workers have been given up, because they failed too often."""
 
 
 @dataclass
 class Fleet:
-    """Supervised workers, one for each environment. Can be started once.
+    """Supervised workers, one for each of `environments`. Can be started only once.
 
-    A worker's name is its place: host1/gpu0-1 with GPUs, host1/cpu0 without.
+    A worker is named after its host and its GPUs or number: host1/gpu0-1, or host1/cpu0 without
+    GPUs.
     """
 
     host: str
@@ -59,8 +62,8 @@ class Fleet:
         self.stages = StartStages(len(self.environments), self.announce)
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Starts the workers. `env`: added to each worker's environment, for example the Redis url,
-        which `ps` must not show.
+        """Starts the workers. `env`: variables for all workers, such as the Redis url, which must
+        not appear on a command line.
         """
         for own, slot in zip(self.environments, slots(self.environments), strict=True):
             spec = ChildSpec(
@@ -88,25 +91,27 @@ class Fleet:
             self.stages.ready(name)
 
     def stop(self) -> None:
-        """Lets all workers finish their running work, and waits until they have ended."""
+        """Stops all workers after their running work, and waits until they have ended."""
         for child in self.children:
             child.request_stop()
         for child in self.children:
             child.wait_stopped()
 
     def kill(self) -> None:
-        """Makes a running `stop` end at once, with SIGKILL. Does not wait."""
+        """Kills all workers with SIGKILL, so that a running `stop` returns soon. Does not wait."""
         for child in self.children:
             child.kill()
 
     @property
     def n_ready(self) -> int:
-        """The number of workers that take work now."""
+        """The number of workers that are ready to take work."""
         return sum(child.is_ready for child in self.children)
 
     @property
     def means(self) -> str:
-        """A text with the number of workers, their GPUs, and their speed in the self-tests."""
+        """A text about this fleet: number of workers, their GPUs, and the speed that their
+        self-tests measured.
+        """
         gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self.environments]
         where = f"GPU {' and '.join(filter(None, gpus))}" if any(gpus) else "the CPU"
         speed = self.stages.speed
@@ -114,7 +119,7 @@ class Fleet:
         return f"{n} worker{'s' * (n != 1)} on {where}{', ' if speed else ''}{speed}"
 
     def logs(self) -> list[ChildLog]:
-        """Returns the last lines of each worker's log."""
+        """Returns the last TOLD_LINES lines of each worker's log."""
         return [
             ChildLog(
                 name=child.spec.name,
@@ -125,7 +130,7 @@ class Fleet:
         ]
 
     def places(self) -> list[WorkerPlace]:
-        """Returns the current state of each worker, with its restarts."""
+        """Returns each worker's state: process id, readiness, restarts and last exit."""
         return [
             WorkerPlace(
                 name=child.spec.name,
@@ -143,13 +148,15 @@ class Fleet:
 
     @property
     def is_serving(self) -> bool:
-        """True if all workers have been ready once, except workers that are given up."""
+        """True if every worker has been ready at least once. Workers that were given up do not
+        count; at least one other worker must exist.
+        """
         kept = [child for child in self.children if child.gave_up is None]
         return bool(kept) and all(child.was_ready for child in kept)
 
     def reason(self) -> str | None:
-        """Returns why all workers have failed, with the last error in the log. None while a worker
-        is left.
+        """Returns in one line why all workers have failed, with the last error in the first
+        worker's log. Returns None unless all have failed.
         """
         if self.failure() is None:
             return None
@@ -163,7 +170,9 @@ class Fleet:
         )
 
     def failure(self) -> str | None:
-        """Returns the error text if all workers have failed; None while a worker is left."""
+        """Returns a text with the end of a log if all workers have failed; None while at least one
+        worker is not given up.
+        """
         if not self.children or any(child.gave_up is None for child in self.children):
             return None
         last = self.children[-1]
@@ -176,7 +185,9 @@ class Fleet:
 
 
 def slots(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns each worker's slot on this machine, by its GPUs, or by its number without GPUs."""
+    """Returns each worker's slot, its name on this machine: from its GPUs, such as gpu0-1, or from
+    its number, such as cpu0.
+    """
     return [
         slot_of(own.get("CUDA_VISIBLE_DEVICES", ""), f"cpu{index}")
         for index, own in enumerate(environments)
@@ -184,15 +195,17 @@ def slots(environments: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def with_tail(message: str, child: Child) -> str:
-    """Returns the message, followed by the relevant lines of the child's log."""
+    """Returns `message`, followed by the log lines of the child that explain its failure."""
     shown = "".join(f"\n  {child.spec.name} | {line}" for line in telling_lines(child.tail))
     return f"{message} The end of its log:{shown}" if shown else message
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """Returns the end of a log, preceded by earlier error lines.
+    """Returns the lines that explain a failure: the last lines of the log, and before them earlier
+    error lines.
 
-    An engine process logs the cause of its end long before the tracebacks of waiting processes.
+    The engine process that failed logs the cause long before the processes that waited for it log
+    their tracebacks.
     """
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
     causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[

@@ -1,8 +1,9 @@
-"""Makes this machine run the node's deployment: stops the workers of one model, and starts those of
-the next.
+"""Runs the node's deployment on this machine: when another model is deployed, stops the workers of
+the current model and starts workers of the new one.
 
-`proofline up` and `proofline workers` have a Follower each. Each look reads the deployment's record
-in Redis, and reports the host's state. While Redis is unavailable nothing changes.
+`proofline up` and `proofline workers` have one Follower each. It reads the deployment's record in
+Redis every LOOK_S seconds, and reports this host's state there. While Redis is unavailable, the
+workers stay as they are.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ host cannot run them.
 
 @dataclass(frozen=True)
 class Plan:
-    """The workers that this host should run."""
+    """What this host should run: the options of its workers, or the reason for running none."""
 
     generation: int  # generation of the record that requires them
     options: EngineOptions | None  # None if nothing should run
@@ -69,15 +70,18 @@ class Plan:
 
     @property
     def key(self) -> tuple[bool, int]:
-        """A key that changes if the workers must be restarted."""
+        """Identifies the workers of this plan: if two plans have different keys, the workers must
+        be restarted.
+        """
         return self.own, 0 if self.own else self.engines
 
 
 @dataclass(repr=False)
 class Follower:
-    """Runs the deployment's workers on this host. Can be started once.
+    """Runs the workers of the node's deployment on this host. Can be started only once.
 
-    `begin` makes the first look, whose errors end the command. A thread makes all further looks.
+    `begin` reads the deployment for the first time; its errors end the command. Afterwards a thread
+    reads it repeatedly.
     """
 
     store: DeploymentStore
@@ -111,40 +115,47 @@ class Follower:
 
     @property
     def fleet(self) -> Fleet | None:
-        """The workers that run, are ending, or have failed; None without workers."""
+        """The current workers, including those that are stopping or have failed; None if no workers
+        were started.
+        """
         return self._fleet
 
     @property
     def runs_cli_model(self) -> bool:
-        """True if this host runs the command's --model."""
+        """True if this host runs the model of the command's --model."""
         return self._plan is not None and self._plan.own
 
     @property
     def waits(self) -> bool:
-        """True if there is nothing to start: no model is deployed, or the deployment failed."""
+        """True if this host has no model to start, because none is deployed or the deployed model
+        has failed.
+        """
         plan = self._plan
         return plan is not None and (
             plan.options is None or (self._error is not None and not plan.own)
         )
 
     def failure(self) -> str | None:
-        """Returns why all workers of the command's --model have failed, or None.
+        """Returns why all workers of the command's --model have failed; None if they have not.
 
-        The failure of a deployed model does not end the command.
+        Returns None for a deployed model too, because its failure does not end the command.
         """
         return self._fleet.failure() if self._fleet is not None and self.runs_cli_model else None
 
     def begin(self) -> None:
-        """Makes the first look, and starts the thread.
+        """Reads the deployment and starts its workers, then starts the threads that follow it and
+        report sensors.
 
-        RedisError, or ProoflineError if this host cannot run the model.
+        Raises RedisError, or ProoflineError if this host cannot run the command's --model.
         """
         self.look()
         self._looks.start()
         self._machine.start()
 
     def stop(self) -> None:
-        """Lets all workers finish their running work, and waits for their end. Repeatable."""
+        """Stops all workers after their running work, and waits until they have ended. May be
+        called repeatedly.
+        """
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
         self._machine.stop()
@@ -161,12 +172,16 @@ class Follower:
                 self.store.leave(self.id)
 
     def kill(self) -> None:
-        """Makes a running `stop` end at once, with SIGKILL. Does not wait."""
+        """Kills all workers with SIGKILL, so that a running `stop` returns soon. Does not wait."""
         if self._fleet is not None:
             self._fleet.kill()
 
     def look(self) -> None:
-        """Reads the record, takes the next step and reports. RedisError changes nothing."""
+        """Reads the deployment's record, starts or stops workers accordingly, and reports this
+        host's state to Redis.
+
+        Raises RedisError if Redis is unavailable; the workers then stay as they are.
+        """
         record = self._read()
         with self._lock:
             if self._looks.is_stopping:
@@ -207,7 +222,11 @@ class Follower:
         return record
 
     def _unless_lost(self, record: DeploymentRecord | None) -> DeploymentRecord | None:
-        """Returns the record as read, or restores the last known record if Redis has lost it."""
+        """Returns the deployment's record. If Redis has lost it, for example by FLUSHALL, writes
+        the last known record again.
+
+        `record`: as just read from Redis.
+        """
         known = self._known
         if known is not None and (record is None or record.generation < known.generation):
             if self.store.restore(known, self.host):
@@ -240,14 +259,17 @@ class Follower:
             return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
 
     def _fails(self, generation: int) -> bool:
-        """Returns True if the current plan has failed and the record has a newer generation, which
-        starts the workers again."""
+        """Returns True if the current plan has failed and the record's `generation` is a newer one;
+        then the workers are started again.
+        """
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 
     def _loading_plan(self, record: DeploymentRecord | None) -> Plan | None:
-        """Returns the current plan if its deployment was cancelled during loading, less than KEPT_S
-        ago; otherwise None.
+        """Returns the current plan if its deployment was cancelled less than KEPT_S ago, while the
+        model was loading; otherwise None.
+
+        Loading then continues, in case the same model is deployed again.
         """
         plan, now = self._plan, time.monotonic()
         if (
@@ -353,14 +375,15 @@ class Follower:
 
 
 def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
-    """Returns the options of this host's workers for a deployment.
+    """Returns the engine options with which this host runs a deployment.
 
-    ProoflineError if the model is not on this host, or an argument is not allowed. The API has
-    checked the arguments already. This host checks them again with its own settings, because any
-    client with a worker's Redis password can write a deployment, and must not run code here.
+    Raises ProoflineError if the model is not on this host, or an argument is not allowed. Arguments
+    that the API has checked are checked again with this host's settings: any client with a worker's
+    Redis password can write a deployment, and must not be able to run code here.
 
-    `defaults` fill in missing options, except parallelism, memory and number format, which are only
-    for the command's --model. Engines other than vLLM use neither vLLM's arguments nor parallelism.
+    `defaults`: the command's own options, for what the deployment leaves open. Parallelism, memory
+    and number format are not used if the command has a --model, because they belong to that model.
+    Engines other than vLLM use only model and number format of a deployment.
     """
     of_model = set(ModelOptions.model_fields) if defaults.model else {"model", "served_model_name"}
     said = wanted.model_dump(exclude_unset=True, exclude={"left_out"})
@@ -386,7 +409,11 @@ def _memory() -> tuple[int, int] | None:
 def happenings(
     before: Sequence[WorkerPlace], now: Sequence[WorkerPlace]
 ) -> Iterator[tuple[str, str]]:
-    """Yields the name of each worker that ended, was given up or got ready, and a text about it."""
+    """Yields a worker's name and a text for each worker that ended, was given up or became ready
+    between two looks.
+
+    `before`, `now`: the workers' states at these looks.
+    """
     earlier = {place.name: place for place in before}
     for place in now:
         was = earlier.get(place.name)

@@ -1,4 +1,4 @@
-"""Logs and signals of commands that supervise child processes in the foreground."""
+"""Logs and signals for commands that supervise child processes in the foreground."""
 
 import re
 import signal
@@ -24,7 +24,7 @@ COLORS = (36, 33, 32, 35, 34)  # ANSI colours of the processes, in turn; red is 
 
 @contextmanager
 def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
-    """Makes these signals interrupt the block like Ctrl-C."""
+    """Makes each of these signals raise KeyboardInterrupt inside the context, as Ctrl-C does."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -39,7 +39,9 @@ def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(command: str) -> Iterator[None]:
-    """Makes the first SIGINT, SIGTERM or SIGHUP end the block in order and without an error."""
+    """Ends the context without an error on the first SIGINT, SIGTERM or SIGHUP, after its cleanup
+    has run.
+    """
     with interrupted_by(*STOP_SIGNALS):
         try:
             yield
@@ -48,20 +50,24 @@ def stopped_by_signals(command: str) -> Iterator[None]:
 
 
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
-    """Makes a further Ctrl-C or SIGTERM call `kill`, while processes are stopping in order."""
+    """Makes the next SIGINT, SIGTERM or SIGHUP call `kill`. Used while processes are stopping in
+    order. `what_stops`: the message to print.
+    """
     note(f"{what_stops}; a second Ctrl-C does not wait for them")
     for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: kill())
 
 
 class LabelledLog:
-    """A log of all processes on stderr, which begins each line with the process's name.
+    """Writes the logs of all processes to stderr. Each line begins with the name of its process.
 
-    Threads write to the stderr of the log's creation, even if sys.stderr is replaced later.
+    Keeps writing to the stderr at the time of its creation, even if sys.stderr is replaced later.
     """
 
     def __init__(self, where: str | None = None) -> None:
-        """`where`: a sentence for the operator about why logs are on stderr; None without one."""
+        """`where`: a sentence for the operator that says why the logs are on stderr; None to say
+        nothing.
+        """
         self.where = where
         self._lock = threading.Lock()
         self._colors: dict[str, int] = {}
@@ -78,7 +84,7 @@ class LabelledLog:
 
 
 class QuietLog:
-    """A log of all processes in files, which also writes warnings and errors to stderr."""
+    """Writes the logs of all processes to files, and repeats warnings and errors on stderr."""
 
     def __init__(self, folder: LogFolder) -> None:
         self.where = f"the processes' logs are in {folder.path}; --verbose shows them here"
@@ -93,10 +99,11 @@ class QuietLog:
 
 @contextmanager
 def logs_of_children(verbose: bool, parent: Path | None = None) -> Iterator[QuietLog | LabelledLog]:
-    """Yields a receiver for the children's logs: a QuietLog below `parent` (None for LogFolder's
-    default), or a LabelledLog if `verbose` is set or no file can be written.
+    """Yields the object that takes the log lines of child processes.
 
-    Errors that leave the block get the path of the logs.
+    It is a QuietLog with files below `parent` (None: the default of LogFolder). It is a LabelledLog
+    if `verbose` is set or the files cannot be created. A ProoflineError raised inside the context
+    gets the path of the logs.
     """
     folder = why = None
     try:

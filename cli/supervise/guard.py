@@ -37,7 +37,10 @@ def prctl(option: int, argument: int) -> None:
 
 
 def start(command: list[str], report_fd: int) -> int:
-    """Starts `command` in its own process group. Returns its pid, or exits with 127 on failure."""
+    """Starts `command` in a new process group and reports its pid to `report_fd`. Returns the pid.
+
+    If the command cannot be started, reports the error and exits with code 127.
+    """
     guard_pid = os.getpid()
     failed_read, failed_write = os.pipe()  # close-on-exec: end of file means that exec worked
     pid = os.fork()
@@ -66,7 +69,9 @@ def start(command: list[str], report_fd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Returns the pids of all descendants of `root`. The guard, a subreaper, adopts orphans."""
+    """Returns the pids of all descendants of `root`. Orphans are included, because the guard adopts
+    them as a subreaper.
+    """
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -87,7 +92,9 @@ def descendants(root: int) -> list[int]:
 
 
 def reap() -> dict[int, int]:
-    """Collects all ended children. Returns {pid: exit code}, with 128 + N for signal N."""
+    """Collects the exit codes of all child processes that have ended. Returns {pid: exit code}; a
+    process killed by signal N has 128 + N.
+    """
     ended: dict[int, int] = {}
     while True:
         try:
@@ -101,9 +108,10 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(group: int) -> dict[int, int]:
-    """Kills the command's process group and all descendants, and waits for their end.
+    """Kills all processes of the command's group and all descendants of the guard, and waits until
+    they have ended, at most KILL_WAIT_S.
 
-    Returns the exit codes like `reap`.
+    Returns their exit codes as `reap` does.
     """
     ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
@@ -129,9 +137,12 @@ def send(pid: int, number: int) -> None:
 def watch(
     pid: int, grace_s: float, orphan_grace_s: float, wake_fd: int, caught: list[int]
 ) -> tuple[int, bool]:
-    """Waits for the command's end, and stops the command after a signal or the supervisor's end.
+    """Waits until the command with this pid has ended. Stops it when a signal arrives or the
+    supervisor ends.
 
-    Returns the exit code, and True if the supervisor has ended.
+    `caught`: signals received so far; `wake_fd` becomes readable when one arrives.
+    `orphan_grace_s`: replaces `grace_s` if the supervisor has ended. Returns the exit code, and
+    whether the supervisor has ended.
     """
     kill_at: float | None = None
     orphaned = False

@@ -1,4 +1,4 @@
-"""The folder of the processes' logs, with one bounded file per process."""
+"""A folder with one log file of limited size for each process."""
 
 import contextlib
 import fcntl
@@ -14,15 +14,18 @@ _LOCK = "in-use"
 
 
 class LogFolder:
-    """A folder of logs that only this command uses. Several threads may write.
+    """A folder for the logs of this command's processes, which no other command uses at the same
+    time. Thread-safe.
 
-    The previous run's file is kept as NAME.log.1.
+    The file of the previous run is kept as NAME.log.1.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        """`parent`: None for `proofline` in the user's XDG_STATE_HOME or ~/.local/state.
+        """Creates the folder below `parent`; None for `proofline` in XDG_STATE_HOME or
+        ~/.local/state.
 
-        OSError if the folder is not writable. RuntimeError if the user has no home directory.
+        Raises OSError if the folder is not writable, and RuntimeError if the user has no home
+        directory.
         """
         parent = parent or _state_home()
         for number in count(1):
@@ -39,8 +42,8 @@ class LogFolder:
         self._lines = threading.Lock()
 
     def write(self, name: str, line: str) -> None:
-        """Adds a line to the process's file. Lines that cannot be written, for example on a full
-        disk, are lost.
+        """Appends a line to the log file of the process `name`. A line that cannot be written, for
+        example on a full disk, is lost.
         """
         with self._lines, contextlib.suppress(OSError):
             if name not in self._files:
@@ -49,11 +52,12 @@ class LogFolder:
 
     @property
     def is_used(self) -> bool:
-        """True if anything was written."""
+        """True if a line was written to at least one file."""
         return bool(self._files)
 
     def fresh(self, name: str) -> Path:
-        """Creates the process's empty file, and renames an existing file to NAME.log.1.
+        """Creates an empty log file for the process `name`. An existing file is renamed to
+        NAME.log.1 first.
 
         The file of the worker host1/gpu0-1 is worker-gpu0-1.log.
         """
@@ -65,7 +69,7 @@ class LogFolder:
         return path
 
     def close(self) -> None:
-        """Closes the files, and releases the folder for the next run."""
+        """Closes all files, and unlocks the folder for other commands."""
         for file in self._files.values():
             file.close()
         os.close(self._lock)
@@ -76,7 +80,9 @@ class _LogFile(RotatingFileHandler):
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
 
     def write(self, line: str) -> None:
-        """Adds a line, unless the file is closed. OSError for example if the disk is full."""
+        """Appends a line; does nothing if the file is closed. Raises OSError if writing fails, for
+        example on a full disk.
+        """
         if self.stream is None:  # closed
             return
         if self.stream.tell() > MOST_BYTES:

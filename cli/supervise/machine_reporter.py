@@ -1,4 +1,4 @@
-"""Reports this machine's sensors to the node, on a separate thread."""
+"""Reports this machine's sensor readings to the node, on a separate thread."""
 
 import contextlib
 import threading
@@ -18,7 +18,9 @@ _LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for 
 
 @dataclass
 class MachineReporter:
-    """A thread that reports the sensors for `up` or `workers`. A hanging driver blocks only it."""
+    """A thread that stores this machine's sensor readings in Redis every TELL_S seconds. A GPU
+    driver that hangs blocks only this thread.
+    """
 
     store: DeploymentStore
     host_id: str
@@ -33,7 +35,9 @@ class MachineReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread without waiting. A late report expires."""
+        """Makes the thread stop, without waiting. If it still stores a reading, that reading
+        expires by itself.
+        """
         self._stop.set()
 
     def _run(self) -> None:

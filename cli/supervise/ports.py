@@ -1,4 +1,4 @@
-"""Tries the API's address before anything is started."""
+"""Checks that the API can listen on its address, before anything is started."""
 
 import socket
 from typing import Self
@@ -7,7 +7,7 @@ from cli.terminal import UsageError
 
 
 class AddressError(UsageError):
-    """The address is not available for listening."""
+    """A server cannot listen on the requested address."""
 
     @classmethod
     def of(cls, host: str, port: int, error: OSError) -> Self:
@@ -18,15 +18,19 @@ class AddressError(UsageError):
 
 
 def reserve_port(host: str, port: int) -> int:
-    """Returns `port`, or a free port for 0. AddressError if the port is not available."""
+    """Checks that a server can listen on `port`, and returns it. For port 0 returns a free port.
+
+    Does not keep the port occupied. Raises AddressError if no server can listen there.
+    """
     with bound(host, port) as probe:
         chosen: int = probe.getsockname()[1]
     return chosen
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to the address; port 0 for a free port. AddressError: see
-    `reserve_port`.
+    """Returns a socket bound to `host` and `port`; 0 stands for any free port.
+
+    Raises AddressError if the address is in use or not this machine's.
     """
     if not 0 <= port <= 65535:
         raise AddressError(f"A port is a number from 0 to 65535, not {port}.")

@@ -1,7 +1,7 @@
-"""Child processes that are restarted after crashes and never outlive the supervisor.
+"""Child processes that are restarted after crashes and end when the supervisor ends.
 
-Each child runs under a guard (`guard.py`), so that nothing is left running even if the supervisor
-is killed with SIGKILL.
+Each child runs under a guard (`guard.py`), which kills the child even if the supervisor was killed
+with SIGKILL.
 """
 
 import contextlib
@@ -33,7 +33,9 @@ LineSink = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A child's command, environment and limits for restarts."""
+    """How to run a child: command, environment, time limits for stopping, and limits for
+    restarts.
+    """
 
     name: str
     command: Sequence[str]
@@ -54,10 +56,14 @@ class ChildSpec:
 
 
 class Child:
-    """A supervised process, which is restarted with backoff. Can be started once."""
+    """A supervised process. After a crash it is restarted, with growing delays. Can be started only
+    once.
+    """
 
     def __init__(self, spec: ChildSpec, on_line: LineSink, announce: Callable[[str], None]) -> None:
-        """`announce` gets a sentence for the user about each crash, restart and giving up."""
+        """`on_line`: gets each line of the log. `announce`: gets a sentence for the user about each
+        crash and restart, and when the child is given up.
+        """
         self.spec = spec
         self.pid: int | None = None  # of the command, not of its guard; None if it does not run
         self.was_ready = False  # in any run
@@ -89,11 +95,13 @@ class Child:
 
     @property
     def tail(self) -> list[str]:
-        """The last lines of the log, including earlier runs."""
+        """The last lines of the child's log, including those of earlier runs."""
         return list(self._tail)
 
     def restarts_within(self, seconds: float) -> int:
-        """Returns the number of restarts in the last `seconds`, up to _MOST_REMEMBERED."""
+        """Returns how often the child was restarted in the last `seconds`, at most
+        _MOST_REMEMBERED.
+        """
         since = time.time() - seconds
         return sum(at >= since for at in list(self._restarted_at))
 
@@ -101,20 +109,22 @@ class Child:
         self._thread.start()
 
     def request_stop(self) -> None:
-        """Sends SIGTERM, and SIGKILL after the grace period or when called again. Does not wait."""
+        """Sends SIGTERM to the child. SIGKILL follows after the grace period, or at once if this
+        method is called again. Does not wait.
+        """
         self._stop.set()
         with self._lock:
             if self._guard is not None:
                 self._guard.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Sends SIGKILL now. Does not wait."""
+        """Makes the guard kill the child with SIGKILL. Does not wait."""
         self.request_stop()  # SIGTERM
         self.request_stop()  # SIGKILL
 
     def wait_stopped(self) -> None:
-        """Waits until all of the child's processes have ended, at most a little longer than the
-        grace period.
+        """Waits until all processes of the child have ended. Kills the guard if that takes much
+        longer than the grace period.
         """
         if self._thread.ident is None:
             return
@@ -168,8 +178,9 @@ class Child:
             self._ended.set()
 
     def _last_words(self, code: int) -> str:
-        """Returns a colon and the last error text of a run that was never ready; empty for other
-        runs."""
+        """Returns ": " and the last error line of a failed start, for a message. Returns "" if this
+        run was ready, or there is no such line.
+        """
         if self._ready_at is not None:
             return ""
         telling = self.spec.telling
@@ -180,11 +191,11 @@ class Child:
         return f": {found[-1].strip()[:MOST_SAID_CHARS]}" if found else ""
 
     def _pause(self, seconds: float) -> bool:
-        """Waits before a restart. Returns True if the child should stop instead."""
+        """Waits `seconds` before a restart. Returns True at once if the child is to be stopped."""
         return self._stop.wait(seconds)
 
     def _note_ready(self) -> None:
-        """Records that this run is ready. After a restart, announces how long it took."""
+        """Records that the child is ready. If it was restarted, announces how long that took."""
         took_s = time.time() - self.since
         if self.restarts and self.spec.ready_line is not None:
             told = "is ready again" if self.was_ready else "is ready"
@@ -198,7 +209,9 @@ class Child:
         return self.spec.max_fast_crashes if starts is None or self.was_ready else starts
 
     def _run_once(self) -> int | None:
-        """Runs the command to its end. Returns its exit code, or None if it was never started."""
+        """Runs the command until it ends. Returns its exit code, or None if the child was to be
+        stopped before it started.
+        """
         report_read, report_write = os.pipe()
         with self._lock:
             if self._stop.is_set():
@@ -275,7 +288,9 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Describes an exit code. Codes above 128 or below 0 mean a signal."""
+    """Describes an exit code in words. Codes above 128 or below 0 mean that a signal killed the
+    process.
+    """
     number = -code if code < 0 else code - 128
     if number > 0:
         try:
@@ -286,7 +301,9 @@ def describe_exit(code: int) -> str:
 
 
 def command_of_proofline(*arguments: str) -> list[str]:
-    """Returns the command that runs `proofline ARGUMENTS...` with this process's interpreter."""
+    """Returns the command line that runs `proofline ARGUMENTS...` with the Python interpreter of
+    this process.
+    """
     # -P: a folder `api` or `workers` in the working directory must not shadow our packages.
     program = "from cli.main import app; app(prog_name='proofline')"
     return [sys.executable, "-P", "-c", program, *arguments]
@@ -295,9 +312,10 @@ def command_of_proofline(*arguments: str) -> list[str]:
 def environment_of_proofline(
     overrides: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, str]:
-    """Returns this process's environment with `overrides`, and without the variables in `without`.
+    """Returns the environment for a child that runs `proofline`: this process's variables except
+    those in `without`, and `overrides`.
 
-    PYTHONPATH is extended so that our packages can be imported.
+    Extends PYTHONPATH so that the child can import Proofline's packages.
     """
     root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")

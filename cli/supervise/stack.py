@@ -56,13 +56,13 @@ NOT_FOR_SERVICES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "FLOWER_BASIC_AUTH", "
 
 
 class StackError(ProoflineError):
-    """The stack cannot be started, or has failed."""
+    """The stack could not be started, or one of its processes has failed for good."""
 
 
 @dataclass
 class Stack:
-    """Proofline's processes on one machine. Can be started once; `stop` leaves no processes or
-    temporary files.
+    """Proofline's processes on one machine. Can be started only once. After `stop` no process and
+    no temporary file is left.
     """
 
     # Options of all workers; `model` may be a shipped name, or empty for a deployment's model.
@@ -117,30 +117,31 @@ class Stack:
 
     @property
     def model_name(self) -> str:
-        """Returns the model's name for clients; empty if none is deployed."""
+        """Returns the name that clients use for the model; "" if no model is deployed."""
         return self.options.name
 
     @property
     def waits_for_a_model(self) -> bool:
-        """True if nothing is deployed, or the deployed model has failed."""
+        """True if no model is deployed, or the deployed model has failed."""
         return self._follower is not None and self._follower.waits
 
     @property
     def serves(self) -> str:
-        """A text with the model and its workers."""
+        """A text about the served model and its workers."""
         fleet = self._follower and self._follower.fleet
         return f"{self.model_name}: {fleet.means}" if fleet else self.model_name
 
     @property
     def base_url(self) -> str:
-        """Returns the API's url on this machine."""
+        """Returns the url at which clients on this machine reach the API."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
-        """Starts all processes. Returns once Redis answers, while engines are still loading.
+        """Starts all processes. Returns when Redis answers; API and engines may still be starting.
 
-        After StackError, AddressError or RedisServerError nothing is left running.
+        If it raises an error, such as StackError, AddressError or RedisServerError, no process is
+        left running.
         """
         self.port = reserve_port(self.host, self.port)
         self.more_ports = [reserve_port(self.host, port) for port in self.more_ports]
@@ -172,7 +173,9 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stops API, workers, courier and Redis, in this order, and waits. Repeating is safe."""
+        """Stops API, workers, courier and Redis, in this order, and waits until they have ended.
+        May be called repeatedly.
+        """
         if self._api is not None:
             self._api.stop()
         if self._follower is not None:
@@ -191,7 +194,7 @@ class Stack:
             self._temporary_dir = None
 
     def kill(self) -> None:
-        """Sends SIGKILL to all processes, so that a running `stop` ends at once. For signal
+        """Kills all processes with SIGKILL, so that a running `stop` returns soon. Meant for signal
         handlers; does not wait.
         """
         for child in self._children():
@@ -200,7 +203,8 @@ class Stack:
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the API is ready and all workers have loaded the model, if there is one.
 
-        StackError, with the end of the log, if a process was given up or after `timeout_s`.
+        Raises StackError, with the end of a log, if a process is given up or `timeout_s` has
+        passed.
         """
         deadline = time.monotonic() + timeout_s
         missing = "the API does not answer"
@@ -225,8 +229,8 @@ class Stack:
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
     def _missing(self, client: httpx.Client) -> str:
-        """Returns what is not ready yet; empty if the stack is ready. Announces the API's first
-        answer.
+        """Returns a text about what is not ready yet; "" if the whole stack is ready. Announces how
+        long the API took to start.
         """
         if self.waits_for_a_model and client.get("/api/v1/pow/status").status_code == 200:
             return ""
@@ -245,9 +249,9 @@ class Stack:
         return ""
 
     def failure(self) -> str | None:
-        """Returns why the stack has failed: Redis, API, courier or all workers were given up.
+        """Returns why the stack has failed; None if it works.
 
-        Returns None if the stack works.
+        It has failed if Redis, the API, the courier or all workers of --model were given up.
         """
         essential = [
             child for child in (self._redis, self._api, self._courier) if child is not None
@@ -258,7 +262,7 @@ class Stack:
         return None if self._follower is None else self._follower.failure()
 
     def worker_pids(self) -> list[int]:
-        """Returns the pids of the running workers."""
+        """Returns the process ids of the running workers."""
         return [child.pid for child in self._workers if child.pid is not None]
 
     @property
@@ -267,11 +271,13 @@ class Stack:
 
     @property
     def redis_pid(self) -> int | None:
-        """The pid of the stack's Redis; None if the stack uses another Redis."""
+        """The process id of the Redis that the stack started; None if it uses another Redis, or its
+        Redis does not run.
+        """
         return self._redis.pid if self._redis else None
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        """Returns the last log lines of "api", "redis" or "courier"."""
+        """Returns the last lines in the log of the process `name`: "api", "redis" or "courier"."""
         return [
             line
             for child in self._children()
@@ -280,7 +286,7 @@ class Stack:
         ]
 
     def worker_log(self, index: int = 0, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        """Returns the last log lines of a worker."""
+        """Returns the last lines in the log of the worker number `index`."""
         return self._workers[index].tail[-lines:]
 
     def api_command(self) -> list[str]:
@@ -303,7 +309,7 @@ class Stack:
         return [] if fleet is None else fleet.children
 
     def _settings(self) -> Settings:
-        """Returns the settings of the child processes."""
+        """Returns the settings that the child processes use."""
         own = {
             name.removeprefix("POC_").lower(): value
             for name, value in self.env.items()

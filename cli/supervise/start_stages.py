@@ -1,4 +1,4 @@
-"""Announces the stages of a start with their times, one line per stage for all workers."""
+"""Announces how long each stage of the workers' start took, in one line for all workers."""
 
 import threading
 import time
@@ -12,11 +12,11 @@ FIRST_WAIT_S = 60.0
 
 
 class StartStages:
-    """The progress of `n` starting workers, read from their logs. Several threads may call the
-    methods.
+    """Follows the start of `n` workers by their logs, and announces each completed stage.
+    Thread-safe.
 
-    A stage is complete when all workers have begun a later stage. A restarted worker does not reset
-    completed stages; it only restarts the time of the current stage.
+    A stage is complete when all workers have begun a later stage. If a worker is restarted,
+    completed stages stay complete, but the current stage's time begins again.
     """
 
     def __init__(
@@ -35,7 +35,9 @@ class StartStages:
         self.is_over = False
 
     def hear(self, worker: str, line: str) -> None:
-        """Processes a line of a worker's log."""
+        """Reads a worker's log line, which may begin a stage or report the speed of the
+        self-test.
+        """
         if found := stages.BEGINS.search(line):
             with self._lock:
                 if found[1] not in self._order:
@@ -48,12 +50,14 @@ class StartStages:
                 self._speeds[worker] = (float(found[1]), int(found[2]))
 
     def ready(self, worker: str) -> None:
-        """Records that the worker takes work."""
+        """Records that this worker has completed its start and takes work."""
         with self._lock:
             self._reach(worker, len(self._order))
 
     def wait(self) -> None:
-        """Announces long stages at growing intervals. Call it about every second."""
+        """Announces the current stage if it takes long, each time after twice as long. Must be
+        called about every second.
+        """
         with self._lock:
             waited_s = self._clock() - self._since
             if not self.is_over and waited_s >= self._next_word_s:
@@ -62,7 +66,9 @@ class StartStages:
 
     @property
     def speed(self) -> str:
-        """A text with the total nonces/s of the workers' self-tests; empty without results."""
+        """A text with the total speed (nonces/s) of all workers in their self-tests; "" if no
+        worker has reported one.
+        """
         with self._lock:
             found = list(self._speeds.values())
         if not found:

@@ -88,9 +88,9 @@ def calibrate(
     """Find the r_target of distance proofs that makes a wanted share of a model's nonces valid.
 
     Computes the distances of all nonces for each block hash in this process, without a queue.
-    Tables on stdout: r_target, the valid rate (percent) and how far both differ between block
-    hashes (percentage points). Distances and r_targets have no unit and lie between 0 and 2.
-    Progress goes to stderr, the engine's log to a file, which is printed.
+    Prints tables on stdout: each r_target, its valid rate (percent), and how much both differ
+    between block hashes (percentage points). Distances and r_targets have no unit and lie between 0
+    and 2. Progress goes to stderr, the engine's log to a file, whose path is printed.
 
     **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1
     """

@@ -91,9 +91,10 @@ def chat_check(
 ) -> None:
     """Validate an executor's chat answer as the network does, and print the reason.
 
-    The executor's tokens are sent to a node, or to an engine in this process, which computes their
-    probabilities; its logprobs are compared with the executor's. Prints the verdict, the
-    similarity and the positions that lie furthest apart.
+    The executor's tokens are sent to a validator: a node, or an engine in this process. The
+    validator computes the tokens' log probabilities (logprobs), which are compared with the
+    executor's. Prints the verdict, the similarity, and the positions where the logprobs differ
+    most.
 
     **Exit code:** 0 valid, 3 invalid, 1 no verdict, 2 wrong options or no such file.
 

@@ -81,8 +81,8 @@ def compute(
 
     With --json stdout holds only {"artifacts": [...], "encoding": {...}} or, for distances,
     {"nonces": [...], "dist": [...]}, with the inputs under "request" as `proofline validate` and
-    `proofline report` read them. Nonces without
-    a finite state are left out. The engine's log goes to a file, which is printed.
+    `proofline report` read them. Nonces without a finite state are left out. The engine's log goes
+    to a file, whose path is printed.
 
     **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9
     """

@@ -84,8 +84,8 @@ def report(
 ) -> None:
     """Compare machines' proofs: pictures, a recommended rule, and how often the rule errs.
 
-    Draws how far honest and tampered nonces lie off, how false alarms and misses depend on the
-    rule, and how far the machines lie apart, as PNG files and one HTML page. Recommends
+    Draws the distances of honest and tampered nonces, how false alarms and misses depend on the
+    rule, and the mean distances between machines, as PNG files and one HTML page. Recommends
     dist_threshold, p_mismatch and a number of nonces, with exact risks (docs/report.md).
 
     **Example:** proofline report h200.json a100.json cpu.json --tampered int4.json

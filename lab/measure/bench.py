@@ -85,10 +85,11 @@ def bench(
     """Measure how fast a model's proofs are on this machine, and recommend settings for a round.
 
     Loads the model in this process, which must have the GPUs for itself, and computes artifacts
-    without a queue. Reports nonces/s by the size of a micro-batch, whole and in the slices that let
-    chat in; where the time of a micro-batch goes; the share of the device's measured matrix peak;
-    and what to set, and why. For models of the network, compares nonces a minute of eight such GPUs
-    with published rates. The engine's log goes to a file, which is printed.
+    without a queue. Reports the nonces/s for each size of a micro-batch, complete and cut into
+    slices between which chat can run; where the time of a micro-batch goes; how much of the
+    device's measured matrix peak is used; and which settings to use, and why. For models of the
+    network, compares the nonces a minute of eight such GPUs with published rates. The engine's log
+    goes to a file, whose path is printed.
 
     **Example:** proofline bench --dimensions qwen3-8b --seq-len 1024 --picture time.png
 
