@@ -1,1 +1,3 @@
-"""Measurements and judgements outside the node: calibrate, compute, report, chat-check, bench."""
+"""Measurements and evaluations outside a node: the commands calibrate, compute, report, chat-check
+and bench.
+"""

@@ -1,4 +1,4 @@
-"""An engine inside the command's process, for commands without a queue."""
+"""Runs an engine inside a command's own process, for commands that use no queue."""
 
 import logging
 import os
@@ -32,9 +32,10 @@ _log_files: list[Path] = []  # of the engine, while its log is not shown
 
 @contextmanager
 def clean_stdout(verbose: bool = True) -> Iterator[IO[str]]:
-    """Yields the real stdout; output of libraries and child processes goes to stderr.
+    """Yields a stream to the real stdout. Inside the context, libraries and child processes that
+    write to stdout write to stderr.
 
-    Without `verbose`, their output goes to a file, whose name is printed.
+    Without `verbose`, stderr itself goes to a log file, whose path is printed.
     """
     sys.stdout.flush()
     with ExitStack() as exits:
@@ -49,7 +50,9 @@ def clean_stdout(verbose: bool = True) -> Iterator[IO[str]]:
 
 @contextmanager
 def _stderr_in_a_file() -> Iterator[None]:
-    """Redirects stderr to a file inside the context; notes to the user stay visible."""
+    """Redirects stderr to a log file inside the context. Messages of `note` and warnings of the
+    engine are still shown.
+    """
     try:
         folder = LogFolder()
     except (OSError, RuntimeError) as error:
@@ -72,7 +75,9 @@ def _stderr_in_a_file() -> Iterator[None]:
 
 @contextmanager
 def _turned(number: int, target: int) -> Iterator[int]:
-    """Makes the file descriptor `number` a copy of `target`; yields a copy of the original."""
+    """Makes the file descriptor `number` refer to the file of `target` inside the context. Yields a
+    descriptor of the original file.
+    """
     kept = os.dup(number)
     os.set_inheritable(kept, False)
     os.dup2(target, number)
@@ -85,7 +90,9 @@ def _turned(number: int, target: int) -> Iterator[int]:
 
 @contextmanager
 def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[None]:
-    """Calls `take` with each message of a logger and its children, from `level` on."""
+    """Calls `take` with each message of this logger and its children inside the context, if the
+    message has at least the given level.
+    """
     handler = logging.Handler(level)
     vars(handler)["emit"] = lambda record: take(record.getMessage())
     logging.getLogger(logger).addHandler(handler)
@@ -96,8 +103,8 @@ def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[Non
 
 
 def _end_of_log() -> str:
-    """Returns the lines of the engine's log file that explain a failed load; empty if the log was
-    shown instead.
+    """Returns the lines in the engine's log file that explain why loading failed; "" if there is no
+    log file, because the log was shown.
     """
     if not _log_files:
         return ""
@@ -107,10 +114,10 @@ def _end_of_log() -> str:
 
 @contextmanager
 def local_engine(options: EngineOptions) -> Iterator[Engine]:
-    """Loads an engine, prints the stages of its start, yields the engine, and closes it at the end.
+    """Loads an engine, prints the stages of its start, yields it, and closes it at the end.
 
-    Use it inside `clean_stdout`, because engines print much. Errors of `load_engine` also get the
-    end of the log.
+    Must be used inside `clean_stdout`, because engines print much. If loading fails, the error gets
+    the end of the engine's log.
     """
     check_is_there(options)
     if options.engine == "vllm":
@@ -133,7 +140,9 @@ def local_engine(options: EngineOptions) -> Iterator[Engine]:
 
 
 def compute_in_steps(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> Iterator[list[Any]]:
-    """Yields the nonces' values, in order, in lists small enough to show progress."""
+    """Computes the proof values of the nonces, in order. Yields them in lists that are small enough
+    to show progress.
+    """
     step = min(
         MAX_STEP_NONCES,
         STEP_BATCHES * contract_of(spec.scheme).max_batch(spec, engine.info),

@@ -1,4 +1,4 @@
-"""Checks and saves pictures."""
+"""Checks that a picture can be drawn, and saves it."""
 
 import importlib.util
 from pathlib import Path
@@ -15,12 +15,14 @@ DPI = 110  # 880 pixels for 8 inches: legible on a page, small in a repository
 
 
 class PictureError(ProoflineError):
-    """The packages that draw pictures are not installed."""
+    """Matplotlib, which draws the pictures, is not installed."""
 
 
 def check_picture(picture: Path | None, option: str) -> None:
-    """Raises UsageError early, before hours of work, if a picture cannot be drawn; `option`: its
-    option.
+    """Raises an error if the picture cannot be drawn. Call it before hours of work. `option`: the
+    option that names the file.
+
+    UsageError: the file has a wrong type or cannot be written. PictureError: Matplotlib is missing.
     """
     if picture is None:
         return

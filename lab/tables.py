@@ -1,4 +1,4 @@
-"""Tables of results on stdout."""
+"""Prints tables of results on stdout."""
 
 import json
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def print_json(stdout: IO[str], document: Any) -> None:
 
 
 def result_table(title: str, *headers: str, rows: Iterable[Iterable[str]] = ()) -> "Table":
-    """Creates a table with names in the first column and numbers in the others."""
+    """Creates a table whose first column is for names and whose other columns are for numbers."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,1 +1,1 @@
-"""Commands that compute proofs or chats in their own process, and compare or evaluate them."""
+"""Commands that compute or compare proofs and chat answers outside a node's queue."""

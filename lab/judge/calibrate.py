@@ -137,7 +137,11 @@ def calibrate(
 
 
 def chosen_block_hashes(count: int | None, given: Sequence[str] | None) -> list[str]:
-    """Returns the given block hashes, or `count` generated ones, which are the same every time."""
+    """Returns the block hashes of --block-hash, or else `count` generated ones, which are the same
+    in every run.
+
+    Raises UsageError if both options are given, or if a given hash is empty or repeated.
+    """
     if not given:
         made_up = range(DEFAULT_BLOCK_HASHES if count is None else count)
         return [
@@ -170,7 +174,10 @@ def check_targets(rates: Sequence[float], r_targets: Sequence[float], n_nonces: 
 def measure(
     engine: Engine, specs: Mapping[str, Sequence[ProofSpec]], nonces: Sequence[int]
 ) -> dict[str, list[np.ndarray]]:
-    """Computes the distances, float64 (n,) for each spec. Reports nonces without a finite state."""
+    """Computes the distances of all nonces for each spec: by name, one float64 (n,) per spec.
+
+    Leaves out nonces whose model output is not finite, and reports their number on stderr.
+    """
     distances: dict[str, list[np.ndarray]] = {}
     with progress_bar("nonces") as bar:
         task = bar.add_task(

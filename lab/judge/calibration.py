@@ -1,7 +1,8 @@
-"""Finds the r_target for a wanted share of valid nonces, and its variation between block hashes.
+"""Finds the r_target with which a wanted share of nonces is valid, and how much it varies between
+block hashes.
 
-A nonce is valid if its distance is below r_target (protocol.md, section 3). Rates are shares from 0
-to 1; all arrays are float64, one of shape (n,) for each block hash.
+A nonce is valid if its distance is below r_target (protocol.md, section 3). Valid rates are shares
+from 0 to 1. Each block hash has one array of distances, float64 (n,).
 """
 
 import math
@@ -19,14 +20,14 @@ BORDERLINE = 1e-4
 
 
 class CalibrationError(ProoflineError):
-    """The distances cannot give the requested r_target or rate."""
+    """No r_target or valid rate can be found from these distances."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One r_target and its valid rates per block hash.
+    """One r_target with its valid rate, for all block hashes together and for each of them.
 
-    Spreads are the highest minus the lowest value; None for a single block hash.
+    A spread is the highest minus the lowest value among block hashes; None if there is only one.
     """
 
     wanted_rate: float | None  # None if the r_target was given
@@ -49,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Distribution of the n distances of all block hashes together."""
+    """The distribution of the n distances of all block hashes together, and the r_targets found."""
 
     n: int
     mean: float
@@ -64,9 +65,10 @@ class Calibration:
 def calibrate(
     blocks: Sequence[np.ndarray], rates: Sequence[float], r_targets: Sequence[float] = ()
 ) -> Calibration:
-    """Computes the r_target for each of `rates`, then the rate at each of `r_targets`.
+    """Finds an r_target for each of the valid `rates`, and the valid rate for each of `r_targets`.
 
-    CalibrationError if a block hash has no distances, or there are too few for one of the rates.
+    `blocks`: the distances (n,) of each block hash. Raises CalibrationError if a block hash has no
+    distances, or if there are too few distances for a rate.
     """
     if not blocks or any(len(block) == 0 for block in blocks):
         raise CalibrationError("A block hash has no distance; is the model's output finite?")
@@ -87,7 +89,9 @@ def calibrate(
 
 
 def check_count(n: int, rate: float) -> None:
-    """Raises CalibrationError if `rate` of n nonces is less than one nonce, or is all of them."""
+    """Raises CalibrationError if n nonces are too few for a valid rate of `rate`: rounded to whole
+    nonces, none or all of them would be valid.
+    """
     if not _count_shows(n, rate):
         least = math.ceil(1 / min(rate, 1 - rate))
         raise CalibrationError(
@@ -96,11 +100,11 @@ def check_count(n: int, rate: float) -> None:
 
 
 def r_target_for(distances: np.ndarray, rate: float) -> float:
-    """Returns the r_target below which the share `rate` of the sorted `distances` lies, rounded to
-    a whole number of nonces.
+    """Returns the r_target for which the share `rate` of the nonces is valid, rounded to a whole
+    number of nonces.
 
-    The r_target is half-way between two neighbouring distances, so that rounding errors of a
-    distance do not change the result.
+    `distances` (n,) must be sorted. The r_target lies half-way between two neighbouring distances,
+    so that rounding errors in distances do not make nonces valid or invalid.
     """
     check_count(len(distances), rate)
     k = round(rate * len(distances))
@@ -108,7 +112,9 @@ def r_target_for(distances: np.ndarray, rate: float) -> float:
 
 
 def expected_spread(n: int) -> float:
-    """Returns the expected range (highest minus lowest) of n >= 2 standard normal numbers."""
+    """Returns the expected difference between the highest and the lowest of n >= 2 independent
+    standard normal numbers.
+    """
     x = np.linspace(-8, 8, 3201)
     below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
     return float(np.trapezoid(1 - below**n - (1 - below) ** n, x))
@@ -150,7 +156,7 @@ def _spread(numbers: Sequence[float]) -> float | None:
 
 
 def _std(numbers: Sequence[float]) -> float | None:
-    """Returns the sample estimate of the population's standard deviation; None for a single
+    """Returns the sample standard deviation (n - 1 in the denominator); None for a single
     number.
     """
     return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None

@@ -1,4 +1,4 @@
-"""Prints the tables of rates and r_targets of `calibrate`."""
+"""Prints the tables of `proofline calibrate`: distances, r_targets and valid rates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
@@ -37,7 +37,7 @@ def distribution_table(calibrations: Mapping[str, Calibration]) -> Table:
 
 
 def target_table(calibrations: Mapping[str, Calibration]) -> Table:
-    """Returns the table with a column per randomization and r_target."""
+    """Returns a table with one column for each randomization and r_target."""
     targets = [(name, target) for name, found in calibrations.items() for target in found.targets]
     table = result_table("Targets", "", *(name for name, _ in targets))
     rows: list[tuple[str, Callable[[Target], str]]] = [
@@ -69,7 +69,7 @@ def target_table(calibrations: Mapping[str, Calibration]) -> Table:
 
 
 def block_table(block_hashes: Sequence[str], calibrations: Mapping[str, Calibration]) -> Table:
-    """Returns the table of each block hash's valid rates at the common r_targets."""
+    """Returns a table of block hashes: the mean distance, and the valid rate at each r_target."""
     headers = ["block hash"]
     for name, found in calibrations.items():
         headers.append(f"{name}\nmean distance")
@@ -89,7 +89,7 @@ def _percent(rate: float | None) -> str:
 
 
 def _points(rate: float | None) -> str:
-    """Formats a difference of two percentages in percentage points."""
+    """Formats a difference between two rates in percentage points."""
     return "-" if rate is None else f"{100 * rate:.2f} points"
 
 

@@ -1,4 +1,6 @@
-"""Counts how often two machines' decode proofs (chains of codebook points) diverge."""
+"""Counts how often two machines' decode proofs of the same nonce differ. A decode proof is a chain
+of codebook points.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +17,7 @@ PAIR_COLUMNS: Sequence[str] = ("machines", "nonces", "chains that part", "on ave
 
 @dataclass(frozen=True)
 class ChainPair:
-    """Counts for two machines' chains of the same nonces."""
+    """How often the chains of two machines differ, counted over the nonces that both computed."""
 
     name: str
     n: int
@@ -34,9 +36,9 @@ class ChainPair:
 
 
 def compare_chains(machines: Iterable[Machine]) -> list[ChainPair]:
-    """Compares every pair of machines.
+    """Compares the chains of every pair of machines.
 
-    UsageError if terms differ or there are too few common nonces.
+    Raises UsageError if two machines' inputs differ, or if they have too few nonces in common.
     """
     return [_pair(one, other) for one, other in combinations(machines, 2)]
 

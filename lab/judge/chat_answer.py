@@ -1,4 +1,6 @@
-"""Reads a file with a chat request and an executor's answer, and makes the validator's request."""
+"""Reads a file with a chat request and an executor's answer, and builds the request to a
+validator.
+"""
 
 import json
 from collections.abc import Sequence
@@ -22,21 +24,23 @@ MODES = {"raw": "raw_logprobs", "processed": _MODE}
 
 
 class Entry(BaseModel):
-    """A token and its logprob."""
+    """A token and its log probability."""
 
     token: str
     logprob: float
 
 
 class Position(Entry):
-    """A token of an answer, with the best tokens at its position."""
+    """A token of an answer, with its logprob and the logprobs of the most likely tokens at its
+    position.
+    """
 
     top_logprobs: list[Entry]
     bytes: list[int] | None = None
 
 
 class Usage(BaseModel):
-    """The numbers of tokens that an answer reports."""
+    """How many prompt and completion tokens an answer reports."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -58,7 +62,7 @@ class _Chunk(BaseModel):
 
 
 class Answer(BaseModel):
-    """The compared parts of an executor's or validator's chat answer."""
+    """The parts of a chat answer, by an executor or a validator, that are compared."""
 
     content: list[Position]
     usage: Usage
@@ -70,20 +74,25 @@ class Answer(BaseModel):
 
 
 class ExecutedChat(BaseModel):
-    """A chat request and the answer of the executor, the node that served the request."""
+    """A chat request, and the answer of the executor, which is the node that served the request."""
 
     request: dict[str, Any]
     answer: Answer
 
     @property
     def mode(self) -> str:
-        """The logprobs_mode of both answers; the network's if the request names none."""
+        """The logprobs_mode for executor and validator: the request's, or by default the
+        network's.
+        """
         asked = str(self.request.get("logprobs_mode") or _MODE)
         return MODES.get(asked, asked)
 
 
 def read_file(path: Path) -> ExecutedChat:
-    """Reads the file, or stdin for -. UsageError if it has no chat request and answer."""
+    """Reads an executed chat from a file, or from stdin if the path is "-".
+
+    Raises UsageError unless the file has a chat request and an answer with logprobs.
+    """
     try:
         stdin = typer.get_text_stream("stdin")
         text = stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -101,9 +110,10 @@ def read_file(path: Path) -> ExecutedChat:
 
 
 def read_answer(document: Any) -> Answer:
-    """Parses an answer, or a list of a stream's chunks. Only the first choice is used.
+    """Parses a chat answer, or the list of chunks of a streamed answer. Only the first choice is
+    used.
 
-    ValueError if there are no logprobs.
+    Raises ValueError if the answer has no logprobs.
     """
     try:
         chunks = [
@@ -129,8 +139,8 @@ def read_answer(document: Any) -> Answer:
 
 
 def validators_request(chat: ExecutedChat) -> dict[str, Any]:
-    """Returns the body of the validator's request, which contains the executor's tokens
-    (protocol.md, section 9).
+    """Returns the body of the request with which a validator computes the logprobs of the
+    executor's tokens (protocol.md, section 9).
     """
     asked = {name: value for name, value in chat.request.items() if name not in _NOT_FOR_VALIDATORS}
     if asked.get("max_completion_tokens") is not None:

@@ -1,4 +1,4 @@
-"""`proofline chat-check` validates an executor's chat like the network."""
+"""`proofline chat-check`: validates an executor's chat answer as the network does."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,16 +47,18 @@ Model = Annotated[
 
 
 class NoVerdictError(ProoflineError):
-    """The validator returned no answer that can be compared."""
+    """The validator gave no answer that can be compared with the executor's."""
 
 
 class TokensRefusedError(ProoflineError):
-    """The validator's model refuses the executor's tokens."""
+    """The validator's model does not accept the executor's tokens."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A verdict, its explanation in a sentence, and the positions of the validator's answer."""
+    """The result of a check: the verdict, its explanation, and the positions of the validator's
+    answer.
+    """
 
     verdict: Verdict
     why: str
@@ -115,8 +117,10 @@ def chat_check(
 def check(
     chat: ExecutedChat, rules: Rules, engine_options: EngineOptions, against: str | None
 ) -> Checked:
-    """Has a validator compute the answer's logprobs, and compares them by the network's rules.
-    NoVerdictError if the validator gives no usable answer.
+    """Has a validator compute the logprobs of the executor's tokens, and compares both by the
+    network's rules.
+
+    Raises NoVerdictError if the validator gives no usable answer.
     """
     n_best = int(chat.request.get("top_logprobs") or BEST)
     if fault := chat_distance.malformed(chat.answer.positions, n_best):
@@ -136,7 +140,7 @@ def check(
 
 
 def invalid(reason: str) -> Verdict:
-    """Returns an invalid verdict for an answer that was not compared."""
+    """Returns the verdict "invalid" for an answer whose logprobs were not compared."""
     return Verdict([], None, None, reason)
 
 
@@ -144,8 +148,10 @@ def invalid(reason: str) -> Verdict:
 def validator(
     engine_options: EngineOptions, against: str | None
 ) -> Iterator[tuple[str, str | None]]:
-    """Yields the validator's url, and the model's name on an engine in this process; None for a
-    node, which knows the model by the name in the request.
+    """Yields the url of the validator, and the model's name there.
+
+    With --model the validator is an engine in this process. Otherwise it is a node, and the name is
+    None, because the node knows the model by the name in the request.
     """
     if not engine_options.model:
         try:
@@ -164,9 +170,11 @@ def validator(
 
 
 def ask(url: str, model: str | None, chat: ExecutedChat) -> Answer:
-    """Requests the validator's answer. `model`: the name in this process's engine, or None.
+    """Requests the validator's answer. `model`: the model's name on an engine in this process; None
+    for a node.
 
-    TokensRefusedError, NoVerdictError.
+    Raises TokensRefusedError if the validator refuses the executor's tokens, and NoVerdictError if
+    it gives no answer with logprobs.
     """
     body = validators_request(chat) | ({"model": model} if model else {})
     note(f"Having {url} validate {len(chat.answer.content)} tokens.")
@@ -203,7 +211,10 @@ def _json(answer: Any) -> Any:
 
 
 def judge(chat: ExecutedChat, answer: Answer, rules: Rules) -> Verdict:
-    """Returns the network's verdict. NoVerdictError if the validator lacks the network's fields."""
+    """Returns the network's verdict on an executor's answer, given the validator's `answer`.
+
+    Raises NoVerdictError if the validator's tokens are not token ids.
+    """
     if not chat_distance.has_ids(answer.positions):
         raise NoVerdictError(
             "No verdict: the validator returns texts instead of token ids, so it does not take part"
@@ -250,7 +261,7 @@ def worst_positions(chat: ExecutedChat, checked: Checked) -> Table:
 
 
 def explanation(chat: ExecutedChat, answer: Answer, verdict: Verdict) -> str:
-    """Explains a verdict's reason in a sentence."""
+    """Explains in a sentence why the verdict is what it is. `answer`: the validator's."""
     n = len(chat.answer.content)
     match verdict.reason:
         case chat_distance.DIFFERENT_LENGTH:
@@ -272,7 +283,9 @@ def explanation(chat: ExecutedChat, answer: Answer, verdict: Verdict) -> str:
 
 
 def truncation(chat: ExecutedChat, answer: Answer) -> str:
-    """Returns a warning if the executor's answer looks truncated; empty if it does not."""
+    """Returns a warning if the executor seems to have cut off its answer; "" otherwise. `answer`:
+    the validator's.
+    """
     one, n = chat.answer, len(chat.answer.content)
     asked = chat.request.get("max_completion_tokens") or chat.request.get("max_tokens") or 0
     if one.usage.completion_tokens > n:

@@ -1,5 +1,5 @@
-"""The network's comparison of an executor's chat answer with a validator's (protocol.md, section
-9): constants and verdict.
+"""The network's rules for comparing an executor's chat answer with a validator's (protocol.md,
+section 9).
 """
 
 import math
@@ -65,7 +65,7 @@ TOO_FAR = "similarity at or below the threshold"
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for comparing the logprobs of two answers."""
+    """The rules by which the logprobs of an executor and a validator are compared."""
 
     threshold: float
     processed: bool = True  # logprobs are those after the sampler's arithmetic
@@ -76,8 +76,11 @@ class Rules:
     def of(
         cls, model: str, request: Mapping[str, Any], mode: str, threshold: float | None = None
     ) -> Self:
-        """Returns the rules for a model's served name and a request. `mode`: the logprobs_mode of
-        both answers. `threshold`: replaces the model's threshold."""
+        """Returns the rules for a chat request and the name under which its model is served.
+
+        `mode`: the logprobs_mode of both answers. `threshold`: used instead of the model's
+        threshold.
+        """
         return cls(
             threshold=threshold_of(model) if threshold is None else threshold,
             processed=mode.startswith("processed"),
@@ -88,7 +91,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The network's verdict on an executor's answer."""
+    """The network's verdict on an executor's chat answer."""
 
     distances: list[float]  # of each position that both answers have
     legacy_similarity: float | None  # by the network's current rule; None if the lengths differ
@@ -101,8 +104,8 @@ class Verdict:
 
 
 def compare(executor: Content, validator: Content, rules: Rules) -> Verdict:
-    """Compares an executor's logprobs with a validator's logprobs of the same tokens (protocol.md,
-    section 9.2).
+    """Compares the logprobs of an executor and a validator for the same tokens, and returns the
+    verdict (protocol.md, section 9.2).
     """
     n = len(executor)
     distances = [
@@ -140,7 +143,9 @@ def _why_invalid(
 
 
 def claims_too_much(claimed: Mapping[str, Any], counted: Mapping[str, Any]) -> bool:
-    """Returns True if an executor's usage exceeds a validator's by more than _SPARE_TOKENS."""
+    """Returns True if an executor reports over _SPARE_TOKENS more prompt or completion tokens than
+    the validator counted.
+    """
     return any(
         claimed.get(name, 0) > counted.get(name, 0) + _SPARE_TOKENS
         for name in ("prompt_tokens", "completion_tokens")
@@ -148,15 +153,16 @@ def claims_too_much(claimed: Mapping[str, Any], counted: Mapping[str, Any]) -> b
 
 
 def has_ids(content: Content) -> bool:
-    """Returns True if all tokens are decimal ids. Answers with other tokens are invalid."""
+    """Returns True if all tokens are written as decimal token ids, as the network requires."""
     names = {name for one in content for name in (one["token"], *entries(one))}
     return all(name.isascii() and name.isdecimal() for name in names)
 
 
 def malformed(content: Content, n_best: int = _BEST) -> str | None:
-    """Returns why the form of an executor's logprobs makes the answer invalid; None if it is valid.
+    """Returns what is wrong with the form of an executor's logprobs; None if the form is valid
+    (protocol.md, section 9.1).
 
-    Source: protocol.md, section 9.1. `n_best`: the number of requested entries.
+    `n_best`: how many tokens per position the request asked for.
     """
     if not has_ids(content):
         return NOT_IDS
@@ -171,7 +177,9 @@ def malformed(content: Content, n_best: int = _BEST) -> str | None:
 
 
 def entries(position: Mapping[str, Any]) -> dict[Any, float]:
-    """Returns the logprobs of a position's best tokens, including the chosen token."""
+    """Returns the logprobs of the most likely tokens at a position, by token. They include the
+    chosen token.
+    """
     return {one["token"]: one["logprob"] for one in position["top_logprobs"]}
 
 
@@ -180,13 +188,17 @@ def _similarity(distance: float) -> float:
 
 
 def threshold_of(model: str) -> float:
-    """Returns the threshold of a model, by its name with or without owner."""
+    """Returns the similarity above which answers of a model are valid. `model`: the name, with or
+    without owner.
+    """
     found = [one for name, one in THRESHOLDS.items() if _bare(model).startswith(name)]
     return found[0] if found else DEFAULT_THRESHOLD
 
 
 def is_narrow(request: Mapping[str, Any]) -> bool:
-    """Returns True if a request's sampler is narrower than the samplers behind the constants."""
+    """Returns True if a request's sampling parameters (top_k, top_p, min_p) exclude more tokens
+    than those for which the constants were found.
+    """
     top_k, top_p, min_p = (
         one if isinstance(one := request.get(name), int | float) else usual
         for name, usual in (("top_k", 0), ("top_p", 1), ("min_p", 0))

@@ -1,4 +1,6 @@
-"""Measures the distances between the machines whose files `report` reads."""
+"""Compares the proofs of machines, as read by `report`: how far the same nonce's results
+lie apart.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,10 +22,10 @@ TAMPERED_TERMS = ("block_hash", "public_key", "k_dim")
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The distances between pairs of machines, and what the report says about them.
+    """The measured distances or margins, as one sample per comparison, and notes for the report.
 
-    `means`: mean distances of each two machines, float64 (n, n), NaN for two machines without
-    common nonces; empty for margins of chains.
+    `means`: mean distance of each pair of machines, float64 (n, n), NaN for a pair without common
+    nonces. Empty if margins of chains were measured.
     """
 
     names: Sequence[str]  # of the machines, honest ones first
@@ -35,8 +37,11 @@ class Comparisons:
 
 
 def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
-    """Compares each two machines. UsageError if their proofs have different inputs, or there are
-    too few files or common nonces.
+    """Measures the distances of each pair of machines, or the margins of each machine's validated
+    chains.
+
+    Raises UsageError if the machines' inputs differ, or if there are too few files or common
+    nonces.
     """
     machines = [*honest, *tampered]
     if chained := next((machine for machine in machines if machine.chains is not None), None):
@@ -128,8 +133,10 @@ def _of_margins(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Compa
 
 
 def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
-    """Returns each chain's largest margin (n,) for a cheat that claims random points, simulated
-    with random hidden states.
+    """Returns the largest margin of each of n chains, float64 (n,), for a cheat that claims random
+    codebook points.
+
+    Simulated with random hidden states. `n_steps`: number of points of a chain.
     """
     chance = np.random.default_rng(0)
     codebook = np.frombuffer(read_codebook_file()[0], "<f4").reshape(POINTS, DIM)
@@ -143,8 +150,11 @@ def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
 
 
 def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Returns the L2 distances (n,) of the nonces that both machines computed with the same inputs.
-    `terms`: names of the inputs to compare.
+    """Returns the L2 distance between two machines' artifacts for each nonce that both computed,
+    float64 (n,).
+
+    `terms`: names of the inputs that must be equal. Raises UsageError if they differ, or if there
+    are too few common nonces.
     """
     found = []
     for proof in one.proofs:
@@ -163,8 +173,10 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
 
 
 def invented(one: Machine, other: Machine) -> Sample:
-    """Returns the distances of a cheat that sends another nonce's vectors, which are as far away as
-    invented ones.
+    """Returns the distances between an honest machine and a cheat that sends invented vectors.
+
+    The cheat is simulated: each nonce gets the vector of another nonce, which lies as far away as
+    an invented one.
     """
     moved = [
         FiledProof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
@@ -183,8 +195,11 @@ def check_count(n: int, beginning: str) -> None:
 
 
 def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProof | None:
-    """Returns the other machine's proof with the same inputs (`terms`), or None. Among several, all
-    of TERMS must match.
+    """Returns the other machine's proof whose inputs (`terms`) equal those of `proof`; None if
+    there is none.
+
+    If several match, all inputs in TERMS must be equal. Raises UsageError if several match even
+    then.
     """
     same = [theirs for theirs in other.proofs if difference(proof, theirs, terms) is None]
     if len(same) > 1:
@@ -204,7 +219,10 @@ def check_same(
     others: FiledProof | FiledChains,
     terms: Sequence[str],
 ) -> None:
-    """Raises UsageError if the proofs of two machines differ in one of `terms`."""
+    """Raises UsageError if the proofs of two machines differ in one of the inputs `terms`.
+
+    `proof` belongs to the machine `one`, `others` to the machine `other`.
+    """
     if (apart := difference(proof, others, terms)) is not None:
         name, mine, theirs = apart
         raise UsageError(
@@ -216,8 +234,10 @@ def check_same(
 def difference(
     one: FiledProof | FiledChains, other: FiledProof | FiledChains, terms: Sequence[str]
 ) -> tuple[str, object, object] | None:
-    """Returns the first of `terms` for which both files have a value and the values differ, with
-    both values; None without such a term.
+    """Returns the first input in which two proofs differ: its name and both values. Returns None if
+    they do not differ.
+
+    `terms`: names of the inputs to compare. An input that only one file contains is no difference.
     """
     for name in terms:
         if name in one.terms and name in other.terms and one.terms[name] != other.terms[name]:

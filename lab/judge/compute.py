@@ -1,4 +1,4 @@
-"""`proofline compute`: computes a proof in this process, without API, Redis or queue."""
+"""`proofline compute`: computes proofs in this process, without API, Redis or queue."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ else:
 
 
 class OfScheme(NamedTuple):
-    """Scheme-specific options of `compute`."""
+    """Options of `compute` that apply to some proof schemes only."""
 
     k_dim: Annotated[int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")] = (
         options.DEFAULT_K_DIM
@@ -111,7 +111,9 @@ def compute(
 
 
 def compute_with_progress(engine: "Engine", spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
-    """Computes one value per nonce, in order."""
+    """Computes the proof value of each nonce, in order, and shows a progress bar. A value is None
+    if it cannot be computed.
+    """
     values: list[Any] = []
     with progress_bar("nonces") as bar:
         task = bar.add_task(progress_title(engine), total=len(nonces))
@@ -122,7 +124,9 @@ def compute_with_progress(engine: "Engine", spec: ProofSpec, nonces: Sequence[in
 
 
 def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
-    """Pairs nonces and values. Omits nonces without a value, and reports their number on stderr."""
+    """Returns (nonce, value) pairs. Leaves out nonces whose value is None, and reports their number
+    on stderr.
+    """
     pairs = [
         (nonce, value) for nonce, value in zip(nonces, values, strict=True) if value is not None
     ]
@@ -132,8 +136,9 @@ def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
 
 
 def request_of(spec: ProofSpec) -> dict[str, Any]:
-    """Returns the inputs as `generate` stores them, without the model, whose name differs between
-    nodes.
+    """Returns the proof's inputs in the form in which `generate` stores them under "request".
+
+    The model is left out, because nodes have different names for it.
     """
     options = dict(spec.options)
     stronger_rng = options.pop("stronger_rng", False)
@@ -149,7 +154,9 @@ def write_result(
     json_only: bool,
     output: Path | None,
 ) -> None:
-    """Writes JSON to a file or to stdout, or prints a table."""
+    """Writes the proofs: as JSON to the file `output`, as JSON to `stdout` with `json_only`, or
+    else as a table to `stdout`.
+    """
     contract = contract_of(spec.scheme)
     document = contract.values(pairs) | contract.about(spec, {}) | {"request": request_of(spec)}
     if output is not None:

@@ -1,4 +1,4 @@
-"""Draws a calibration's distances."""
+"""Draws a histogram of the distances that `calibrate` measured."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +25,10 @@ def draw(
     distances: Mapping[str, Sequence[np.ndarray]],
     calibrations: Mapping[str, Calibration],
 ) -> None:
-    """Draws a panel per randomization: distances as bars, block hashes as lines, r_targets as
-    marks.
+    """Draws one histogram per randomization to the file `picture`: bars for all distances, lines
+    for single block hashes, vertical lines at the r_targets.
 
-    `distances`: per randomization one float64 (n,) for each block hash.
+    `distances`: for each randomization, one float64 (n,) per block hash.
     """
     from matplotlib.figure import Figure  # pyplot would look for a display
 

@@ -1,10 +1,11 @@
-"""Computes how often a validation errs in both directions, and finds the rule with the fewest
-errors.
+"""Computes how often a validation gives a wrong verdict, and finds the validation rule that needs
+the fewest nonces.
 
-A validation counts how many of n nonces are beyond a threshold, and computes the probability of so
-many for an honest sender (protocol.md, sections 2 and 8.3). So both errors follow exactly from the
-binomial distribution and two shares beyond the threshold: an honest machine's and a cheat's.
-Offsets are L2 distances of artifacts or margins of chains; shares and risks are from 0 to 1.
+A validation counts how many of n nonces lie beyond a threshold, and computes how likely an honest
+sender would have at least as many (protocol.md, sections 2 and 8.3). The rates of false alarms and
+misses follow from the binomial distribution and the shares of an honest machine's and of a cheat's
+nonces beyond the threshold. An offset is the L2 distance of an artifact or the margin of a chain.
+Shares and risks are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _DRAWS = 2000
 
 @dataclass(frozen=True)
 class Sample:
-    """Offsets of one comparison's nonces."""
+    """The offsets of all nonces in one comparison, for example of one machine with another."""
 
     name: str
     offsets: npt.NDArray[np.float64]  # (n,), ascending
@@ -39,13 +40,13 @@ class Sample:
         return len(self.offsets) - int(np.searchsorted(self.offsets, threshold, side="right"))
 
     def threshold_for(self, share: float) -> float:
-        """Returns the smallest offset so that at most `share` of the nonces have a larger one."""
+        """Returns the smallest offset that at most the share `share` of the nonces exceeds."""
         return float(self.offsets[len(self.offsets) - 1 - math.floor(share * len(self.offsets))])
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Parameters of a validation of n nonces (protocol.md, section 2, Validation)."""
+    """The parameters of a validation of n nonces (protocol.md, section 2, Validation)."""
 
     dist_threshold: float
     p_mismatch: float
@@ -54,14 +55,14 @@ class Rule:
 
     @property
     def least_frauds(self) -> int:
-        """Returns the lowest number of mismatches that counts as fraud."""
+        """Returns the smallest number of mismatches with which the verdict is fraud."""
         return int(least_frauds(self.n, self.p_mismatch, self.fraud_threshold))
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of honest and of a cheat's nonces beyond a threshold, and the machines with these
-    shares.
+    """The largest share of honest nonces and the smallest share of a cheat's nonces beyond a
+    threshold, with the names of their comparisons.
     """
 
     honest: float  # of the two honest machines that differ most
@@ -78,10 +79,11 @@ class Risks:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured offsets of honest machines and of cheats. A cheat tampers with `tampered_share` of
-    its nonces.
+    """The measured offsets of honest machines and of cheats. A cheat tampers with the share
+    `tampered_share` of its nonces.
 
-    A threshold must hold for each pair of machines, so the worst sample counts, not the mean.
+    A threshold must suit every pair of machines. Therefore the worst sample counts, not the mean of
+    the samples.
     """
 
     honest: Sequence[Sample]
@@ -89,8 +91,10 @@ class Evidence:
     tampered_share: float = 1.0
 
     def shares(self, threshold: float, at_worst: bool = False) -> Shares:
-        """Returns the shares beyond the threshold: as counted, or with `at_worst` the confidence
-        bounds of the counts.
+        """Returns the shares of honest and of a cheat's nonces beyond the threshold.
+
+        With `at_worst`, replaces each counted share by its confidence limit on the unfavourable
+        side.
         """
         upper = at_most if at_worst else _share
         lower = at_least if at_worst else _share
@@ -124,7 +128,9 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Power:
-    """How often a test of n nonces detects each cheat, by the cheat's name."""
+    """How often one kind of test, with n nonces, detects each cheat. `found`: these rates by the
+    cheat's name.
+    """
 
     test: str
     n: int
@@ -135,13 +141,14 @@ class Power:
 def powers(
     evidence: Evidence, thresholds: Sequence[float], n: int, risk: float, seed: int = 0
 ) -> list[Power]:
-    """Simulates three kinds of tests of n nonces; the network uses only the first, a count over a
-    threshold.
+    """Simulates how often three kinds of tests with n nonces detect each cheat. The network uses
+    only the first kind.
 
-    Each test averages a score of every offset, and detects a cheat if the average exceeds the limit
-    that the most deviant honest machine exceeds in only `risk` of the cases. Scores are: whether
-    the offset is over a threshold, the offset itself, and its rank among all honest ones (a
-    rank-sum test). All draw from the samples, so rates below 1 / _DRAWS cannot be measured.
+    Each nonce gets a score: whether its offset is over a threshold, the offset itself, or the
+    offset's rank among all honest offsets (a rank-sum test). A test detects a cheat if the mean
+    score exceeds a limit. The limit is chosen so that the most deviant honest machine exceeds it
+    with the probability `risk`. Nonces are drawn from the samples, so rates below 1 / _DRAWS cannot
+    be measured.
     """
     chance = np.random.default_rng(seed)
     known = np.sort(np.concatenate([sample.offsets for sample in evidence.honest]))
@@ -152,7 +159,9 @@ def powers(
     }
 
     def means(score: npt.NDArray[Any], of_honest: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns the means of _DRAWS validations; `of_honest`: scores of untampered nonces."""
+        """Returns the mean scores of _DRAWS simulated validations. `score`: a machine's scores;
+        `of_honest`: scores for the nonces with which a cheat does not tamper.
+        """
         drawn = chance.choice(score, (_DRAWS, n))
         if evidence.tampered_share < 1 and score is not of_honest:
             kept = chance.random((_DRAWS, n)) >= evidence.tampered_share
@@ -177,12 +186,14 @@ def powers(
 def recommend(
     evidence: Evidence, fraud_threshold: float, most_miss: float, n: int | None = None
 ) -> Recommendation:
-    """Returns the rule that keeps both risks below their limits with the fewest nonces, or with `n`
-    nonces. Risks are computed from the confidence bounds.
+    """Returns the rule that needs the fewest nonces to keep false alarms below `fraud_threshold`
+    and misses below `most_miss`. If `n` is given, returns the rule of n nonces with the fewest
+    misses.
 
-    p_mismatch is the largest share of honest mismatches that the samples do not exclude, so that
-    false alarms stay below fraud_threshold for any n. If no n keeps misses below most_miss, returns
-    the rule with MOST_NONCES and the fewest misses.
+    Risks are computed from confidence limits. p_mismatch is the largest share of honest mismatches
+    that the samples do not exclude, so that false alarms stay below fraud_threshold for every
+    number of nonces. If no number keeps misses below `most_miss`, returns the rule with MOST_NONCES
+    and the fewest misses.
     """
     tried = _candidates(evidence, fraud_threshold)
     if n is None:
@@ -203,8 +214,10 @@ def recommend(
 
 
 def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
-    """Returns the rules to try, the largest threshold first. The thresholds are honest offsets,
-    rounded up, because a threshold between two offsets detects no more.
+    """Returns the rules that `recommend` tries, the one with the largest threshold first.
+
+    Only honest offsets, rounded up, are tried as thresholds, because a threshold between two of
+    them would detect no more.
     """
     rules: dict[float, Rule] = {}
     for share in _TRIED_SHARES:
@@ -216,8 +229,8 @@ def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
 
 
 def _nonces_needed(evidence: Evidence, rule: Rule, most_miss: float) -> int | None:
-    """Returns the fewest nonces with which a cheat is missed at most at the rate `most_miss`, by
-    the confidence bounds; None if MOST_NONCES do not suffice.
+    """Returns the fewest nonces with which at most the share `most_miss` of cheats is missed,
+    computed from confidence limits. Returns None if even MOST_NONCES do not suffice.
     """
     from scipy.stats import binom
 
@@ -236,7 +249,7 @@ def _share(n_found: int, n_total: int) -> float:
 
 
 def _rounded_up(number: float, digits: int) -> float:
-    """Rounds a number up to `digits` significant digits."""
+    """Rounds a positive number up to `digits` significant digits. Returns 0 for other numbers."""
     if number <= 0:
         return 0.0
     places = digits - 1 - math.floor(math.log10(number))

@@ -1,5 +1,5 @@
-"""Reads the files that `report` compares: a machine's artifacts or chains, or a validation of
-chains.
+"""Reads the files that `report` compares. A file has a machine's artifacts, its chains (decode
+proofs), or the result of validating chains.
 """
 
 import math
@@ -26,8 +26,8 @@ CHAIN_TERMS = ("block_hash", "public_key", "seq_len", "max_tokens", "per_nonce_r
 
 @dataclass(frozen=True)
 class FiledChains:
-    """The decode proofs in a file: a chain of codebook points per nonce, for one block hash and
-    public key.
+    """The decode proofs of a file, all for the same block hash and public key. Each nonce has a
+    chain of codebook points.
     """
 
     terms: Mapping[str, Any]  # those of CHAIN_TERMS that the file has
@@ -36,7 +36,7 @@ class FiledChains:
 
 @dataclass(frozen=True)
 class FiledProof:
-    """The artifacts in a file, for one block hash and public key."""
+    """The artifacts of a file, all for the same block hash and public key."""
 
     terms: Mapping[str, Any]  # those of TERMS that the file has
     nonces: npt.NDArray[np.int64]  # (n,), ascending, unique
@@ -45,7 +45,9 @@ class FiledProof:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine's artifacts, chains or margins from one file."""
+    """The content of one file: a machine's artifacts, its chains, or the margins of its validated
+    chains.
+    """
 
     name: str
     path: Path
@@ -64,8 +66,10 @@ class Machine:
 
 
 def read_machines(paths: Sequence[Path]) -> list[Machine]:
-    """Reads the machines, each named after its file, or its full path if two files have the same
-    name.
+    """Reads one machine from each file. A machine is named after its file; if two files have the
+    same name, after the full path.
+
+    Raises UsageError if a file is invalid, or is given twice.
     """
     seen: set[Path] = set()
     for path in paths:
@@ -96,8 +100,8 @@ def _read(path: Path, name: str) -> Machine:
 
 
 def _documents(document: Any, path: Path) -> list[Any]:
-    """Returns the documents of a file, one per block hash and key; golden files (tests/data) have
-    several.
+    """Returns the JSON documents in a file of artifacts, one for each block hash and key. Only
+    golden files (tests/data) have several.
     """
     if isinstance(document, list):
         return [{"artifacts": document}]
@@ -138,7 +142,7 @@ def _by_nonce(document: Mapping[str, Any], path: Path) -> dict[int, Mapping[str,
 
 
 def _chains(document: Any, path: Path) -> FiledChains | None:
-    """Returns the document's chains; None if it has no chains."""
+    """Returns the chains in a file; None if the file has no chains."""
     if isinstance(document, list):
         document = {"artifacts": document}
     artifacts = document.get("artifacts") if isinstance(document, dict) else None
@@ -152,8 +156,10 @@ def _chains(document: Any, path: Path) -> FiledChains | None:
 
 
 def _terms(document: Mapping[str, Any], names: Sequence[str] = TERMS) -> dict[str, Any]:
-    """Returns the inputs of a document's proof. Files of `generate` and `compute` have them under
-    "request", callbacks at the top level.
+    """Returns the inputs of a document's proof, those of `names` that the document contains.
+
+    Files of `generate` and `compute` have the inputs under "request"; callbacks have them at the
+    top level.
     """
     request = document.get("request") or {}
     told = {
@@ -170,8 +176,11 @@ def _k_dim(vector_b64: str) -> int:
 
 
 def _margins(document: Any) -> npt.NDArray[np.float64] | None:
-    """Returns each nonce's largest margin from the answer to a validation of chains, or from
-    `compute` with given chains; None for other documents.
+    """Returns the largest margin of each nonce's chain, float64 (n,); None if the document has no
+    margins.
+
+    Documents with margins are answers to validations of chains, and results of `compute` for given
+    chains.
     """
     if not isinstance(document, dict):
         return None
@@ -191,8 +200,8 @@ def _margins(document: Any) -> npt.NDArray[np.float64] | None:
 
 
 def _n_steps(document: Any) -> int:
-    """Returns the number of points of each validated chain; the network's number if the document
-    has none.
+    """Returns how many points each validated chain has. Returns the network's number if the
+    document does not contain it.
     """
     told = document.get("per_nonce") if isinstance(document, dict) else None
     return int(told[0].get("n_steps", _USUAL_STEPS)) if told else _USUAL_STEPS

@@ -106,8 +106,9 @@ def report(
 
 
 def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
-    """Prints how often chains diverge. No rule is recommended, because chains alone give no
-    distances.
+    """Prints how often the chains of each pair of machines differ.
+
+    Recommends no rule, because a rule needs margins, which only a validation of the chains gives.
     """
     if json_only:
         write_json({"unit": "chains", "pairs": [pair.document for pair in pairs]}, None)
@@ -121,7 +122,9 @@ def print_pairs(pairs: Sequence[ChainPair], json_only: bool) -> None:
 
 
 def write_files(folder: Path, findings: Findings) -> None:
-    """Writes JSON, pictures and page. UsageError if the folder cannot be written."""
+    """Writes the report to a folder: its pictures and its HTML page. Raises UsageError if the
+    folder cannot be written.
+    """
     unit = findings.comparisons.unit
     histograms = f"Histograms of each comparison's {unit}s."
     errors = "False alarms and misses by threshold, p_mismatch and nonces."

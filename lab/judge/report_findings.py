@@ -1,4 +1,6 @@
-"""Findings of `report`: a rule, its risks, and the risks of the network's default rule."""
+"""What `report` finds: a recommended rule with its risks, and the risks of the network's default
+rule.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +15,9 @@ from poc_core.schemes.decode.requests import MARGIN
 
 @dataclass(frozen=True)
 class JudgedRule:
-    """A rule and its error rates, from the counted shares and from their confidence bounds."""
+    """A rule with its risks, computed from the counted shares and, `at_worst`, from their
+    confidence limits.
+    """
 
     label: str
     rule: Rule
@@ -33,7 +37,7 @@ class Findings:
     powers: Sequence[Power]  # of tests other than the network's, with as many nonces or 200
 
     def sentences(self) -> list[str]:
-        """Returns sentences on the recommended settings and their risks."""
+        """Returns sentences for the user about the recommended settings and their risks."""
         judged, rule = self.recommended, self.recommended.rule
         shares = self.evidence.shares(rule.dist_threshold)
         more = " or more" if self.sample_size is None and self.kept else ""
@@ -65,15 +69,17 @@ class Findings:
         return told + self.comparisons.notes
 
     def rows(self) -> list[tuple[str, Sample, bool]]:
-        """Returns each comparison's kind (honest or tampered) and sample, and True if both machines
-        are honest.
+        """Returns one row per comparison: "honest" or "tampered", the sample, and True if both
+        machines are honest.
         """
         honest = [("honest", sample, True) for sample in self.comparisons.honest]
         return honest + [("tampered", sample, False) for sample in self.comparisons.tampered]
 
     def rates(self) -> list[tuple[str, str, list[float]]]:
-        """Returns each comparison's name, kind, and shares beyond each of RATE_THRESHOLDS; nothing
-        for artifacts.
+        """Returns one row per sample of margins: its name, "honest" or "tampered", and the share of
+        nonces beyond each of RATE_THRESHOLDS.
+
+        Returns no rows if artifacts were compared.
         """
         if self.comparisons.unit != "margin":
             return []
@@ -87,14 +93,16 @@ class Findings:
         ]
 
     def tests(self) -> tuple[str, list[str], list[list[str]]]:
-        """Returns title, columns and rows of a table: how often each test detects each cheat."""
+        """Returns title, column names and rows of a table that shows how often each kind of test
+        detects each cheat.
+        """
         first = self.powers[0]
         title = f"Cheats found by {first.n:,} nonces, at {percent(first.risk)} false alarms"
         rows = [[name, *(percent(one.found[name]) for one in self.powers)] for name in first.found]
         return title, ["machines", *(one.test for one in self.powers)], rows
 
     def document(self) -> dict[str, Any]:
-        """Returns all numbers as a JSON document, with shares and risks from 0 to 1."""
+        """Returns all findings as a JSON document. Shares and risks are from 0 to 1."""
         threshold = self.recommended.rule.dist_threshold
         return {
             "unit": self.comparisons.unit,
@@ -148,7 +156,7 @@ def find(
 
 
 def percent(share: float) -> str:
-    """Formats a share in percent, with two or three significant digits."""
+    """Formats a share (0 to 1) in percent, with two or three significant digits."""
     if 0 < share < 1e-6:
         return "less than 0.0001 %"
     return f"{100 * share:.3g} %" if share > 0.1 else f"{100 * share:.2g} %"

@@ -1,4 +1,4 @@
-"""Renders a report as one HTML file with embedded pictures."""
+"""Formats a report as one HTML file that contains its pictures."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,9 @@ img { max-width: 100%; height: auto; background: #fff; }
 
 
 def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
-    """Returns the page's HTML; `pictures`: file, heading and alternative text."""
+    """Returns the HTML text of the report. `pictures`: file, heading and alternative text of each
+    picture.
+    """
     threshold = findings.recommended.rule.dist_threshold
     comparisons = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
     rates = [rate_cells(*row) for row in findings.rates()]

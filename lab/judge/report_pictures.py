@@ -1,4 +1,4 @@
-"""Draws the pictures of a report: distances of machines, and error rates of a rule."""
+"""Draws the pictures of a report: the machines' distances, and the risks of a rule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,8 +26,10 @@ LEAST_RISK = 1e-5
 
 
 def draw_offsets(picture: Path, findings: Findings) -> None:
-    """Draws histograms of honest and tampered offsets, a line per comparison, and both
-    thresholds.
+    """Draws histograms of the honest and of the tampered offsets, with the recommended and the
+    network's threshold.
+
+    Each comparison also has a line of its own.
     """
     figure, (panel,) = _figure(8.0, 4.0)
     comparisons = findings.comparisons
@@ -56,7 +58,9 @@ def draw_offsets(picture: Path, findings: Findings) -> None:
 
 
 def draw_power(picture: Path, findings: Findings) -> None:
-    """Draws false alarms and misses by each parameter of the recommended rule, the others fixed."""
+    """Draws how the rates of false alarms and misses change with each parameter of the recommended
+    rule, while its other parameters stay the same.
+    """
     figure, panels = _figure(11.0, 4.0, columns=3)
     rule = findings.recommended.rule
     offsets = _scale([sample.offsets for _, sample, _ in findings.rows()], POINTS)
@@ -102,7 +106,7 @@ def draw_power(picture: Path, findings: Findings) -> None:
 
 
 def draw_machines(picture: Path, findings: Findings) -> None:
-    """Draws a heat map of the mean distances between machines."""
+    """Draws the mean distance of each pair of machines as a heat map."""
     names, means = findings.comparisons.names, findings.comparisons.means
     side = 2.0 + 0.9 * len(names)
     figure, (panel,) = _figure(side + 1.5, side)
@@ -154,7 +158,9 @@ def _drawn(risks: Sequence[float]) -> npt.NDArray[np.float64]:
 
 
 def _scale(offsets: Sequence[npt.NDArray[np.float64]], n: int) -> npt.NDArray[np.float64]:
-    """Returns n logarithmic steps over all offsets above 0, at most five decades."""
+    """Returns n values for a logarithmic axis that covers all offsets above 0, but at most about
+    five decades.
+    """
     together = np.concatenate(offsets)
     highest = 1.3 * together.max() or 1.0
     above = together[together > 0]
@@ -170,7 +176,9 @@ def _percent_in_bins(
 
 
 def _figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list["Axes"]]:
-    """Creates a figure of `width` x `height` inches, whose panels share their y axis."""
+    """Creates a figure of `width` x `height` inches with panels side by side that share their y
+    axis.
+    """
     from matplotlib.figure import Figure  # pyplot would look for a display
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")

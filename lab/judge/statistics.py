@@ -1,4 +1,6 @@
-"""Statistics of verdict rules: smallest frauds, and confidence limits of counted shares."""
+"""Statistics for validation rules: how many mismatches are a fraud, and confidence limits of
+counted shares.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -13,9 +15,11 @@ CONFIDENCE = 0.95
 def least_frauds(
     n_total: "npt.ArrayLike", p_wrong: "npt.ArrayLike", fraud_threshold: float
 ) -> "npt.NDArray[np.int64]":
-    """Returns the smallest numbers of mismatches that are a fraud: p-value below fraud_threshold.
+    """Returns the smallest number of mismatches among n_total nonces that is a fraud, because its
+    p-value is below fraud_threshold.
 
-    Returns n_total + 1 if no number is. `n_total` and `p_wrong` (between 0 and 1) broadcast.
+    Returns n_total + 1 if even n_total mismatches are not. `p_wrong`: probability that an honest
+    nonce mismatches. `n_total` and `p_wrong` may be arrays, which broadcast.
     """
     import numpy as np
     from scipy.stats import binom
@@ -30,7 +34,9 @@ def least_frauds(
 
 
 def at_most(n_found: int, n_total: int) -> float:
-    """Returns the upper confidence limit of n_found / n_total (Clopper-Pearson, one-sided)."""
+    """Returns the upper confidence limit of the share n_found / n_total (Clopper-Pearson,
+    one-sided).
+    """
     from scipy.stats import beta
 
     return (
@@ -39,5 +45,7 @@ def at_most(n_found: int, n_total: int) -> float:
 
 
 def at_least(n_found: int, n_total: int) -> float:
-    """Returns the lower confidence limit of n_found / n_total (Clopper-Pearson, one-sided)."""
+    """Returns the lower confidence limit of the share n_found / n_total (Clopper-Pearson,
+    one-sided).
+    """
     return 1.0 - at_most(n_total - n_found, n_total)

@@ -1,4 +1,6 @@
-"""Measures the distance between artifacts of the same nonces that were computed in two ways."""
+"""Measures how far artifacts of the same nonces lie apart if they were computed in two different
+ways.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,20 @@ _FURTHEST = 2.0
 
 @dataclass(frozen=True)
 class Distance:
-    """L2 distances between pairs of artifacts of the same nonces."""
+    """The mean and the largest L2 distance between two artifacts of the same nonce."""
 
     mean: float
     largest: float
 
     def is_within(self, other: Distance) -> bool:
-        """Returns True if mean and largest distance are at most those of `other`."""
+        """Returns True if neither the mean nor the largest distance exceeds that of `other`."""
         return self.mean <= other.mean and self.largest <= other.largest
 
 
 def artifacts(engine: Engine, spec: ProofSpec, nonces: int, batch: int) -> list[JsonValue]:
-    """Computes the artifacts of the nonces from 0 on, in micro-batches of `batch`. The artifact of
-    a nonce that cannot be computed is None.
+    """Computes the artifacts of the nonces 0 to `nonces` - 1, in micro-batches of `batch` nonces.
+
+    A nonce whose artifact cannot be computed has None.
     """
     return [
         value
@@ -42,7 +45,9 @@ def artifacts(engine: Engine, spec: ProofSpec, nonces: int, batch: int) -> list[
 
 
 def distance(spec: ProofSpec, ours: Sequence[JsonValue], theirs: Sequence[JsonValue]) -> Distance:
-    """Returns the distance between two non-empty lists of artifacts of the same nonces."""
+    """Returns the distance between two lists of artifacts of the same nonces, which must not be
+    empty.
+    """
     k_dim = ArtifactOptions.of(spec).k_dim
     apart = [_apart(*pair, k_dim) for pair in zip(ours, theirs, strict=True)]
     return Distance(float(np.mean(apart)), max(apart))

@@ -1,5 +1,5 @@
-"""`proofline bench`: measures a model's proofs here, shows where their time goes, and gives
-advice.
+"""`proofline bench`: measures how fast this machine computes a model's proofs, shows where the time
+goes, and recommends settings.
 """
 
 import json
@@ -163,9 +163,11 @@ def measure_all(
     limits_ms: Sequence[float],
     seconds: float,
 ) -> list[SeqLenSpeeds]:
-    """Measures every seq_len, with a progress bar.
+    """Measures the engine's speed at each seq_len, and shows a progress bar.
 
-    SpecError if the model does not support a seq_len.
+    `counts`: micro-batch sizes in nonces, None for a default. `usual_ms`: time limit of a slice.
+    `limits_ms`: further limits whose cost is measured. Raises SpecError if the model does not
+    support a seq_len.
     """
     specs = [spec_of(seq_len) for seq_len in seq_lens]
     for spec in specs:
@@ -192,7 +194,10 @@ def measure_all(
 
 
 def earlier(path: Path, model: str) -> Division:
-    """Reads an earlier result of this command for the model. UsageError if the file has none."""
+    """Reads the parallelism and speed from an earlier result of `bench --json`.
+
+    Raises UsageError if the file has no such result, or if it is about another model.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         division = division_from(document)

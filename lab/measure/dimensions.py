@@ -1,7 +1,7 @@
-"""Models with the dimensions of real models, whose weights vLLM generates.
+"""Creates models that have the dimensions of well-known models, and weights that vLLM generates.
 
-The weights have the magnitude of a trained model's (workers/vllm/start/random_weights.py), so they
-compute as fast as real ones.
+Generated weights have the magnitude of trained weights (workers/vllm/start/random_weights.py), so
+that the model is as fast as the real one.
 """
 
 import functools
@@ -72,9 +72,10 @@ _Layers = Annotated[
 
 
 def configuration(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the name of the shipped model whose tokenizer is used, and the configuration.
+    """Returns the name of a shipped model, whose tokenizer is used, and the configuration of the
+    model with the dimensions `name`.
 
-    UsageError for an unknown name.
+    Raises UsageError if the name is unknown.
     """
     if name in NETWORK_MODELS:
         return "tiny-qwen3", dict(NETWORK_MODELS[name].config)
@@ -90,9 +91,9 @@ def configuration(name: str) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
-    """Yields a directory with the model's configuration and a tokenizer, without weights.
+    """Yields a temporary directory with a model's configuration and a tokenizer, without weights.
 
-    `layers`: number of first layers to keep; None for all.
+    `layers`: how many of the first layers to keep; None for all.
     """
     base, config = configuration(name)
     shipped = shipped_models()[base]
@@ -107,10 +108,10 @@ def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
 
 
 def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the fields to change in the configuration so that only the first `layers` layers
+    """Returns the changes to a model's configuration with which only its first `layers` layers
     remain.
 
-    UsageError if the model has fewer layers.
+    Raises UsageError if the model has fewer layers.
     """
     if "text_config" in config:
         return {"text_config": config["text_config"] | first_layers(config["text_config"], layers)}
@@ -126,7 +127,9 @@ def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that lets a command with engine options accept --dimensions instead of --model."""
+    """Decorator for a command with engine options: adds the options --dimensions, which replaces
+    --model, and --layers.
+    """
 
     @functools.wraps(command)
     def with_dimensions(

@@ -1,9 +1,9 @@
-"""Tries other backends for the products of experts: the engine's speed with each, and the distance
-of its artifacts from those of the default backend.
+"""Tries other vLLM backends for the matrix products of MoE experts: the speed with each, and how
+much it changes artifacts.
 
-Another backend changes the artifacts slightly. So does another size of micro-batches, which each
-node chooses for itself. A backend may be proposed if it changes artifacts no more than another size
-does.
+Another backend changes artifacts slightly. Another micro-batch size does so too, and each node
+chooses its own size. Therefore a backend is proposed only if it changes artifacts no more than
+another micro-batch size does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TELLS_NOTHING = re.compile(r"root cause")
 
 @dataclass(frozen=True)
 class Default:
-    """Measurements of the engine with its default backend."""
+    """The measured speed and artifacts of the engine with its default backend."""
 
     spec: ProofSpec
     counts: Sequence[int]  # nonces of the measured micro-batches
@@ -50,7 +50,9 @@ class Default:
 
 @dataclass(frozen=True)
 class Tried:
-    """Measurements of the engine with one other backend, or why the backend cannot be used."""
+    """The measured speed and artifact distance of the engine with another backend, or why that
+    backend is not proposed.
+    """
 
     backend: str
     nonces_per_s: float | None = None  # at its best; None if it cannot be used here
@@ -59,7 +61,7 @@ class Tried:
 
     @property
     def line(self) -> str:
-        """Returns the line to print."""
+        """Returns the line about this backend that `bench` prints."""
         if self.why_not:
             return f"{self.backend} is not proposed: {self.why_not}"
         return (
@@ -70,38 +72,44 @@ class Tried:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The default backend and all tried ones, of which at most one is proposed."""
+    """The results for the default backend and for all backends that were tried. At most one of
+    these is proposed.
+    """
 
     default: Default
     tried: Sequence[Tried]
 
     @property
     def proposal(self) -> str | None:
-        """Returns the argument of `vllm serve` that selects the proposed backend; None to keep the
-        default.
+        """Returns the `vllm serve` argument that selects the proposed backend; None if no backend
+        is proposed.
         """
         return next((argument(one.backend) for one in self.tried if not one.why_not), None)
 
 
 def argument(backend: str) -> str:
-    """Returns the argument of `vllm serve` that selects the backend."""
+    """Returns the `vllm serve` argument that selects this backend."""
     return f"--moe-backend={backend}"
 
 
 def with_backend(options: EngineOptions, backend: str) -> EngineOptions:
-    """Returns the options with this backend; vLLM uses the last of two arguments."""
+    """Returns engine options with this backend. It replaces a given one, because vLLM uses the last
+    of repeated arguments.
+    """
     return options.model_copy(update={"vllm_args": (*options.vllm_args, argument(backend))})
 
 
 def check_backends(options: EngineOptions, backends: Sequence[str]) -> None:
-    """Raises UsageError if the engine has no such backends."""
+    """Raises UsageError if backends are given for an engine other than vLLM."""
     if backends and options.engine != "vllm":
         raise UsageError(f"{OPTION} needs --engine vllm, whose backends they are.")
 
 
 def default_of(engine: Engine, measured: SeqLenSpeeds) -> Default:
-    """Measures what other backends are compared with: the default's speed, and its artifacts in
-    large and small micro-batches.
+    """Measures the default backend, with which others are compared: its speed, and its artifacts in
+    large and in small micro-batches.
+
+    `measured`: the speeds that `bench` has measured already.
     """
     spec = spec_of(measured.seq_len)
     batch = min(BATCH, engine.info.max_batch(spec.seq_len))
@@ -126,9 +134,10 @@ def compare(
     seconds: float,
     verbose: bool,
 ) -> Comparison:
-    """Tries each backend in turn; no other engine may run at the same time.
+    """Starts an engine with each backend in turn, and measures it. No other engine may run
+    meanwhile.
 
-    `seconds`: least time for measuring each size of micro-batches; `verbose`: shows logs.
+    `seconds`: least duration of each measurement. `verbose`: True to show the engines' logs.
     """
     found = [_tried(options, one, default, seconds, verbose) for one in backends]
     return Comparison(default, judged(default, found, dummy_weights))
@@ -155,8 +164,8 @@ def _tried(
 
 
 def cause(error: ProoflineError) -> str:
-    """Returns one line of an error: the last cause in the engine's log if there is one, else the
-    message.
+    """Returns one line about an error: the last error line of the engine's log, or the error's
+    message if the log has none.
     """
     message, *log = str(error).splitlines()
     causes = [
@@ -168,7 +177,9 @@ def cause(error: ProoflineError) -> str:
 
 
 def judged(default: Default, found: Sequence[Tried], dummy_weights: bool) -> list[Tried]:
-    """Returns the backends, with the reason against each backend that is not proposed."""
+    """Returns the tried backends, each with the reason why it is not proposed. The proposed backend
+    has no reason.
+    """
     first = [replace(one, why_not=_why_not(default, one, dummy_weights)) for one in found]
     good = [one for one in first if not one.why_not]
     best = max(good, key=lambda one: one.nonces_per_s or 0.0, default=None)

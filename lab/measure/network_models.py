@@ -1,5 +1,5 @@
-"""Models that the network runs: their public configurations, operators' arguments, and the rates
-that operators publish.
+"""The models that the network runs: their public configurations, the `vllm serve` arguments of
+operators, and the rates that operators publish.
 """
 
 import importlib.util
@@ -15,7 +15,9 @@ PUBLISHED_ON = "2026-09-23"
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A model of the network: configuration, operators' arguments and published rates."""
+    """A model that the network runs: its configuration, operators' `vllm serve` arguments and
+    published rates.
+    """
 
     # the model's configuration file, reduced to the parts that compute proofs
     config: Mapping[str, Any]
@@ -27,14 +29,17 @@ class NetworkModel:
     published: Mapping[str, int] = field(default_factory=dict)
 
     def arguments_here(self) -> list[str]:
-        """Returns the operators' arguments that vLLM supports on this machine."""
+        """Returns those of the operators' arguments that work with the packages installed on this
+        machine.
+        """
         has_flashinfer = importlib.util.find_spec("flashinfer") is not None
         return [*self.arguments, *(self.with_flashinfer if has_flashinfer else ())]
 
 
 def network_model(name: str) -> NetworkModel | None:
-    """Returns the model for a name of dimensions, a directory or a repository; None if it is
-    unknown.
+    """Returns the network's model with this name; None if the network does not run such a model.
+
+    `name`: a value of --dimensions, a directory, or a repository on the Hugging Face hub.
     """
     return NETWORK_MODELS.get(name.rpartition("/")[2].lower().removesuffix(_EDITION))
 

@@ -1,4 +1,4 @@
-"""Compares this machine's rate for a model of the network with the rates that operators publish."""
+"""Compares the measured rate of a network model with the rates that operators publish."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,10 @@ from lab.measure.time_parts import INPUTS, TAIL
 
 @dataclass(frozen=True)
 class BesidePublished:
-    """A measured rate next to the published one, in nonces a minute of the complete model at the
-    network's seq_len. Rates of fewer layers are scaled.
+    """A measured rate and the published rate of the same model, both in nonces per minute at the
+    network's seq_len.
+
+    If only some layers were computed, the measured rate is scaled to the complete model.
     """
 
     model: str
@@ -28,11 +30,11 @@ class BesidePublished:
 
     @property
     def per_host(self) -> float:
-        """Returns the nonces a minute of a host with HOST_GPUS such GPUs."""
+        """Returns the measured rate, in nonces per minute, of a host with HOST_GPUS such GPUs."""
         return HOST_GPUS * self.per_gpu
 
     def lines(self) -> list[str]:
-        """Returns the lines to print."""
+        """Returns the lines about the two rates that `bench` prints."""
         scaled = (
             f" (computed with {self.layers} of {self.of_layers} layers, scaled as if all were"
             " alike)"
@@ -53,10 +55,10 @@ class BesidePublished:
 
 
 def beside_published(speeds: Speeds, layers: int) -> BesidePublished | None:
-    """Compares the speeds with the published rates. None if the network does not run the model, or
-    another seq_len was measured.
+    """Returns the measured rate and the published rate; None if the network does not run the model,
+    or its seq_len was not measured.
 
-    `layers`: number of layers in the engine.
+    `layers`: number of layers that the engine computed.
     """
     model = network_model(speeds.model)
     one = next((one for one in speeds.seq_lens if one.seq_len == PUBLISHED_SEQ_LEN), None)
@@ -71,15 +73,16 @@ def beside_published(speeds: Speeds, layers: int) -> BesidePublished | None:
 
 
 def layers_of(model: NetworkModel) -> int:
-    """Returns the number of decoder layers of the complete model."""
+    """Returns how many decoder layers the complete model has."""
     config = model.config.get("text_config", model.config)
     return int(config["num_hidden_layers"])
 
 
 def slower_by(one: SeqLenSpeeds, more_layers: float) -> float:
-    """Returns by which factor a nonce takes longer with `more_layers` times as many layers.
+    """Returns the factor by which a nonce takes longer if the model has `more_layers` times as many
+    layers.
 
-    The time for inputs and for the tail (after the last layer) does not depend on the layers.
+    The time for the inputs, and for the steps after the last layer (the tail), stays the same.
     """
     once = one.parts.share(INPUTS) + one.parts.share(TAIL) if one.parts else 0.0
     return once + (1 - once) * more_layers

@@ -1,5 +1,5 @@
-"""Measures an engine's speed in nonces a second over successive micro-batches, complete and in
-slices.
+"""Measures how many nonces per second an engine computes, in complete micro-batches and in
+micro-batches cut into slices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class Trade:
-    """The measured speed under one limit on chat's wait, and the share of speed lost."""
+    """The speed with one limit on the time that chat waits for a slice, and the share of speed that
+    this limit costs.
+    """
 
     max_step_ms: float
     sliced: Speed
@@ -54,7 +56,7 @@ class SeqLenSpeeds:
 
     @property
     def best(self) -> float:
-        """Returns the highest rate of complete micro-batches, in nonces a second."""
+        """Returns the highest rate among complete micro-batches, in nonces per second."""
         return max(whole.nonces_per_s for whole, _ in self.sizes)
 
 
@@ -77,7 +79,7 @@ class Speeds:
 
 
 class _WatchedPlan(SlicePlan):
-    """A slice plan that records the slices that ran."""
+    """A slice plan that records how long each slice took."""
 
     def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
         super().__init__(max_step_ms, slices_in_flight)
@@ -91,15 +93,15 @@ class _WatchedPlan(SlicePlan):
 
 
 def spec_of(seq_len: int) -> ProofSpec:
-    """Returns the spec of the measured proofs: artifacts, for a block hash and a key that no
-    network uses.
+    """Returns the spec of the proofs that are measured: artifacts for the block hash "bench" and
+    the key "bench".
     """
     return ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
 
 
 def sizes(most: int) -> list[int]:
-    """Returns the sizes of micro-batches to measure, in nonces: `most`, a half, a quarter, and on
-    in steps of a quarter.
+    """Returns the micro-batch sizes to measure, in nonces, ascending: `most`, 1/2, 1/4, 1/16, 1/64
+    of it, and so on down to 1.
     """
     found = {most, max(1, most // 2)}
     size = most // 4
@@ -112,11 +114,11 @@ def sizes(most: int) -> list[int]:
 def speed(
     engine: Engine, spec: ProofSpec, n: int | None, max_step_ms: float | None, seconds: float
 ) -> Speed:
-    """Measures micro-batches of `n` nonces, cut into slices as in a worker. None for the size that
-    a worker chooses.
+    """Measures how fast the engine computes micro-batches of `n` nonces, cut into slices as a
+    worker does. None for the size that a worker would choose.
 
-    `max_step_ms`: None for complete micro-batches. Takes at least `seconds`, and some time to warm
-    up. Raises the engine's errors.
+    `max_step_ms`: limit of a slice in milliseconds; None for complete micro-batches. Takes at least
+    `seconds`, after a warm-up. Raises the engine's errors.
     """
     plan = _WatchedPlan(max_step_ms, engine.slices_in_flight)
     _run(engine, spec, plan, n, lambda begun: begun < (_WARM_UP if max_step_ms else 1))
@@ -139,8 +141,11 @@ def speed(
 def _run(
     engine: Engine, spec: ProofSpec, plan: SlicePlan, n: int | None, goes_on: Callable[[int], bool]
 ) -> Sequence[int]:
-    """Starts micro-batches while `goes_on(number of started ones)` is true, so that all pipeline
-    stages are busy. Returns the size of each micro-batch, in nonces.
+    """Runs micro-batches of `n` nonces, and starts new ones while `goes_on` returns True. Returns
+    the size of each completed micro-batch, in nonces.
+
+    `goes_on` gets the number of micro-batches started so far. Enough of them are in progress to
+    keep all pipeline stages busy.
     """
     pipeline = Pipeline(engine, plan)
     most = engine.info.max_batch(spec.seq_len)
@@ -162,7 +167,7 @@ def _run(
 
 
 def n_steps(n_sizes: int, n_limits: int) -> int:
-    """Returns how often `measure` calls `on_step` for one seq_len."""
+    """Returns how often `measure` calls `on_step`: the number of steps for a progress bar."""
     return 2 * n_sizes + _TURNS * (1 + n_limits) + 1
 
 
@@ -175,10 +180,10 @@ def measure(
     seconds: float,
     on_step: Callable[[], None],
 ) -> SeqLenSpeeds:
-    """Runs all measurements at one seq_len.
+    """Makes all measurements at one seq_len.
 
-    `max_step_ms`: limit of the slices for each of `counts`; `limits_ms`: limits whose cost is
-    measured.
+    `counts`: micro-batch sizes in nonces. `max_step_ms`: limit of the slices when sizes are
+    measured. `limits_ms`: limits whose cost is measured. `on_step`: called after each measurement.
     """
 
     def measured(n: int | None, limit_ms: float | None) -> Speed:
@@ -200,8 +205,10 @@ def measure(
 
 
 def _trades(turns: Sequence[Sequence[Speed]], limits_ms: Sequence[float]) -> Iterator[Trade]:
-    """Yields the cost of each limit. Each turn contains a speed without slices, and then a speed
-    for each limit.
+    """Yields the cost of each limit on slices, as a mean over all turns.
+
+    A turn contains the speed of complete micro-batches, followed by the speed with each of
+    `limits_ms`.
     """
     for index, limit_ms in enumerate(limits_ms, start=1):
         kept = statistics.mean(turn[index].nonces_per_s / turn[0].nonces_per_s for turn in turns)

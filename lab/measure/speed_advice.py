@@ -1,4 +1,4 @@
-"""Gives operators advice on settings, from measured speeds."""
+"""Recommends settings to operators, based on measured speeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ _CHEAP = 0.02
 
 @dataclass(frozen=True)
 class Division:
-    """A model's parallelism over devices, and its measured speed."""
+    """How a model is divided over devices (tensor and pipeline parallelism), and the speed measured
+    with that.
+    """
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -54,9 +56,9 @@ def division_of(speeds: Speeds) -> Division:
 
 
 def division_from(document: dict[str, Any]) -> Division:
-    """Reads the division of an earlier `--json` result.
+    """Reads the parallelism and the speeds from an earlier result of `bench --json`.
 
-    KeyError or TypeError if the document has none.
+    Raises KeyError or TypeError if the document is no such result.
     """
     best = {
         int(one["seq_len"]): max(float(size["whole"]["nonces_per_s"]) for size in one["sizes"])
@@ -66,8 +68,8 @@ def division_from(document: dict[str, Any]) -> Division:
 
 
 def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
-    """Returns advice on settings. `others`: earlier measurements of the same model with another
-    parallelism.
+    """Returns the recommended settings with reasons. `others`: earlier measurements of the same
+    model with other parallelism.
     """
     best, division_reason = best_division(speeds, others)
     tokens, tokens_reason = batch_tokens(speeds)
@@ -82,8 +84,10 @@ def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
 
 
 def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division, str]:
-    """Returns the parallelism with the most nonces/s per device at the longest seq_len that all
-    were measured at, and the reason.
+    """Returns the best parallelism, and the reason.
+
+    The best has the most nonces/s per device, compared at the longest seq_len at which all were
+    measured. Without other measurements it is the present one.
     """
     this = division_of(speeds)
     common = set(this.nonces_per_s).intersection(*(other.nonces_per_s for other in others))
@@ -112,8 +116,8 @@ def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division,
 
 
 def batch_tokens(speeds: Speeds) -> tuple[int, str]:
-    """Returns the --max-batch-tokens of the smallest micro-batch that is nearly as fast as the
-    fastest, and the reason.
+    """Returns the recommended --max-batch-tokens, and the reason. At every seq_len it allows a
+    micro-batch that is nearly as fast as the fastest.
     """
     tokens, grows = 0, False
     for one in speeds.seq_lens:
@@ -135,16 +139,18 @@ def batch_tokens(speeds: Speeds) -> tuple[int, str]:
 
 
 def fewest(measured: Sequence[Speed]) -> int:
-    """Returns the size, in nonces, of the smallest micro-batch that is nearly as fast as the
-    fastest.
+    """Returns the smallest micro-batch size, in nonces, that is nearly as fast as the
+    fastest one.
     """
     best = max(one.nonces_per_s for one in measured)
     return min(one.n for one in measured if one.nonces_per_s >= (1 - _NEARLY) * best)
 
 
 def step_ms(seq_lens: Sequence[SeqLenSpeeds]) -> tuple[float, str]:
-    """Returns the shortest POC_MAX_STEP_MS that costs little speed at every seq_len, or else the
-    one that costs least, and the reason.
+    """Returns the recommended POC_MAX_STEP_MS, and the reason: the shortest limit that costs little
+    speed at every seq_len.
+
+    If every limit costs more, returns the one that costs least.
     """
     lost: dict[float, float] = {}
     waits: dict[float, float] = {}

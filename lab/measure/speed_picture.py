@@ -1,4 +1,4 @@
-"""Draws where the time of a micro-batch goes."""
+"""Draws how the time of a micro-batch is divided among its parts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +16,7 @@ LEAST_LABEL = 0.04
 
 
 def draw(picture: Path, title: str, seq_lens: Sequence[SeqLenSpeeds]) -> None:
-    """Draws a bar per seq_len with the parts of a micro-batch's time in percent, from left to
-    right.
-    """
+    """Draws one bar for each seq_len, divided into the parts of a micro-batch's time in percent."""
     from matplotlib.figure import Figure  # pyplot would look for a display
 
     found = [(one, one.parts) for one in seq_lens if one.parts]

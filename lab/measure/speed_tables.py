@@ -1,4 +1,4 @@
-"""Prints the tables of `bench`, and formats its JSON."""
+"""Prints the tables of `bench`, and builds its JSON result."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,8 +21,10 @@ def document(
     beside: BesidePublished | None = None,
     experts: Comparison | None = None,
 ) -> dict[str, Any]:
-    """Returns a JSON document: times in ms, shares from 0 to 1, rates in nonces a second (a minute
-    in `network`).
+    """Returns the result of `bench` as a JSON document.
+
+    Times are in milliseconds, shares from 0 to 1. Rates are in nonces per second, except in
+    `network`, where they are in nonces per minute.
     """
     fields = {name: value for name, value in vars(speeds).items() if name != "seq_lens"}
     return fields | {
@@ -167,7 +169,9 @@ def trade_table(one: SeqLenSpeeds) -> Table:
 
 
 def part_table(with_parts: Sequence[SeqLenSpeeds]) -> Table:
-    """Returns a table of the parts of a micro-batch's time, one column per seq_len."""
+    """Returns a table of the time that each part of a micro-batch takes, with one column per
+    seq_len.
+    """
     table = result_table(
         "Time by part of a whole micro-batch", "", *(f"seq_len {one.seq_len}" for one in with_parts)
     )

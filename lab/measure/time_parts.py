@@ -1,4 +1,6 @@
-"""Divides the time of a micro-batch into parts by grouping its kernels."""
+"""Divides the time of a micro-batch into parts, such as matrix products and norms, according to the
+names of its GPU kernels.
+"""
 
 import re
 from collections.abc import Sequence
@@ -43,8 +45,8 @@ _NAMES: Sequence[tuple[str, re.Pattern[str]]] = [
 
 @dataclass(frozen=True)
 class TimeParts:
-    """A micro-batch's time by part over all stages; each stage's time is the mean of its
-    devices.
+    """How long each part of a micro-batch takes, summed over the pipeline stages. A stage's time is
+    the mean of its devices.
     """
 
     n: int  # nonces
@@ -64,8 +66,8 @@ class TimeParts:
         return self.seconds[part] / self.total_s if self.total_s else 0.0
 
     def share_of_peak(self, nonces_per_s: float) -> float | None:
-        """Returns the share of the devices' peak FLOP/s that matrix products use at this rate; None
-        if no matrix products were profiled.
+        """Returns which share of the devices' peak FLOP/s the model's matrix products use at this
+        rate; None if the profile has no matrix products.
         """
         return (
             nonces_per_s * self.flops / self.n / (self.peak_flops * self.n_devices)
@@ -75,8 +77,8 @@ class TimeParts:
 
     @property
     def matrices_share_of_peak(self) -> float | None:
-        """Returns the share of the devices' peak FLOP/s during matrix products; None if no matrix
-        products were profiled.
+        """Returns which share of the devices' peak FLOP/s is reached while matrix products run;
+        None if the profile has no matrix products.
         """
         seconds = self.seconds[MATRICES] * self.n_devices / self.n_stages
         return self.flops / (self.peak_flops * seconds) if self.flops and seconds else None
@@ -89,7 +91,11 @@ def part_of(kernel: Kernel) -> str:
 
 
 def time_parts(ranks: Sequence[RankProfile], n: int, most_kernels: int = 12) -> TimeParts | None:
-    """Returns the parts of a micro-batch of `n` nonces; None if the engine reports no profile."""
+    """Returns how long each part of a micro-batch of `n` nonces takes; None if the engine provided
+    no profile.
+
+    `ranks`: the profile of each device. `most_kernels`: how many of the longest kernels to list.
+    """
     if not ranks:
         return None
     stages: dict[int, int] = {}  # first layer -> ranks
