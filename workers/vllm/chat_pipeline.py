@@ -19,8 +19,8 @@ class ChatPipeline:
     """Our steps for the chat requests of one AsyncLLM. They run on the AsyncLLM's event loop."""
 
     def __init__(self, llm: Any, no_hooks: str) -> None:
-        """`no_hooks`: the reason why the ranks have no hooks that score known tokens; empty if they
-        have these hooks.
+        """`no_hooks`: why vLLM's ranks have no hooks for scoring known tokens (another node's
+        answer); empty if they have these hooks.
         """
         model = llm.vllm_config.model_config
         n_ids = model.get_vocab_size()

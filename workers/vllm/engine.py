@@ -67,23 +67,23 @@ class VllmEngine(Engine):
         self._closed = False
         self._chat: Any = None  # ChatPipeline, once chat is served
         self._steps = self._answers = 0  # steps reported by the engine core; answers of all ranks
-        self._calls = 0  # in progress
+        self._calls = 0  # calls to the ranks in progress
         self._stepping: set[int] = set()  # micro-batches that continue with decode steps
-        # Seconds of slices, from the ranks that have reported them.
+        # A slice's seconds on each rank that has reported them so far.
         self._heard: dict[Slice, list[float]] = {}
         self._probe: concurrent.futures.Future[int] | None = None
         self._probed_at = 0.0
-        self._in_core = 0  # unfinished requests in the core, by its last answer
-        self._seen_steps = 0  # at the last pulse
-        # Requests known only to the front end and not to the core, and since when.
+        self._in_core = 0  # unfinished requests in the engine core at the last probe
+        self._seen_steps = 0  # value of _steps at the last pulse
+        # Requests that the front end has but not the core, and when that was first seen.
         self._remembered: dict[str, float] = {}
         # Spawn, because a fork would leave this process's threads in an undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         # Cache of compiled grammars: vLLM's 512 MB would fill with clients' grammars.
         os.environ.setdefault("VLLM_XGRAMMAR_CACHE_MB", "64")
-        os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
-        # A host that an operator allows pictures from must not redirect the engine to another host.
+        os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # would let HTTP run any method
+        # A host from which the operator allows pictures must not redirect to another host.
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         lifeline.offer()
         self._sockets = Sockets()
@@ -196,7 +196,7 @@ class VllmEngine(Engine):
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
-            # One call a run: all ranks begin when all have ended the previous run.
+            # One call per run: ranks begin a run when all ranks have ended the previous run.
             return self._run(
                 "profile", spec.model_dump(), list(nonces), watch, timeout_s=_WARM_UP_TIMEOUT_S
             )
@@ -223,7 +223,7 @@ class VllmEngine(Engine):
         gb, n_places = self._decode_memory_gb, len(self.stages)
         limit = None if gb is None else int(gb * 2**30)
         n_tokens = min(self._run("room_for_steps", n_places, limit))
-        if gb is None and not self.on_gpu:  # more at a time gain nothing
+        if gb is None and not self.on_gpu:  # larger micro-batches gain nothing
             states = self.info.max_sequences * ChainLimits.of(self.info).kept_state
             most = max(self.info.max_batch_tokens, self.info.max_seq_len) + states
             n_tokens = min(n_tokens, most)
@@ -245,10 +245,10 @@ class VllmEngine(Engine):
 
     def pulse(self) -> Pulse:
         """Returns a progress counter, and whether unfinished chat or a probe waits for progress.
-        Probes the engine core every few seconds, and whenever chat made no step since the last
-        call. If the core is idle, also probes every rank, so that a hung engine is detected before
-        a client's request arrives. Does not probe during a call to the ranks, because each call has
-        its own time limit (rpc_timeout_s).
+        Probes the engine core every few seconds, and whenever unfinished chat has made no step
+        since the last call. If the core is idle, also probes every rank, so that a hung engine is
+        detected before a client's request arrives. Does not probe during a call to the ranks,
+        because each call has its own time limit (rpc_timeout_s).
         """
         chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
         self._seen_steps = self._steps
@@ -272,14 +272,14 @@ class VllmEngine(Engine):
 
     async def _ask_core(self) -> int:
         """Returns the number of requests that the engine core has not finished. If there are none,
-        probes all ranks, and aborts requests that only the front end has had for some seconds: vLLM
-        leaves a request there if sending it to the core fails.
+        probes all ranks, and aborts requests that have been only in the front end for some seconds:
+        vLLM leaves a request there if sending it to the core fails.
         """
         from workers.vllm.release import engine_core
 
         llm = self._llm
         n = await engine_core.unfinished_in_core(llm)
-        # Outputs of the core may still be unread.
+        # The core's last outputs are perhaps still unread.
         if n or not llm.engine_core.outputs_queue.empty():
             self._remembered = {}
             return n

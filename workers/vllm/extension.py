@@ -30,8 +30,8 @@ class ProofExtension:
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:
-        """Installs hooks in vLLM's model runner, with which chat scores known tokens. The value is
-        empty, or the reason why the hooks cannot be installed.
+        """Installs hooks in vLLM's model runner that score known tokens (another node's answer) for
+        chat. The result is empty, or the reason why the hooks cannot be installed.
         """
         return _answer(self._hook_chat)
 

@@ -48,17 +48,17 @@ _CHAIN = ProofSpec(
     seq_len=31,
     options={"max_tokens": _CHAIN_STEPS},
 )
-# For as many nonces as fit: one step warms a shape up, one is recorded, two are replayed.
+# For as many nonces as fit: one step warms up the shape, one is recorded, two are replayed.
 _FEW_STEPS = _CHAIN.model_copy(update={"options": {"max_tokens": 4}})
-# Replayed chains may differ from plain ones this many times as often as repeated plain ones do.
+# Chains with CUDA graphs are allowed this many times the differences of repeated plain chains.
 _MOST_OTHERS = 3
 # Seconds allowed for a call that records steps; all kernels are compiled by then.
 _GRAPHS_TIMEOUT_S = 120.0
 # Seconds until the memory of a killed engine is free.
 _GPU_FREE_S = 10.0
-# Time limit of a call / longest planned call: machines may be busy, first calls compile.
+# Time limit of a call / longest planned call: machines can be busy, and first calls compile.
 _CALL_MARGIN = 6
-# Margin of a point that rounding may change; chains of other states are off by 0.1 or more.
+# Largest margin of a mismatch that rounding explains; wrong states give 0.1 or more.
 _NEAR_TIE = 0.075
 
 
@@ -94,7 +94,7 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
         check_memory(engine, whole=engine.on_gpu)
         check_chains(engine)
         report_speed(engine)
-        # Over several hosts this is untested, and it needs the agreement of their ranks.
+        # Recording over several hosts is untested, and their ranks must agree on it.
         if engine.on_gpu and (options.span is None or os.environ.get(SWITCH) == "on"):
             check_graphs(engine)
     except BaseException:
@@ -107,10 +107,10 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
 
 
 def check_isolation(engine: VllmEngine) -> None:
-    """Computes a micro-batch twice: with caches that layers share, and with a separate cache for
-    each layer. Sharing is disabled if the artifacts are never bit-identical. This includes models
-    with irreproducible results, for which sharing cannot be tested. ProoflineError if proofs write
-    to chat's caches, or if this model cannot compute proofs.
+    """Computes a micro-batch with caches that layers share, and with a separate cache for each
+    layer. If the artifacts of the two are never bit-identical, layers stop sharing caches. This
+    also affects models with irreproducible artifacts, for which sharing cannot be tested.
+    ProoflineError if proofs write to chat's caches, or if this model cannot compute proofs.
     """
     name = engine.info.name
     spec = _spec(min(_SEVERAL_BLOCKS, engine.info.max_seq_len, engine.info.max_batch_tokens))
@@ -252,9 +252,9 @@ def check_chains(engine: VllmEngine) -> None:
 
 def check_graphs(engine: VllmEngine) -> None:
     """Computes decode proofs with CUDA graphs and without. Disables the graphs if the results
-    differ more than those of repeated runs without graphs. Tests both two nonces and as many as
-    fit, because sums over ranks use different kernels for different sizes. RecordingError if the
-    engine breaks.
+    differ clearly more often than those of repeated runs without graphs. Tests micro-batches of two
+    nonces and of as many nonces as fit, because sums over ranks use different kernels for different
+    sizes. RecordingError if the engine breaks.
     """
     if why_no_chains(engine.info):
         return

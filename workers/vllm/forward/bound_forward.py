@@ -100,7 +100,9 @@ class BoundForward:
             yield
 
     def settle(self, replicated: bool) -> None:
-        """Sets whether the outputs of layers are equal on all tensor-parallel ranks."""
+        """Sets whether the outputs of layers are equal on all tensor-parallel ranks. If they are,
+        the ranks can divide the rows of MoE routers among themselves.
+        """
         self._quick.settle(replicated)
 
     def forget_unfinished(self) -> None:
@@ -112,8 +114,9 @@ class BoundForward:
 def transformed(
     modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
 ) -> Iterator[None]:
-    """Installs hooks on `layers` inside the context. They pass each layer's output to `watch`, and
-    then replace the output with the result of `scheme`'s transformation.
+    """Inside the context, hooks on `layers` pass each layer's output to `watch`, and then replace
+    the output with the result of `scheme`'s transformation. None leaves out the watch or the
+    transformation.
     """
     handles = []
     try:

@@ -1,7 +1,7 @@
-"""Passes all outputs of a layer to the next layer if a slice ends between the two. Layers with
-hyper-connections return four tensors, but pipeline stages of vLLM's models pass on fewer:
-GLM-5.3-Flash drops two, and DeepSeek-V4 merges the connections. Without a cut, the next layer
-merges them in one kernel with its first operations, which rounds differently.
+"""Passes all outputs of a slice's last layer to the next slice. Layers with hyper-connections
+return four tensors, but pipeline stages of vLLM's models pass on fewer: GLM-5.3-Flash drops two,
+and DeepSeek-V4 merges the connections. If no slice ends there, the next layer merges the
+connections in one kernel with its first operations, which rounds differently.
 """
 
 import inspect

@@ -37,7 +37,7 @@ class ScratchGroup:
     block_size: int  # tokens per block of the attention kernel
     layer_names: tuple[str, ...]
     block_dim: int
-    is_state: bool  # one block for each sequence, of any length
+    is_state: bool  # True: a cache has one block per sequence of any length
 
     def blocks_per_sequence(self, seq_len: int) -> int:
         return 1 if self.is_state else -(-seq_len // self.block_size)
@@ -47,10 +47,10 @@ class ScratchGroup:
 
 
 class ScratchCaches:
-    """Scratch caches for all layers of the model, each as large as the largest batch so far needed.
-    Two layers share a scratch cache if their caches have the same kind and shape and are never
-    needed at the same time. Not shared are caches of the same decoder layer, and a cache that a
-    later layer reads. If `private` is True, no cache is shared.
+    """Scratch caches for all layers of the model. Each has grown to the size that the largest batch
+    so far needed. Two layers share a scratch cache if their caches have the same kind and shape and
+    are never needed at the same time. Not shared are caches of the same decoder layer, and a cache
+    that a later layer reads. If `private` is True, no cache is shared.
     """
 
     def __init__(self, runner: Any, layers: dict[str, Any]) -> None:
@@ -194,8 +194,8 @@ class ScratchCaches:
         self._caches.clear()
 
     def chats_first_blocks(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
-        """Returns copies of the blocks in chat's caches that a batch would overwrite if proofs were
-        not isolated, by layer.
+        """Returns copies, by layer, of the blocks in chat's caches that a batch without scratch
+        caches would overwrite.
         """
         return {
             name: [

@@ -104,7 +104,7 @@ class Layout:
         }
         self._slots = [tables.slots(index, offsets) for index in range(len(tables.groups))]
         self._metadata: dict[str, Any] = {}  # by layer
-        self._builds: int | None = None  # count of all builders when the metadata was built
+        self._builds: int | None = None  # kv_caches.n_builds when the metadata was built
         # A layer's slot of every token, (n * rows,) int64.
         self.slot_mapping: dict[str, torch.Tensor] = {}
         for group, slots in zip(tables.groups, self._slots, strict=True):
@@ -160,7 +160,7 @@ class DeviceBatch:
     # Caches of a micro-batch with decode steps, from its first slice on.
     place: Place | None = None
     tables: BlockTables | None = None
-    layout: Layout | None = None  # of the steps
+    layout: Layout | None = None  # layout of the decode steps
 
 
 class Whereabouts:

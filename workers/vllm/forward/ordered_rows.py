@@ -21,9 +21,9 @@ _ROWS, _EXPERTS, _N_USED, _BLOCK = (
 
 
 class OrderedRows:
-    """A wrapper of Marlin's matrix product, which first sorts each expert's rows. The two products
-    of a layer use the same rows, so they are sorted only once. A fused kernel sorts rows of a shape
-    if it gave the same result as torch's sorting in the first call.
+    """A wrapper of Marlin's matrix product that first sorts the row indices of each expert. The two
+    products of a layer use the same row indices, which are sorted only once. The fused sorting
+    kernel is used for a shape only if its first result equals that of torch's sorting.
     """
 
     def __init__(self, own: Any, names: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class OrderedRows:
         return self._own(*args[:first], self._last[1], *args[first + 1 :])
 
     def _ordered(self, rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-        """Returns the sorted rows. Returns the rows unchanged if the kernel sorts this shape
+        """Returns the sorted row indices. Returns them unchanged if the kernel sorts this shape
         wrongly.
         """
         # imported here: Triton comes with CUDA builds
@@ -67,8 +67,8 @@ class OrderedRows:
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
-    """Returns `rows` with each expert's rows in ascending order. Rows after the first `n_used` are
-    unchanged. `experts`: the expert of each block of `block` rows.
+    """Returns the row indices `rows`, with those of each expert in ascending order. Does not change
+    the indices after the first `n_used`. `experts`: the expert of each block of `block` rows.
     """
     of_block = experts[: n_used // block]
     is_next = torch.ones_like(of_block, dtype=torch.int64)

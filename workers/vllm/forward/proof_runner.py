@@ -77,7 +77,7 @@ class ProofRunner:
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
         self._micro_batches: dict[int, DeviceBatch] = {}
-        # By the last slice of a micro-batch: its numbers, on the host once the slice has run.
+        # By the last slice of a micro-batch: the numbers, on the host when the slice has ended.
         self._numbers: dict[tuple[int, ...], tuple[Batch, torch.Tensor]] = {}
         self._transfer = StageTransfer(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
@@ -124,7 +124,9 @@ class ProofRunner:
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        """Starts the checks of class Watch, for micro-batches of at most this size."""
+        """Starts checks (see class Watch) of micro-batches with at most `n_sequences` sequences of
+        `seq_len` tokens.
+        """
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
@@ -152,8 +154,8 @@ class ProofRunner:
         wait: bool,
         fetch: int | None,
     ) -> dict[str, Any]:
-        """Runs the one of `slices` (see Slice) that has this rank's layers, if there is one.
-        Returns what has ended since the last tick: {"refused": {id: reason}, "ran": [(slice,
+        """Runs the slice in `slices` (see Slice) that consists of layers of this rank, if there is
+        one. Returns what has ended since the last tick: {"refused": {id: reason}, "ran": [(slice,
         seconds)], "values": {id: values}}. Only one rank returns values. If an error is raised, all
         micro-batches are dropped.
 
@@ -325,8 +327,8 @@ class ProofRunner:
 
     def _token_ids(self, batch: Batch, step: int, vocab_size: int) -> torch.Tensor:
         """Returns the token ids of a pass, int32 (tokens,). In later pipeline stages, the ids of a
-        decode step are zeros: only the first stage has the results that determine them, and no MoE
-        router of a later stage reads ids.
+        decode step are zeros: only the first stage has the previous step's results, which determine
+        the ids, and no MoE router of a later stage reads ids.
         """
         if self._own.start > 0 and batch.order.is_step(step):
             n_tokens = batch.order.n_tokens(step)
@@ -365,7 +367,7 @@ class ProofRunner:
     def _forget_all(self) -> None:
         """Drops all micro-batches after an error. The engine's caller can restart them."""
         self._micro_batches.clear()
-        self._caches.forget()  # these may have been sized for a batch that was too large
+        self._caches.forget()  # perhaps grown for a batch that was too large
         self._kept.free_all()
         self._numbers.clear()
         self._transfer.forget()

@@ -49,7 +49,9 @@ class Call(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """A key that is equal for all calls that share the result of one trial."""
+        """Identifies the shapes of a call. Calls with equal keys share the result of one trial,
+        which compares the kernels with vLLM's.
+        """
         shapes = self.first.numbers.shape, self.second.numbers.shape
         return len(self.out).bit_length(), self.chosen.shape[1], *shapes
 
@@ -81,8 +83,8 @@ class QuickApply(ABC):
 
     @abstractmethod
     def read(self, experts: Any, given: Mapping[str, Any]) -> Any | None:
-        """Returns the arguments of a call of `apply`. Returns None if the kernels do not support
-        the call. An AttributeError, KeyError or TypeError means the same.
+        """Returns the arguments of a call of `apply`. Returns None, or raises AttributeError,
+        KeyError or TypeError, if the kernels do not support the call.
         """
 
     @abstractmethod
@@ -93,8 +95,8 @@ class QuickApply(ABC):
 
 
 def _is_plain(experts: Any, given: Mapping[str, Any]) -> bool:
-    """Returns True if this rank has all experts of the layer, and only SiLU is applied between
-    their two products.
+    """Returns True if the kernels support this call of vLLM's experts: all experts are on this rank
+    and have no biases or LoRA, the activation is SiLU, and the output is bfloat16.
     """
     kind, lora = given["activation"], getattr(experts, "_lora_context", None)
     others = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias, lora
@@ -110,7 +112,7 @@ def _is_plain(experts: Any, given: Mapping[str, Any]) -> bool:
 
 
 class QuickBlockExperts(QuickApply):
-    """The kernels of block FP8 for one model, and the fastest tiles by shape."""
+    """The kernels for block FP8 experts of one model. Stores the fastest tiles for each shape."""
 
     def __init__(self) -> None:
         super().__init__(getattr(custom_ops.triton_experts(), "TritonExperts", None))
@@ -148,7 +150,7 @@ class QuickBlockExperts(QuickApply):
 
 def _best(call: Call, by_vllm: Compute) -> Any | None:
     """Returns the fastest pair of tiles for the two products. Returns None if vLLM's kernels are
-    faster, or if no tiles give their bits.
+    faster, or if no pair gives results that are bit-identical to vLLM's.
     """
     from poc_core.fused.block_experts import Tile
 

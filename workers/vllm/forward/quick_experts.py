@@ -50,8 +50,8 @@ class Product(NamedTuple):
         )  # fmt: skip
 
     def of_opened(self, out: Tensor, opened: Tensor) -> None:
-        """Computes this product, the second of a layer, from `opened`: the result of the first
-        product and the activation, with rows in the order of experts.
+        """Computes this product, the second of a layer, and writes it to `out`. `opened`: the
+        result of the first product and the activation, with rows in the order of experts.
         """
         from poc_core.fused.experts import product_by_expert_
 
@@ -60,7 +60,9 @@ class Product(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """A key that is equal for all products that share the result of one trial."""
+        """Identifies the shapes of a product. Products with equal keys share the result of one
+        trial, which compares our kernels with vLLM's.
+        """
         n_rows = len(self.x).bit_length()
         return n_rows, self.x.dtype, self.weights.shape, self.a_token, self.tile
 
@@ -71,17 +73,19 @@ class Opened(NamedTuple):
     product: Product
     out: Tensor  # where vLLM's second product reads it
     room: Tensor  # memory for the same rows in the order of experts, overlapping `out`
-    by_expert: bool  # whether it was written to `room`
-    compute: Compute  # writes it to `out`
+    by_expert: bool  # True: the result is in `room`
+    compute: Compute  # writes the result to `out`
 
 
 class QuickExperts:
-    """The kernels of 16-bit experts for one model, with the results of their trials."""
+    """The kernels for 16-bit experts of one model. Stores for each shape whether a trial found the
+    kernels correct and faster than vLLM's.
+    """
 
     def __init__(self) -> None:
         self._module = custom_ops.triton_experts()
         self._trials = Trials(Trial(), Trial())
-        self._layer: LayerCall | None = None  # in progress
+        self._layer: LayerCall | None = None  # the layer in progress
 
     @contextmanager
     def bound(self) -> Iterator[None]:
@@ -130,7 +134,7 @@ class QuickExperts:
 
 
 class Trials(NamedTuple):
-    """The results of a model's trials, by Product.key."""
+    """For each Product.key, whether a trial found our kernels correct and faster than vLLM's."""
 
     is_better: Trial[bool]
     # for both products, with the first one written in the order of experts
@@ -155,10 +159,11 @@ class LayerCall:
         return self._waiting is None and self._opened is None
 
     def multiply(self, product: Product | None, own: Compute) -> None:
-        """Computes the layer's second product. Only stores the first product: it is computed
-        together with the activation (see open_gates).
+        """Computes the layer's second product. Only stores the first product, because open_gates
+        computes it together with the activation.
 
-        `product`: the requested product; None if only vLLM's kernel, `own`, can compute it.
+        `product`: the product that vLLM requests; None if only vLLM's kernel, `own`, can compute
+        it.
         """
         opened, self._opened = self._opened, None
         if opened is not None and not _follows(product, opened):
@@ -198,8 +203,9 @@ class LayerCall:
             by_row()
 
     def open_gates(self, output: Tensor, given: Tensor, own: Compute, is_ours: bool) -> None:
-        """Computes the layer's first product and the activation. `own`: vLLM's kernel for the
-        activation. `is_ours`: True if our kernels support the activation.
+        """Computes the layer's first product and the activation. `output`: receives the result.
+        `given`: the activation's input in vLLM. `own`: vLLM's kernel for the activation. `is_ours`:
+        True if our kernels support the activation.
         """
         product, self._waiting = self._waiting, None
         if product is None:

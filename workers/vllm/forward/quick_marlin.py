@@ -53,7 +53,9 @@ class Call(NamedTuple):
 
 
 class QuickMarlin(QuickApply):
-    """The kernels for MXFP4 experts of one model, with the results of their trials."""
+    """The kernels for MXFP4 experts of one model. Stores for each shape whether a trial found the
+    kernels correct.
+    """
 
     def __init__(self) -> None:
         super().__init__(custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None)

@@ -40,7 +40,7 @@ def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor,
 
 
 class QuickNorms:
-    """The norm kernels for one model, with the results of their trials."""
+    """The norm kernels for one model. Stores for each shape whether a trial found them correct."""
 
     def __init__(self) -> None:
         self._class = custom_ops.query_and_key_norms()

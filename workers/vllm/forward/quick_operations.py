@@ -37,7 +37,9 @@ class Call(Protocol):
 
     @property
     def key(self) -> Any:
-        """A key that is equal for all calls that share the result of one trial."""
+        """Identifies the shapes of a call. Calls with equal keys share the result of one trial,
+        which compares the kernel with vLLM's operation.
+        """
 
     def of(self, x: Tensor) -> Self:
         """Returns the same call with other input rows (n, ...), and with new tensors for the
@@ -471,7 +473,9 @@ class SharedRouter:
 
 
 class QuickOperations:
-    """The replacements of vLLM's operations for one model, with the results of their trials."""
+    """The kernels that replace vLLM's operations in one model. Each replacement stores for which
+    shapes a trial found its kernel correct.
+    """
 
     def __init__(self) -> None:
         own = {name: custom_ops.operation(name) for name in OPERATIONS}
@@ -487,7 +491,9 @@ class QuickOperations:
                 logger.warning("Marlin's experts may give other bits each time: %s", error)
 
     def settle(self, replicated: bool) -> None:
-        """Sets whether the outputs of layers are equal on all tensor-parallel ranks."""
+        """Sets whether the outputs of layers are equal on all tensor-parallel ranks. If they are,
+        the ranks can divide the rows of MoE routers among themselves.
+        """
         if ROUTER in self._stand_ins:
             self._stand_ins[ROUTER].replicated = replicated
 

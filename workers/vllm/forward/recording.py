@@ -154,9 +154,9 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """Returns True if `kept` needs no copy of `new`: it is the same object, or the recorded work
-    fills it itself. The work fills FlashMLA's plan if `new` has an empty plan, and an empty
-    dictionary of plans by layer.
+    """Returns True if `new` need not be copied to `kept`: the two are one object, or the recorded
+    work itself fills `kept`. Recorded work fills FlashMLA's plan if `new` has an empty plan. It
+    also fills an empty dictionary of plans by layer.
     """
     if isinstance(kept, dict):
         return not kept and not new

@@ -11,7 +11,9 @@ from workers.vllm.release import model_parts, parallel
 
 
 class StageTransfer:
-    """The sends and receives of one rank. Keeps tensors until they have been sent."""
+    """One rank's transfers to and from other pipeline stages. Keeps tensors until they have been
+    sent.
+    """
 
     def __init__(
         self, worker: Any, model: nn.Module, dtype: torch.dtype, device: torch.device

@@ -51,8 +51,8 @@ class Place:
 
 
 class StepCaches:
-    """The caches of decode proofs: one Place for each micro-batch that can be in progress at a
-    time.
+    """The caches of decode proofs: one Place (set of caches) for each micro-batch that can be in
+    progress at the same time.
     """
 
     def __init__(self, scratch: ScratchCaches, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class StepCaches:
         self.on_gpu = device.type == "cuda"
         self._device = device
         self.places: list[Place] = []
-        # A sequence takes a multiple of this, also if layers have different block sizes.
+        # A sequence occupies a multiple of this number of tokens, with any layer's block size.
         self.block = math.lcm(*(group.block_size for group in scratch.groups), 1)
         self._per_token = max(scratch.scratch_bytes_per_token(), 1)
         self._per_state = scratch.scratch_bytes_per_state()

@@ -109,7 +109,7 @@ class StepGraphs:
                 recorded.fill(batch, step, held.state)
         except Exception as error:  # any error of a backend that cannot be recorded
             if self._together and recorded and not isinstance(error, NotReplayableError):
-                raise  # an error of this rank only: the others replay the step
+                raise  # only this rank has failed: the other ranks replay the step
             self._do_without(error, key, len(batch.nonces))
             return None
         held.state = None
@@ -117,7 +117,7 @@ class StepGraphs:
 
     def _do_without(self, error: Exception, key: _Key, n_nonces: int) -> None:
         """Stops recording after an error. If the error is a lack of memory, stops recording only
-        for this number of nonces and more.
+        for steps of `n_nonces` or more nonces.
         """
         self._forward.forget_unfinished()
         if is_of_memory(error) and self.recorded and not self._together:
@@ -131,8 +131,8 @@ class StepGraphs:
 
     def _may_record(self, key: _Key) -> bool:
         """Returns True if a step of this shape should be recorded. Several ranks together can
-        record only a limited number of steps. When half of them are used, only repeated shapes are
-        recorded.
+        record only a limited number of steps. After half of that number, only shapes that have
+        occurred before are recorded.
         """
         if not self._together or self.recorded < _MOST_TOGETHER // 2:
             return True
@@ -141,8 +141,8 @@ class StepGraphs:
     def _recorded(
         self, held: DeviceBatch, tables: BlockTables, place: Place, step: int
     ) -> RecordedStep:
-        """Records a decode step with its current inputs. Raises whatever error the backends of vLLM
-        and CUDA raise, because a step may contain work that cannot be recorded.
+        """Records a decode step with its current inputs. Can raise any error of vLLM or CUDA,
+        because some attention backends cannot be recorded.
         """
         part = Part(self._layers, self._n_layers, self._gates.numbers, self._vocab_size)
         recorded = _on_all_ranks(lambda: RecordedStep(held.batch, tables, part, self._recorder))
@@ -257,7 +257,7 @@ class RecordedStep:
         output = self._replay()
         if self._part.layers.stop == self._part.n_layers:
             return model_parts.final_hidden_states(output)
-        # The tensors may still be being sent when the next replay overwrites the recorded ones.
+        # Copies, because the next replay can overwrite the tensors while they are being sent.
         return model_parts.intermediate({name: x.clone() for name, x in output.tensors.items()})
 
     def _arguments(self) -> dict[str, Any]:

@@ -13,13 +13,13 @@ MOST_IN_FLIGHT = 2
 
 
 class Stopwatch:
-    """Measures the time of slices with the host's clock, which is correct for CPUs. Each slice has
-    a `tag`.
+    """A meter of the time of slices, by the host's clock, which is correct for CPUs. `tag`:
+    identifies a slice.
     """
 
     def __init__(self) -> None:
         self._began = 0.0
-        self._ended: Any = None  # the last run
+        self._ended: Any = None  # when the last slice ended
         self._gaps_s = 0.0
         self._done: list[tuple[tuple[int, ...], float]] = []
 
@@ -47,9 +47,7 @@ class Stopwatch:
         return done
 
     def gaps_s(self) -> float:
-        """Returns the seconds between slices since the last call, in which the device had none to
-        run.
-        """
+        """Returns the sum of the gaps between slices since the last call, in seconds."""
         gaps_s, self._gaps_s, self._ended = self._gaps_s, 0.0, None
         return gaps_s
 
@@ -61,7 +59,7 @@ class EventStopwatch(Stopwatch):
 
     def __init__(self) -> None:
         super().__init__()
-        self._event: torch.cuda.Event | None = None  # that began the last run
+        self._event: torch.cuda.Event | None = None  # recorded when the last slice began
         self._running: deque[tuple[tuple[int, ...], torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def begin(self) -> None:

@@ -27,8 +27,8 @@ class Trial(Generic[V]):
         self.found: dict[Any, V] = {}
 
     def of(self, key: Any, find: Callable[[], V]) -> V | None:
-        """Returns the result for a key. The first call runs the trial, `find`. Returns None for a
-        new key while a CUDA graph is recorded, because a trial waits for the device.
+        """Returns the result for a key. The first call for a key runs the trial, `find`. Returns
+        None for a new key while a CUDA graph is recorded, because a trial waits for the device.
         """
         if key not in self.found:
             if torch.cuda.is_current_stream_capturing():
@@ -75,8 +75,8 @@ def instead(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
 
 def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
     """Returns the index of the fastest of `ways` (our kernels) whose results are bit-identical to
-    those of `own` (vLLM's kernel). Returns None if `own` is faster. `out`: the tensor to which they
-    write.
+    those of `own` (vLLM's kernel). Returns None if `own` is faster than these. `out`: the tensor to
+    which all of them write.
     """
     own()
     expected = out[::_EVERY].clone()

@@ -10,20 +10,22 @@ from workers.vllm.release import parallel
 
 
 class Watch:
-    """Checks the batches computed since its creation: whether they changed chat's caches, and
-    whether layers' outputs were equal on all ranks. A batch has up to `n_sequences` sequences of
-    `seq_len` tokens.
+    """A check of the batches that are computed after its creation: whether they change chat's
+    caches, and whether layers' outputs are equal on all ranks. A batch has up to `n_sequences`
+    sequences of `seq_len` tokens.
     """
 
     def __init__(self, caches: ScratchCaches, n_sequences: int, seq_len: int) -> None:
         self._caches = caches
         self._size = (n_sequences, seq_len)
         self._before = caches.chats_first_blocks(n_sequences, seq_len)
-        # False with sparse attention: the next layer adds up its ranks' sums.
+        # False with sparse attention, where the next layer adds up the ranks' partial sums.
         self.replicated = True
 
     def look(self, hidden_states: Tensor) -> None:
-        """Compares a layer's output on all tensor-parallel ranks."""
+        """Compares a layer's output on all tensor-parallel ranks. If it differs, sets `replicated`
+        to False.
+        """
         self.replicated &= parallel.is_replicated(hidden_states)
 
     def touched(self) -> list[str]:

@@ -241,7 +241,7 @@ class _Instead:
         return getattr(self._own, name)
 
 
-# Keywords of a part of a schema up to which each is tried alone, which takes quadratic time.
+# Most keywords in a part of a schema that are tried one by one, which takes quadratic time.
 _MOST_NAMED = 64
 
 

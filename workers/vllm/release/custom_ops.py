@@ -67,7 +67,7 @@ def argument_names(operation: Any) -> list[str]:
 @contextmanager
 def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Replaces custom operations of vLLM inside the context. Affects calls from Python, but neither
-    recorded CUDA graphs nor compiled code. `others`: replacements by the name of the operation.
+    recorded CUDA graphs nor compiled code. `others`: the replacements, by operation name.
     """
     own = {name: operation(name) for name in others}
     _put(others)

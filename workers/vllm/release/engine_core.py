@@ -14,7 +14,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 # Seconds between two polls for a message; the kernel adds about 50 microseconds.
 _LOOK_AGAIN_S = 1e-5
 
-# Lowering of the priority of threads that an engine core's steps need not wait for.
+# How much lower the priority of threads is for which an engine core's steps need not wait.
 _NICE = 10
 
 
@@ -88,7 +88,7 @@ async def unfinished_in_core(llm: Any) -> int:
 
 
 def step_logger(count: Callable[[], None]) -> Any:
-    """Returns a class of stat loggers for AsyncLLM. Its objects call `count` for every report of
+    """Returns a class of stat loggers for AsyncLLM. An instance calls `count` for every report of
     the engine core.
     """
 

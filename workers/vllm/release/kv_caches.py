@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 # A block count that no real cache dimension has: marks the block dimension in a backend's shape.
 _BLOCK_COUNT_MARK = 1_000_003
 
-# Kinds of caches that proofs may have separately, and their content.
+# Types of caches that proofs can have separately from chat, and what the caches contain.
 _KINDS = {
     "FullAttentionSpec": "tokens",
     "SlidingWindowSpec": "tokens",
@@ -27,13 +27,13 @@ _KINDS = {
     "KpoolTailSpec": "state",
 }
 
-# Kinds that are ring buffers of uncompressed keys: GLM-5.3-Flash's; the second until 0.31.
+# Types of GLM-5.3-Flash's ring buffers of uncompressed keys; the second until 0.31.
 _RINGS = {"CircularBufferSpec", "KpoolTailSpec"}
 
 # Number formats of caches that keep everything in the bound tensor.
 _CACHE_DTYPES = re.compile(r"auto|b?float16|float32|fp8(_e4m3|_e5m2|_ds_mla)?")
 
-# Attribute in which vLLM's V2 runner leaves the blocks of the states of chat's last step.
+# Attribute in which vLLM's V2 runner stores the state blocks of chat's last step.
 _TOLD_STATES = "mamba_aligned_state_indices"
 
 # Attribute that lets DeepSeek-V4's compressor skip a step.
@@ -105,9 +105,10 @@ def checkpoints(group: Any, first: int) -> int:
 
 
 def carries_state(group: Any) -> bool:
-    """Returns True if decode steps continue from the state in the block that the block table names.
-    True for gated delta nets (also Kimi's) and for ring buffers of uncompressed keys: according to
-    vLLM's source code, their kernels locate a sequence only by positions and the block table.
+    """Returns True if a decode step finds each sequence's state from the previous step in the block
+    that the block table names. In vLLM's source code this holds for gated delta nets (also Kimi's)
+    and for ring buffers of uncompressed keys: their kernels locate a sequence only by positions and
+    the block table.
     """
     if all(type(one).__name__ in _RINGS for one in _specs(group.kv_cache_spec)):
         return True
@@ -150,9 +151,9 @@ def kernel_block_size(group: Any) -> int:
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Returns the index of a cache's dimension that counts blocks. In older releases the attention
-    backend defines the cache's shape. Newer releases bind a view to every layer, and blocks are the
-    view's first dimension.
+    """Returns the index of the dimension over blocks in a cache tensor. In older releases the
+    attention backend defines the shape of caches. Newer releases bind a view to every layer, and
+    blocks are the view's first dimension.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
     if shape_of is None:

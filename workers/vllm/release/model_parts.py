@@ -149,7 +149,9 @@ def final_hidden_states(output: Any) -> torch.Tensor:
 
 
 def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
-    """Makes --load-format dummy in this process load the weights that `draw` sets."""
+    """Makes vLLM in this process call `draw` to overwrite a model's weights, with --load-format
+    dummy.
+    """
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 

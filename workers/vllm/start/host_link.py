@@ -37,7 +37,7 @@ BEAT_S = 1.0
 SILENT_S = 20.0
 _HELLO_S = 5.0  # limit for a new connection's first message
 _RETRY_S = 1.0  # time between a follower's tries to reach the head
-_KNOWN_S = 60.0  # limit until the head's own name can be resolved
+_KNOWN_S = 60.0  # time limit for resolving the head's own name
 _MOST_BYTES = 65_536  # size limit of a message
 
 Message = dict[str, Any]
@@ -68,7 +68,7 @@ class Connection:
 
     def receive(self) -> Message:
         """Returns the next message. An empty message is a sign of life. OSError if the other end is
-        gone, silent, or sends something else.
+        gone or silent, or sends anything except JSON objects.
         """
         while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
             came = self._sock.recv(_MOST_BYTES)
@@ -164,8 +164,9 @@ class Head:
                 follower.send(**message)
 
     def _admit(self, listener: socket.socket) -> None:
-        """Waits for the next connection. Accepts it if it is a follower's, or refuses it and sends
-        the reason.
+        """Waits for the next connection and its first message. Keeps the connection of a follower
+        that fits this engine. Sends any other follower the reason for its refusal, and disconnects
+        it.
         """
         sock, _ = listener.accept()
         connection = Connection(sock)
@@ -328,7 +329,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 def _found(host: str, port: int) -> Any:
     """Returns the first address of a host name. Retries for a minute, because a new pod's name
-    cannot be resolved at once.
+    cannot be resolved for some seconds.
     """
     until = time.monotonic() + _KNOWN_S
     while True:

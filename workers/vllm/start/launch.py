@@ -154,8 +154,8 @@ def _configured(
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:
     """Parses command-line arguments with vLLM's parser. SettingsError if the parser refuses them.
-    Without this function, the parser would print hundreds of lines of usage, and end only the event
-    loop's thread instead of the process.
+    vLLM's own error handling would print hundreds of lines of usage, and end only the event loop's
+    thread instead of the process.
     """
 
     def refuse(why: str) -> NoReturn:
@@ -192,7 +192,7 @@ def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
     """Returns our arguments of `vllm serve`. The caller appends `options.vllm_args`, which override
     them.
     """
-    # Proofs run as many tokens at a time as vLLM's memory profile and its kernels' buffers allow.
+    # Proofs compute as many tokens at a time as vLLM's memory profile and buffers allow.
     tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS)
     said = {
         "--model": options.model,
@@ -243,7 +243,7 @@ async def serve(
         timeout_keep_alive=75,
         lifespan="on",
     )
-    server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died
+    server = app.state.server = uvicorn.Server(config)  # vLLM ends the server when the engine dies
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
     while not server.started:
         if task.done():

@@ -15,7 +15,7 @@ import psutil
 # The worker's pid, for processes that vLLM starts on this host (Ray may use others).
 VARIABLE = "PROOFLINE_WORKER_PID"
 
-# glibc keeps free memory in the heap where this variable is set (launch.py).
+# If this variable is set (launch.py), glibc keeps free memory in the heap.
 MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 
 # Seconds between two checks. Checks between two returns of free memory, which take 10 to 40 ms.
