@@ -106,7 +106,8 @@ def _whole(**more: Any) -> Any:
 
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
-    """Returns the parameters of a request that scores known tokens in one forward pass.
+    """Returns the parameters of a request that scores known tokens (another node's answer) in one
+    forward pass.
 
     `n_best`: the number of best tokens whose logprobs are reported at each position. `skip_cache`:
     True also computes positions that are in the prefix cache.
@@ -121,9 +122,9 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Returns the parameters of a request that scores known tokens by decode steps. They are the
-    client's parameters without those that end or format the answer. Tokens that could have ended
-    the answer stay masked before min_tokens.
+    """Returns the parameters of a request that scores known tokens (another node's answer) by
+    decode steps. They are the client's parameters without those that end or format the answer.
+    Before min_tokens, tokens that could have ended the answer stay masked.
     """
     kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
     kept.pop(TOKEN_IDS, None)
@@ -220,7 +221,7 @@ def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
 def leave_schemas_to_trials() -> None:
     """Stops vLLM's server from converting JSON schemas, regular expressions and structural tags to
     grammars. The conversion would block the server's event loop for seconds. It is not needed,
-    because a trial compiles each grammar before the request.
+    because another process compiles each grammar before the request.
     """
     from vllm.v1.structured_output import backend_xgrammar
 
@@ -304,12 +305,14 @@ class _Ids:
 
 
 class Answer:
-    """The answer that vLLM would have given if it had sampled the known tokens. vLLM's own code
-    decides where the answer ends, and formats the outputs.
+    """The answer that vLLM would have given if it had sampled the known tokens (another node's
+    answer). vLLM's own code decides where the answer ends, and formats the outputs.
     """
 
     def __init__(self, llm: Any, request: Any, text: str | None, tokens: list[int]) -> None:
-        """`request`: vLLM's EngineCoreRequest. `text`: the prompt. `tokens`: the known tokens."""
+        """`request`: vLLM's EngineCoreRequest. `text`: the prompt's text. `tokens`: the known
+        tokens.
+        """
         self._llm, self._request, self._text = llm, request, text
         self._ends = Request.from_engine_core_request(request, None)
         self.tokens = self._cut(tokens)
