@@ -1,4 +1,4 @@
-"""Describes request bodies in OpenAPI that routes parse themselves (api/bodies.py)."""
+"""Describes in OpenAPI the request bodies that routes parse themselves (api/bodies.py)."""
 
 import json
 from collections.abc import Collection, Mapping

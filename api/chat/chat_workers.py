@@ -52,9 +52,8 @@ class ChatWorkers:
     async def remembered(self) -> list[WorkerRecord]:
         """Returns the ready workers, as read from Redis at most `cache_s` seconds ago.
 
-        Excludes workers to which a request has failed since (`lost`). While Redis is
-        unavailable, returns the last known workers for a minute, then raises RedisError or
-        TimeoutError.
+        Excludes workers to which a request failed after that (`lost`). While Redis is unavailable,
+        returns the last known workers for a minute, then raises RedisError or TimeoutError.
         """
         oldest = self._clock() - self._cache_s
         if self._read_at >= oldest:
@@ -83,7 +82,7 @@ class ChatWorkers:
         return await self._not_older_than(self._clock())
 
     def lost(self, worker_id: str) -> None:
-        """Excludes a worker that did not answer, until the workers are read from Redis again."""
+        """Excludes a worker from chat until Redis is read again, because a request to it failed."""
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:

@@ -76,7 +76,7 @@ class DeadlyRequestError(Exception):
 
 
 class _Way:
-    """How far one request has come on its connection to a worker."""
+    """The progress of one request on its connection to a worker."""
 
     def __init__(self) -> None:
         self.is_new = False  # the connection was opened for this request
@@ -119,7 +119,8 @@ class Gateway:
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
         """Returns the workers, the least busy first.
 
-        Compares the requests of this API process, then all chats in the worker's last heartbeat.
+        Compares the workers' requests from this API process. If these are equal, compares the
+        number of chats in the workers' last heartbeats.
         """
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
@@ -208,7 +209,8 @@ class Gateway:
         """Sends a request to a worker. Returns the answer's head, its first bytes, and the rest.
 
         The first bytes of a stream reach up to the first event that shows whether the answer
-        failed. `stack`: closes the connection later. LostError if the worker did not answer.
+        failed. `stack`: gets the resources that the caller closes later. LostError if the worker
+        did not answer.
         """
         client = stack.enter_context(self._clients.lend())
         was_sent = False
@@ -295,7 +297,10 @@ class Gateway:
 
 
 class ProxiedAnswer(Response):
-    """The response to a client: a worker's answer. Cancelled when the client disconnects."""
+    """A response that waits for a worker's answer and forwards it to the client.
+
+    Cancels the worker's request if the client disconnects.
+    """
 
     def __init__(
         self, gateway: Gateway, workers: Sequence[WorkerRecord], request: ProxyRequest
@@ -344,7 +349,7 @@ async def _passed_on(
 ) -> None:
     """Sends a worker's answer to the client.
 
-    A stream that begins with an error is sent as an error with that status, not as a stream.
+    If a stream begins with an error event, sends an error response with the event's status instead.
     """
     first, failed = await _next(body), None
     if _is_stream(answer):

@@ -28,7 +28,7 @@ _MOST_OVER_MEAN = 1.25
 
 @dataclass(frozen=True)
 class Prefix:
-    """A request's prompt in blocks of _BLOCK characters, each hashed with all blocks before."""
+    """A request's prompt as hashes: one for each block, together with all blocks before it."""
 
     blocks: tuple[bytes, ...] = ()  # hash of the prompt up to the end of each block
     shared: int = 0  # blocks before the first user's message: tools and system prompt
@@ -143,9 +143,9 @@ class PrefixMemory:
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """Returns the most requests in progress, including the new request, of a preferred worker.
+    """Returns the number of requests in progress from which `order` no longer prefers a worker.
 
-    This is 1.25 times the mean of all workers, rounded up.
+    This is 1.25 times the mean of all workers, including the new request, rounded up.
     `active`: returns a worker's requests in progress, by its id.
     """
     under_way = sum(active(worker.id) for worker in workers) + 1

@@ -1,4 +1,6 @@
-"""Reads jobs and rounds for the console: a summary for its list, all details for their pages."""
+"""Reads jobs and rounds for the console: summaries for its list, and all details of one job or
+round.
+"""
 
 import json
 from dataclasses import dataclass

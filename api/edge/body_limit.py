@@ -47,7 +47,7 @@ class _Body:
 
 
 class Room:
-    """Counts the memory of all request bodies, and chooses bodies to drop if it is full."""
+    """The memory of all request bodies. If it is full, bodies are dropped."""
 
     def __init__(self, n_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._n_bytes = n_bytes
@@ -64,7 +64,7 @@ class Room:
     def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
         """Reserves `n_bytes` more for a body, and drops other bodies if the memory is full.
 
-        Returns False if no other body can be dropped. `is_last`: the body is complete with them.
+        Returns False if there is still not enough memory. `is_last`: no more bytes follow.
         """
         while (
             n_bytes
@@ -98,7 +98,10 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """Returns the body to drop so that `asking` gets its memory; None if there is none."""
+        """Returns the body to drop so that `asking` gets memory.
+
+        Returns None if no body is to be dropped, and `asking` refused instead.
+        """
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]

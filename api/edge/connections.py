@@ -79,9 +79,9 @@ class Limits:
 class Places:
     """The open connections of one server, grouped by what they wait for, and counted by client.
 
-    If there are too many connections, the client with the most in `late` loses its oldest there;
-    if `late` is empty, `fresh` counts. If there are too many answers in progress, the client with
-    the most loses its youngest.
+    If there are too many connections, closes the oldest connection of the client with the most
+    connections in `late`, or in `fresh` if `late` is empty. If there are too many answers in
+    progress, closes the youngest of the client with the most answers.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -130,9 +130,9 @@ class Places:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """Returns the most connections of a process, `wanted` at most.
+    """Returns the most connections that a process can hold, but no more than `wanted`.
 
-    `files`: the number of files that the process can open.
+    `files`: the number of files that the process can open. Returns at least 8.
     """
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
@@ -148,7 +148,7 @@ def limited(limits: Limits) -> type[asyncio.Protocol]:
 class _InPieces(asyncio.BufferedProtocol):
     """Reads small pieces until a request's handler starts, and passes them to `inner`.
 
-    With asyncio's reads of 256 KiB, 1,000 waiting requests held 130 MB of bodies.
+    asyncio reads 256 KiB at once, so that 1,000 waiting requests would hold 130 MB of bodies.
     """
 
     # shared by all connections: the bytes are copied at once

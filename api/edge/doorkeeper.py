@@ -112,7 +112,10 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """Returns an ASGI app and the scope for it: the inner app, or an error response."""
+        """Decides whether a request is admitted, by its key or network, and by the client's rate.
+
+        Returns the inner app or an error response, and the scope to call it with.
+        """
         path = self._route(scope)
         if path in OPEN | OF_HOSTS:
             return self._app, scope

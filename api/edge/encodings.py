@@ -24,9 +24,10 @@ _WINDOW_LOG_MAX, _WINDOW_LOG = 100, 23
 
 
 class Decoded:
-    """Middleware: decodes compressed bodies piece by piece, and answers 415 to unknown encodings.
+    """Middleware: decodes compressed bodies, and answers 415 to unknown encodings.
 
-    Piece by piece, so that BodyLimit inside this middleware stops a body that becomes too large.
+    Decodes piece by piece, so that BodyLimit, which is inside this middleware, can stop a body
+    that becomes too large.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:

@@ -107,8 +107,8 @@ def _is_of(origin: str, host: str) -> bool:
 def _type(scope: Scope) -> None:
     """Adds the header Content-Type: application/json to a request below /api/ without that header.
 
-    Not to a request with an Origin, which a web page can have sent. Changes the scope in place,
-    because outer middleware reads data that inner middleware adds to this scope.
+    Skips requests with the header Origin, because a web page can have sent them. Changes the scope
+    in place, because outer middleware reads data that inner middleware adds to this scope.
     """
     names = {name.lower() for name, _ in scope["headers"]}
     if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:

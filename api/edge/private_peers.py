@@ -36,7 +36,7 @@ def is_private(address: Address) -> bool:
 
 @lru_cache(maxsize=1)
 def _recent_gateways(_period: float) -> set[Address]:
-    """Returns `gateways()`, cached for a period of _FRESH_S seconds. `_period`: its number."""
+    """Returns `gateways()`, cached by the number of the current period of _FRESH_S seconds."""
     return gateways()
 
 
@@ -63,7 +63,7 @@ def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
 def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None]:
     """Returns the client addresses in X-Forwarded-For and X-Real-IP.
 
-    Has None for each address that cannot be parsed, and for the header Forwarded. Returns only
+    The list has None for each address that cannot be parsed, and for the header Forwarded. It is
     [None] if there are more than MOST_FORWARDED addresses.
     """
     found: list[Address | None] = []

@@ -41,7 +41,7 @@ KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "cour
 
 @dataclass(frozen=True)
 class Reason:
-    """A problem of the node, described by a sentence: phrase, duration, rest (see `text`)."""
+    """A problem of the node. `text` makes a sentence of the phrase, the duration and the rest."""
 
     kind: str  # of KINDS
     level: Level
@@ -117,10 +117,10 @@ def judge(snapshot: Snapshot) -> Health:
 
 
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
-    """Returns a sentence if a generating round waits until one of its workers has restarted.
+    """Returns a sentence if a generating round waits for a worker to restart, else None.
 
-    Returns None in all other cases: if no round is generating, if the model has a ready worker, or
-    if none of its workers is restarting, REPLACED_S seconds after its end at most.
+    A round waits if no worker of its model is ready, and if a supervisor is restarting a worker
+    that ended less than REPLACED_S seconds ago.
     """
     record = seen.round.record if seen.round is not None else None
     if record is None or record.state is not RoundState.GENERATING:
@@ -133,7 +133,10 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """Returns True if a supervisor restarts the worker, which ended less than REPLACED_S ago."""
+    """Returns True if a supervisor is restarting the worker.
+
+    Returns False if the worker ended more than REPLACED_S seconds ago.
+    """
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")
@@ -259,7 +262,7 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
 def _named(seats: Sequence[Seat]) -> str:
     """Returns a phrase with the first three workers and why each is not ready.
 
-    Names no worker if the reason is the same for all.
+    If the reason is the same for all workers, the phrase names no worker.
     """
     if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
         return f"each {seats[0].why}"

@@ -34,9 +34,9 @@ UNKILLABLE = (
 
 
 class RedisWatch:
-    """Knows whether Redis is available: from pings every second, and from requests.
+    """The availability of Redis, known from a ping every second and from requests.
 
-    Requests report with `note_away` and `note_back`.
+    Requests report a failure with `note_away`, and an answer with `note_back`.
     """
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:

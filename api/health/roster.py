@@ -113,9 +113,9 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _distinct(seats: list[Seat]) -> Iterator[Seat]:
-    """Yields the seats, renamed if their names are equal.
+    """Yields the seats with unique names: adds a suffix to equal names.
 
-    Omits a silent worker without a supervisor if a live worker has the same name.
+    Omits a silent worker without a supervisor if another worker with the same name is not silent.
     """
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [

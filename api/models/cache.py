@@ -63,7 +63,7 @@ class ModelCache:
         return self.path / (_PREFIX + hf_repo.replace("/", "--"))
 
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
-        """Returns whether a model's files are complete, partial or missing in the cache.
+        """Returns whether the cache has a model completely, partially or not at all.
 
         `hf_commit`: a commit, branch or tag. None for `main`, or for any revision if there is no
         `main`.
@@ -159,7 +159,10 @@ class ModelCache:
         return [one for one in found if "main" in one.refs] or found
 
     def begun_bytes(self, hf_repo: str) -> int:
-        """Returns the bytes on disk of a model's incompletely downloaded files; 0 without any."""
+        """Returns how many bytes a model's incomplete downloads take on disk.
+
+        Returns 0 if there are no incomplete downloads.
+        """
         begun = (self.folder(hf_repo) / "blobs").glob("*.incomplete")
         return sum(1 + _size(path) for path in begun)
 
@@ -193,7 +196,10 @@ class ModelCache:
         return bool(wanted)
 
     def space(self) -> DiskSpace:
-        """Returns the cache's size and its disk's free space. CacheError if it cannot be read."""
+        """Returns the size of the cache and the free space on its disk.
+
+        CacheError if the cache's folder cannot be read.
+        """
         path = self.path
         used = sum(
             _size(os.path.join(folder, name))

@@ -1,7 +1,7 @@
 """The process that downloads one model: `python -m api.models.download NAME TASK_ID`.
 
-The process sends heartbeats to Redis. If it dies, another process continues the download. It ends
-by itself if the download is cancelled.
+The process sends heartbeats to Redis. If the process dies, another process continues
+the download. If the download is cancelled, the process ends early.
 """
 
 import glob
@@ -45,7 +45,7 @@ def main(name: str, task_id: str) -> None:
 
 
 def fetch(download: Download) -> str | None:
-    """Downloads those files of a model that vLLM loads. Returns an error text, or None."""
+    """Downloads the files of a model that vLLM loads. Returns an error text; None without error."""
     cache = ModelCache()
     try:
         _fetch(download, cache)
@@ -123,7 +123,7 @@ def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
 
 @dataclass
 class _Life:
-    """Sends heartbeats to Redis; ends the process if the download is no longer wanted."""
+    """Sends the process's heartbeats to Redis. Ends the process if the download is cancelled."""
 
     _store: DownloadStore
     _download: Download

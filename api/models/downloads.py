@@ -33,7 +33,7 @@ class Downloads:
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
-        """Starts a process for a download. Does nothing if this API has one running for it.
+        """Starts a process for a download. Does nothing if this API already runs such a process.
 
         This API must have claimed the download before (DownloadStore.claim).
         """

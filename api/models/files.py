@@ -37,9 +37,10 @@ class BrokenModelError(ProoflineError):
 
 
 def chosen(names: Collection[str]) -> tuple[set[str], str]:
-    """Returns those of a model's file names that are weights vLLM loads, and their index file.
+    """Selects the weight files that vLLM loads from all file names of a model.
 
-    The index need not exist; its name is "" if there is none for the format.
+    Also returns the name of the index of these weights. The index need not exist; its name is ""
+    if the weights' format has none.
     """
     for pattern, index in _FORMS[_CONFIGS[1] not in names :]:
         found = {
@@ -53,7 +54,7 @@ def chosen(names: Collection[str]) -> tuple[set[str], str]:
 
 
 def small(names: Collection[str]) -> set[str]:
-    """Returns those of a model's file names that vLLM reads besides the weights.
+    """Selects the files that vLLM reads besides the weights from all file names of a model.
 
     These are the configuration, the tokenizer, the chat templates, code, and the weights' index.
     """
@@ -106,7 +107,7 @@ def indexed(path: Path) -> set[str]:
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """Parses a file that contains a JSON object. BrokenModelError if that is impossible."""
+    """Parses a file that contains a JSON object. BrokenModelError if the file is unreadable."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:

@@ -117,7 +117,7 @@ def _harmless_labels(named: str) -> str:
 
 
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
-    """Returns the series to report for each shape, about `most_series` in total at most.
+    """Returns the series to report for each shape; if possible, at most `most_series` in total.
 
     If there are too many series, removes histogram buckets: buckets are cumulative, so a histogram
     with fewer buckets is coarser but correct. All engines keep the same evenly chosen bounds,

@@ -41,8 +41,8 @@ class EngineReadings:
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
         """Fetches the metrics of all workers' engines. Returns the last reading by worker id.
 
-        An engine that does not answer within DEADLINE_S keeps its earlier reading; without an
-        earlier reading, it is missing.
+        An engine that does not answer within DEADLINE_S keeps its earlier reading. An engine that
+        has never answered is missing from the result.
         """
         ids = {worker.id for worker in workers}
         self._forget(

@@ -1,7 +1,7 @@
 """Fetches metrics from a worker's vLLM, over a new connection for each request.
 
-With httpx, as in the gateway, searching its connections for 64 workers would take several times as
-long as everything else.
+httpx, which the gateway uses, searches all connections of a client for each request. For requests
+to 64 workers at a time, this would take several times as long as everything else.
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@ from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 
 
 class CpuShares:
-    """Computes each host's CPU use between two scrapes. There is none at the first scrape."""
+    """The CPU use of each host between two scrapes. At the first scrape there is none."""
 
     def __init__(self) -> None:
         self._times: dict[str, CpuTimes] = {}  # by host, at the last scrape
         self._shares: dict[str, dict[str, float]] = {}
 
     def since_last(self, machine: MachineFigures) -> dict[str, float]:
-        """Returns the host's shares of busy and stolen CPU time since its previous report.
+        """Returns the host's shares of busy and stolen CPU time since its previous report, by name.
 
-        They are 0 to 1, by name; empty at the first report. If the host has not reported since the
-        last call, returns the same shares again.
+        Each share is 0 to 1. Returns no shares at the first report, and the same shares again if
+        the host has not reported since the last call.
         """
         now, before = machine.cpu, self._times.get(machine.host)
         if now is None or before == now:

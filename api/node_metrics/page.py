@@ -105,9 +105,9 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """Returns the Unix time from which an engine's metrics are.
+    """Returns the Unix time of the data in an engine's metrics.
 
-    This is the reading's time, or earlier if the engine has made no progress since.
+    This is when the metrics were read, or when an engine without progress last made progress.
     """
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at

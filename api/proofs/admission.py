@@ -48,7 +48,7 @@ class Admission:
     def queue(self, job: NewJob) -> str:
         """Stores a job, wakes the model's workers, and returns the job's id.
 
-        For an inline job, whose request waits for the result, InlineJobs counts the request:
+        For an inline job, whose request waits for the result, counts the request as waiting.
         HTTPException 429 if too many requests wait.
         """
         if job.inline:

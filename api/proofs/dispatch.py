@@ -21,8 +21,8 @@ _PIPELINED = 100
 class Dispatcher:
     """Sends wake-up messages to the workers of a model. Thread-safe.
 
-    If the broker fails, only logs it: the work is stored, and each worker polls for work every few
-    seconds.
+    Only logs a failure of the broker, because the work is already stored and each worker polls for
+    work every few seconds.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -38,7 +38,7 @@ class Dispatcher:
         self._celery.conf.update(config)
 
     def wake(self, model: str, most: int) -> None:
-        """Wakes idle workers of the model, `most` of them at most."""
+        """Wakes idle workers of the model, but no more than `most` workers."""
         self._publish(model, repeat(model_queue(model), most))
 
     def wake_each(self, model: str, worker_ids: Iterable[str]) -> None:

@@ -35,7 +35,7 @@ class Together:
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
         """Returns the result of `read`, or raises its exception.
 
-        Requests with the same `key` that wait at the same time share one call, in a thread.
+        Calls `read` in a thread, once for all requests with the same `key` that wait for the call.
         """
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(loop, _Turn())

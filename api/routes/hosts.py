@@ -49,7 +49,7 @@ def standing(
 
 
 def _peer(request: Request, rates: Rates) -> str:
-    """Returns the address of the request's peer. HTTPException 429 above the peer's rate."""
+    """Returns the address of a request's peer. HTTPException 429 if it sends too many requests."""
     peer = request.client.host if request.client else ""
     if rates.take(of_address(peer)) > 0:
         raise unavailable("Too many tokens were tried from here; wait a little.", 429)

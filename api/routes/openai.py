@@ -224,7 +224,8 @@ def _not_served(model: str, path: str) -> Response:
 def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
     """Returns the error for a model without a worker: 503 if it could have one soon, else 404.
 
-    After 503 the network tries another node. After a 404 to a validator, it convicts the executor.
+    After 503 the network tries another node. After a 404 to a validator, the
+    network convicts the executor.
     """
     if not models or model in chat.workers.known_models() or _loads(chat):
         who = f"the model {model}" if model else "a model"

@@ -179,7 +179,7 @@ async def status(
 
 
 def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) -> bytes:
-    """Returns the answer of /status as JSON. `round_status`: its fields about the round."""
+    """Returns the JSON answer of /status. `round_status`: the answer's fields about the round."""
     health = reader.of(seen)
     names = health.names_of(seen.workers)
     whole = round_status | {

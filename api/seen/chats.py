@@ -70,7 +70,10 @@ class Chat:
 
 
 class Chats:
-    """Counts of this process's chats since the last `report`, and their durations. Thread-safe."""
+    """Counts this process's chats since the last `report`, and measures how long they take.
+
+    Thread-safe.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

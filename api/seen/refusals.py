@@ -53,7 +53,7 @@ class Refusals:
         self._count(self._keys, key, client)
 
     def report(self, events: Events) -> None:
-        """Writes the events that are due to the event log. After a RedisError, the rest is lost."""
+        """Writes the due events to the event log. A RedisError loses those not yet written."""
         for what, told in self._due(self._refused, REFUSALS_S):
             times = f", {told.n} times" if told.n > 1 else ""
             events.note("refused", f"{what}{times}; the last client is {told.client}.")
@@ -81,7 +81,10 @@ class Refusals:
 
 
 class Watch:
-    """Middleware: records refused requests and used keys. Must be outside layers that refuse."""
+    """Middleware: records refused requests and used keys.
+
+    Must be outside all middleware that refuses requests.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

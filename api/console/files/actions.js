@@ -1,4 +1,4 @@
-// The page's requests that change the node. Each may throw a Refusal with a text for people.
+// The actions of the page, most of which change the node. An action throws a Refusal, with a text for people, if the API refuses its request.
 import { ask, askJson, send } from './api.js'
 
 const POW = 'api/v1/pow'
@@ -22,7 +22,7 @@ export const actions = say => ({
     say('The job is queued.')
   },
 
-  /** Validates a completed job's artifacts by a new job. */
+  /** Starts a new job that validates the artifacts of a completed job. */
   async validateJob({ id, model, spec, owner }) {
     const { artifacts } = await askJson(`${POW}/generate/${id}`)
     await send(`${POW}/generate`, {
@@ -41,7 +41,7 @@ export const actions = say => ({
     await ask(`${POW}/generate/${id}`, { method: 'DELETE' })
   },
 
-  /** Shows a page that needs a key, which a link cannot send. */
+  /** Fetches a page that needs a key and shows it in a new tab, because a link cannot send the key. */
   async open(path) {
     const answer = await ask(path)
     const type = (answer.headers.get('content-type') ?? '').includes('json') ? 'application/json' : 'text/plain'
@@ -72,7 +72,7 @@ function whole(text, what) {
 
 export const MOST_NONCES = 1000
 
-/** "0-3, 8" -> [0, 1, 2, 3, 8] */
+/** Parses a list of nonces and ranges: "0-3, 8" -> [0, 1, 2, 3, 8]. */
 export function nonces(text) {
   const found = new Set()
   for (const part of text.split(',')) {

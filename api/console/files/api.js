@@ -1,4 +1,4 @@
-// Calls of the API that this page came from, wherever a proxy has put it, with the key of this tab.
+// Requests to the API that served this page, with the key that this tab stores. Paths are relative, so that a proxy can serve the API under any path.
 const KEY = 'proofline-key'
 
 export class Refusal extends Error {
@@ -11,7 +11,7 @@ export class Refusal extends Error {
 export const hasKey = () => sessionStorage.getItem(KEY) !== null
 export const setKey = key => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY))
 
-/** The answer, if it is a good one; Refusal with the API's own words otherwise. */
+/** Sends a request and returns the answer. Throws a Refusal with the API's error text if the status is not 2xx. */
 export async function ask(path, { method = 'GET', body, signal } = {}) {
   const headers = {}
   if (hasKey()) headers.Authorization = `Bearer ${sessionStorage.getItem(KEY)}`

@@ -1,4 +1,4 @@
-// The whole page, from what is known of the node.
+// The complete page, rendered from the known state of the node (main.js).
 import { Bar } from './bar.js'
 import { Chart } from './chart.js'
 import { Deployment, Trouble } from './deployment.js'

@@ -1,4 +1,4 @@
-// The top bar: the node's health, its start and its reasons. The page's title and icon show the same.
+// The top bar: the node's health, since when, and the reasons. The page's title and icon also show the health.
 import { html } from './html.js'
 import { duration, moment } from './format.js'
 import { Chip } from './parts.js'
@@ -7,7 +7,7 @@ const KINDS = { ok: 'good', degraded: 'busy', down: 'bad', unknown: 'idle' }
 const ICONS = { ok: 'icon.svg', degraded: 'icon-degraded.svg', down: 'icon-down.svg', unknown: 'icon-down.svg' }
 const THEMES = ['auto', 'light', 'dark']
 
-/** The bar's texts: [state, word, reason]. */
+/** Returns what the bar shows: [state (ok, degraded, down or unknown), word for the state, reason]. */
 export function verdict({ link, health, problem, refusal, now }) {
   if (link === 'refused') return ['unknown', 'a key is needed', refusal]
   if (link === 'lost') return ['down', 'not connected', 'The API does not answer. The page may be out of date. Reconnecting.']
@@ -17,7 +17,7 @@ export function verdict({ link, health, problem, refusal, now }) {
   return [health.level, health.level === 'ok' ? 'OK' : health.level, reasons || 'No problems.']
 }
 
-/** A sentence of the node's health, without the full stop. */
+/** Returns a reason of the node's health as a sentence without a full stop. */
 export const sentence = ({ what, more, since }, now) => `${what}${since === null || !now ? '' : ` for ${duration(now - since)}`}${more}`
 
 export const Bar = ({ known, act }) => {
@@ -37,7 +37,7 @@ export const Bar = ({ known, act }) => {
   </div></header>`
 }
 
-/** Sets the tab's title and icon. */
+/** Shows the node's health in the tab's title and icon. */
 export function tell(known) {
   const [state, word] = verdict(known)
   const model = known.deployment?.model

@@ -1,9 +1,9 @@
-// Changes in sentences, for screen readers.
+// Describes changes of the node's state in sentences, for screen readers.
 import { plural } from './format.js'
 
 const ROUND = { GENERATING: 'A round generates.', VALIDATING: 'The round validates.', STOPPED: 'The round has stopped.' }
 
-/** Sentences, or ''. `before`: the known sections; `found`: the changed ones. */
+/** Returns sentences about what has changed, or ''. `before`: the sections known so far; `found`: the sections that have changed. */
 export function changes(before, found) {
   const told = []
   if (before.link === 'lost') told.push('The node answers again.')

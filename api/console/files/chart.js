@@ -8,7 +8,7 @@ import { Section } from './parts.js'
 
 const HEIGHTS = { nonces: 200, chat: 90 }
 const MARKED = { worker: '--bad', deployment: '--accent', round: '--good' }
-// Workers named one by one where the pointer is.
+// Most workers that the readout at the pointer lists one by one.
 const MOST_NAMED = 8
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim()
 
@@ -109,7 +109,7 @@ class Plots extends Component {
     this.plots[1].plot.setData(chat)
   }
 
-  /** Sums from the first worker on, the whole first: each is drawn over the one before it. */
+  /** Returns the data of both plots. The nonces' series are sums over the first workers, the sum of all first, because each series is drawn over the series before it. */
   data() {
     const { past } = this.props
     const ends = times(past)
@@ -194,5 +194,5 @@ class Plots extends Component {
 }
 
 const names = past => Object.keys(past.workers).join()
-/** Colours whose neighbours differ on any background. */
+/** Returns the colour of series `i` of `n`. Neighbouring series differ on any background. */
 const shade = (i, n) => `hsl(${205 + 50 * (n > 1 ? i / (n - 1) : 0)} 55% ${i % 2 ? 52 : 64}%)`

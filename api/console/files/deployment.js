@@ -27,7 +27,7 @@ export const Deployment = ({ known: { deployment, node, figures } }) => html`<${
   ]])} />`}
 <//>`
 
-/** All problems; the bar has room for two lines. */
+/** The list of all problems of the node; the bar has room for two lines only. */
 export const Trouble = ({ known: { health, silent, round, now } }) => {
   if (!health.reasons.length) return null
   const { failures, last_error: error } = round?.outbox ?? { failures: 0 }

@@ -25,10 +25,10 @@ export const Events = ({ known: { log, shownEvents: shown }, act }) => {
 
 const Told = ({ one: { text, about } }) => (/^[0-9a-f]{32}$/.test(about) ? html`${text} <a href=${toWork(about)}>Its page</a>` : text)
 
-/** True if the event is the end of a problem. */
+/** Returns true if an event reports the end of a problem. */
 export const endsTrouble = ({ kind, text }) => KINDS[kind] === 'bad' && OVER.test(text)
 
-/** `log` with the new events of `found`, both the newest first. */
+/** Adds the events of `found` that `log` lacks. All lists have the newest event first. */
 export function merged(log, found) {
   const known = new Set(log.map(key))
   const fresh = found.filter(one => !known.has(key(one)))

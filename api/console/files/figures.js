@@ -1,4 +1,4 @@
-// The row of figures.
+// The row of the node's most important figures.
 import { count, plural, rate, seconds } from './format.js'
 import { html } from './html.js'
 

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formats numbers and times for people.
 const WHOLE = new Intl.NumberFormat('en', { maximumFractionDigits: 0 })
 const SHORT = new Intl.NumberFormat('en', { maximumSignificantDigits: 3 })
 
@@ -11,7 +11,7 @@ export const size = bytes => {
   return `${SHORT.format(bytes)} ${units[unit]}`
 }
 
-/** 75 -> "1 min 15 s" */
+/** Formats a duration in seconds: 75 -> "1 min 15 s". */
 export const duration = seconds => {
   const s = Math.max(0, Math.round(seconds))
   if (s < 60) return `${s} s`
@@ -19,10 +19,10 @@ export const duration = seconds => {
   if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`
 }
-/** 0.042 -> "42 ms" */
+/** Formats a short duration in seconds: 0.042 -> "42 ms". */
 export const seconds = s => (s < 1 ? `${WHOLE.format(s * 1000)} ms` : `${SHORT.format(s)} s`)
 export const clock = at => new Date(at * 1000).toLocaleTimeString('en-GB')
-/** The time, with the day where that is not today. */
+/** Formats a time of day, with the date if it is not today. */
 export const moment = at => {
   const [day, today] = [new Date(at * 1000), new Date()]
   const date = day.toDateString() === today.toDateString() ? '' : `${day.toLocaleDateString('en-GB', { day: 'numeric', month: 'short' })} `

@@ -1,12 +1,12 @@
-// A histogram of the distances of two nodes' vectors, with the threshold.
+// A histogram of the distances between two nodes' vectors, with the threshold as a line.
 import { count } from './format.js'
 import { html } from './html.js'
 
-// The last step has all that is further apart too.
+// Upper bound of the last step, which also counts all larger distances.
 const LAST = 2
 const [WIDTH, HEIGHT, FOOT] = [44, 120, 44]
 
-/** `pairs`: [d, n]: n distances are at most d, and above the d of the pair before. */
+/** `pairs`: [d, n] for each step: n distances are at most d and larger than the d of the pair before. */
 export const Histogram = ({ pairs, threshold }) => {
   const most = Math.max(...pairs.map(([, n]) => n))
   const over = pairs.filter(([d]) => d > threshold).reduce((sum, [, n]) => sum + n, 0)

@@ -1,4 +1,4 @@
-// Preact without a build: tagged templates. Whatever stands in ${} is text or a property, never markup.
+// Preact with tagged templates, which need no build. A value in ${} becomes text or a property, never markup.
 import { h } from './vendor/preact.mjs'
 import htm from './vendor/htm.mjs'
 

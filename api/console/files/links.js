@@ -3,7 +3,7 @@ import { html } from './html.js'
 
 const GRAFANA = 'proofline-grafana'
 
-/** Grafana's address in this browser, or null. */
+/** Returns the address of Grafana that this browser stores, or null. */
 export const grafana = () => localStorage.getItem(GRAFANA)
 
 export function keepGrafana(url) {

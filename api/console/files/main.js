@@ -12,7 +12,7 @@ import { joined } from './past.js'
 import { workOf } from './route.js'
 import { follow } from './stream.js'
 
-// Seconds before the newest event from which events are asked for again: hosts' clocks differ.
+// Seconds before the newest known event from which events are fetched again, because the hosts' clocks differ.
 const OVERLAP_S = 60
 
 const place = document.getElementById('app')
@@ -28,9 +28,9 @@ const known = {
   shownWork: { kind: '', state: '', text: '', all: false },
   shownEvents: { kind: '', n: 15 },
   step: 5, // seconds of a step of the range shown
-  past: null, // that range: see api/console/past.py
+  past: null, // the history of that range: see steps_of in api/console/view.py
   log: [], // events, the newest first
-  node: null, // the sections: see api/console/view.py
+  node: null, // a section of the state, as are further keys: see api/console/view.py
 }
 
 function change(what) {
@@ -50,7 +50,7 @@ async function readPast() {
     const past = await askJson(`api/v1/console/history?step=${step}`)
     if (step === known.step) change({ past })
   } catch {
-    // the next step tries again; a lost connection is told by the stream
+    // fetched again with the next step; the stream reports a lost connection
   }
 }
 
@@ -59,11 +59,11 @@ async function readLog() {
   try {
     change({ log: merged(known.log, await askJson(`api/v1/console/log?after=${after}`)) })
   } catch {
-    // as above
+    // as in readPast
   }
 }
 
-/** Fetches new events, and the range again if steps of it are missing. */
+/** Adds new steps to the shown history. Fetches new events, and the complete history again if steps are missing. */
 function ask(found) {
   if ('events' in found) readLog()
   const told = found[`steps${known.step}`]

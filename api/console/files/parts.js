@@ -1,8 +1,8 @@
-// Parts that several sections use.
+// Components that several sections use.
 import { Component, createRef } from './vendor/preact.mjs'
 import { html } from './html.js'
 
-/** A state as a word with a sign, because some readers do not see colours. */
+/** A sign for each kind of state, shown with the word, because some people do not see colours. */
 const SIGNS = { good: '●', busy: '◐', bad: '▲', idle: '○' }
 export const Chip = ({ kind, children }) =>
   html`<span class="chip ${kind}"><span aria-hidden="true">${SIGNS[kind]} </span>${children}</span>`
@@ -18,7 +18,7 @@ export const Section = ({ id, title, children, beside }) => html`<section id=${i
   ${children}
 </section>`
 
-/** A table whose rows are cards on a phone; each cell says its column there. `rows`: [key, cells]. */
+/** A table. On a phone, each row is shown as a card, and each cell with its column's name. `rows`: [key, cells]. */
 export const Table = ({ name, columns, rows }) => html`<table class="rows" aria-label=${name}>
   <thead><tr>${columns.map(column => html`<th scope="col" key=${column}>${column}</th>`)}</tr></thead>
   <tbody>${rows.map(([key, cells]) => html`<tr key=${key}>${cells.map((cell, i) =>
@@ -26,14 +26,14 @@ export const Table = ({ name, columns, rows }) => html`<table class="rows" aria-
   )}</tr>`)}</tbody>
 </table>`
 
-/** A choice from a list. `choices`: [value, name]. */
+/** A drop-down list. `choices`: [value, name] for each choice; `choose` gets the chosen value. */
 export const Choice = ({ label, value, choices, choose }) => html`<label class="filter">${label}
   <select value=${value} onChange=${event => choose(event.target.value)}>
     ${choices.map(([one, name]) => html`<option key=${one} value=${one} selected=${one === value}>${name}</option>`)}
   </select>
 </label>`
 
-/** Fields: [name, label, type or list of choices, initial value, hint or undefined]. `submit` gets their texts by name. */
+/** A form. `fields`: [name, label, type or list of choices, initial value, hint or undefined]. `submit` gets the fields' texts by name. */
 export class Form extends Component {
   constructor(props) {
     super(props)
@@ -75,7 +75,7 @@ const Field = ({ form, field: [name, label, kind, value, hint] }) => {
   </div>`
 }
 
-/** A modal dialog; the browser keeps the focus in it and restores it. */
+/** A modal dialog. The browser keeps the focus in the dialog, and restores it afterwards. */
 export class Dialog extends Component {
   element = createRef()
   closed = () => {

@@ -1,9 +1,9 @@
-// The node's history: one range at a time, to which completed steps are added.
+// The shown range of the node's history, to which completed steps are added.
 export const RANGES = [[5, '15 min'], [20, '1 h'], [120, '6 h'], [480, '24 h']]
 const SHOWN = 180
 const COLUMNS = ['chats', 'failed', 'active', 'first_token']
 
-/** `past` with the steps of `told`, as many as before; null where some are missing in between. */
+/** Adds the new steps `told` to the history `past`, and drops the oldest steps. Returns null if steps are missing between the two. */
 export function joined(past, told) {
   const n = Math.round((told.first - past.first) / past.step_s) // steps of `past` that stay
   if (n < 0 || n > SHOWN) return null
@@ -27,17 +27,17 @@ export function joined(past, told) {
 
 export const byName = (a, b) => a.localeCompare(b, 'en', { numeric: true })
 
-/** The end of each step, seconds since the epoch. */
+/** Returns the end of each step in seconds since the epoch. */
 export const times = past => past.chats.map((_, i) => past.first + (i + 1) * past.step_s)
 
-/** Nonces a second of all workers, of each step. */
+/** Returns the nonces per second of all workers together, for each step. */
 export const totals = past =>
   Object.values(past.workers).reduce((sums, values) => sums.map((sum, i) => sum + values[i]), past.chats.map(() => 0))
 
 const OF_ANY_FALL = 0.7
 const LOOKED_AT = 12
 
-/** Explains a drop of the rate, or ''. `marks`: events, the newest first. */
+/** Describes a drop of the rate and its probable cause; returns '' if the rate has not dropped. `marks`: events, the newest first. */
 export function fall(past, marks, round) {
   const sums = totals(past)
   const now = mean(sums.slice(-2))

@@ -1,13 +1,14 @@
-// The node's state as it changes. EventSource cannot send a key, so the stream of events is read by fetch.
+// Follows the node's state through server-sent events. Reads them with fetch, because EventSource cannot send a key.
 import { Refusal, ask } from './api.js'
 
 const FIRST_PAUSE_MS = 500
 const LONGEST_PAUSE_MS = 10_000
-// Without a word for so long the connection is taken to be dead: the API says something every second.
+// Milliseconds of silence after which the connection counts as lost: the API sends something every second.
 const SILENCE_MS = 15_000
 
 /**
- * Calls on.sections with what has changed, on.lost when the API does not answer, until it refuses: on.refused.
+ * Calls on.sections with the changed sections, and on.lost when the API does not answer. Reconnects until the API
+ * refuses the key; then calls on.refused and returns.
  */
 export async function follow(on) {
   let pauseMs = FIRST_PAUSE_MS

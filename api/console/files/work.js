@@ -1,4 +1,4 @@
-// Jobs and rounds, the newest first, with filters; each has a page of its own.
+// The list of jobs and rounds, the newest first, with filters. Each line links to the page of its job or round.
 import { MOST_NONCES } from './actions.js'
 import { clock, count, duration, moment } from './format.js'
 import { html } from './html.js'

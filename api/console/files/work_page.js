@@ -1,4 +1,4 @@
-// The page of one job or round, fetched again while it runs.
+// The page of one job or round. Its details are fetched repeatedly while the job or round runs.
 import { Component } from './vendor/preact.mjs'
 import { askJson } from './api.js'
 import { count, duration, moment, size } from './format.js'
@@ -79,7 +79,7 @@ const specOf = ({ model, spec, owner }) => [
   ...Object.entries(spec.options).map(([name, value]) => [name, String(value)]),
 ]
 
-/** {a: {b: 1}} -> {"a.b": "1"} */
+/** Flattens a configuration: {a: {b: 1}} -> {"a.b": "1"}. */
 const flat = (config, before = '') =>
   Object.assign({}, ...Object.entries(config).map(([name, value]) =>
     value !== null && typeof value === 'object' ? flat(value, `${before}${name}.`) : { [before + name]: value === null ? null : String(value) },

@@ -1,4 +1,4 @@
-// The workers, a row each, and a drawer with one worker's details.
+// The table of workers, and a drawer with one worker's details.
 import { Component } from './vendor/preact.mjs'
 import { askJson } from './api.js'
 import { count, duration, moment, rate } from './format.js'
@@ -8,7 +8,7 @@ import { median } from './past.js'
 
 const KINDS = { ready: 'good', starting: 'busy', draining: 'busy', hung: 'bad', silent: 'bad', ended: 'bad', 'given up': 'bad' }
 const COLUMNS = ['Worker', 'State', 'GPU', 'Use', 'Memory', 'Temp.', 'Nonces/s', 'vs. median', 'Restarts', 'Last exit']
-// Ratio to the median below which a worker is shown as slow.
+// Deviation of a worker's rate from the median below which the worker is shown as slow.
 const SLOW = -0.15
 const LOOK_MS = 2000
 
@@ -47,7 +47,7 @@ const deviation = (pace, middle) => {
   return part < SLOW ? html`<span class="problem">${text}</span>` : text
 }
 
-/** "0: NVIDIA H100 80GB HBM3" twice -> "2 × H100 80GB HBM3" */
+/** Shortens a list of GPUs: "0: NVIDIA H100 80GB HBM3" twice -> "2 × H100 80GB HBM3". */
 const short = gpus => {
   const models = gpus.map(gpu => gpu.replace(/^\d+: (NVIDIA )?/, ''))
   const kinds = [...new Set(models)]
@@ -60,7 +60,7 @@ const short = gpus => {
 const told = (n, unit) => (n === null || n === undefined ? '–' : `${count(n)}${unit}`)
 const gibibytes = mb => (mb / 1024).toFixed(mb < 10240 ? 1 : 0)
 
-/** A worker's log and counters, asked for while it is open: they would be most of what the page receives. */
+/** A worker's log and counters. They are fetched only while the drawer is open, because they are large. */
 class Drawer extends Component {
   state = { found: null, problem: '' }
 
