@@ -1,4 +1,4 @@
-"""Parses lists of nonces on the command line: "0,1,2", "0-99", "5,10-19"."""
+"""Parses lists of nonces on the command line, such as "0,1,2", "0-99" or "5,10-19"."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""`proofline round` starts, shows, watches and stops the round of a running API."""
+"""`proofline round`: starts, shows, watches and stops the round of a running API."""
 
 import time
 from collections.abc import Iterator
@@ -111,9 +111,9 @@ def start(
 ) -> None:
     """Start a round on a running API; the round goes on until `proofline round stop`.
 
-    Node I of N computes the nonces I, I + N, I + 2N, ... on all its workers together, each nonce
-    once. While one round generates there can be no second, and jobs wait for its end. --scheme and
-    --param ask for any scheme by its name.
+    Node I of N computes the nonces I, I + N, I + 2N, ...; its workers share them, so that each
+    nonce is computed once. While a round runs, no other round can be started, and jobs wait for its
+    end. --scheme and --param select any scheme by name.
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url
     http://127.0.0.1:9100
@@ -215,8 +215,8 @@ def status(
 def stop(url: options.Url = options.DEFAULT_URL) -> None:
     """Stop the round within one micro-batch, and cancel the jobs that wait in the queue.
 
-    Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC. Callbacks
-    of jobs that a receiver did not accept in five tries in a row are given up.
+    Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC. A job's
+    callback is given up if its receiver did not accept it in five consecutive tries.
     """
     with connect(url) as client:
         before = client.status()

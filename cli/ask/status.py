@@ -32,7 +32,7 @@ def status(
 ) -> None:
     """Show a node in one screen: health, model, workers, round and jobs, deliveries, chat.
 
-    **Exit code:** 0 a worker is ready, 1 none is, or the node does not answer.
+    **Exit code:** 0 if a worker is ready, 1 if none is or the node does not answer.
     """
     with connect(url) as client:
         node = client.call(calls.status(Document))

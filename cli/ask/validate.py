@@ -1,4 +1,4 @@
-"""`proofline validate` validates artifacts on a running API."""
+"""`proofline validate`: has a running API validate artifacts."""
 
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -118,7 +118,8 @@ def validate(
 ) -> None:
     """Let a running API validate the artifacts of a file, and print its verdict as JSON.
 
-    Options left out are taken from what `proofline generate` noted in the file under "request".
+    Inputs without an option are taken from the file, in which `proofline generate` noted them under
+    "request".
 
     **Exit code:** 0 no fraud, 3 fraud, 1 the API gave no verdict, 2 wrong options.
 

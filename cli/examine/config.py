@@ -27,11 +27,11 @@ def config(
 ) -> None:
     """Show every setting in effect for a process started here, and its source.
 
-    Values come from defaults and the environment. Only Compose reads the .env file of this folder;
-    its settings are shown as not in effect. Passwords and keys are hidden. Unknown names with POC_
-    are reported, with a similar setting.
+    Values come from defaults and the environment. The .env file of this folder is read only by
+    Compose; its settings are shown as not in effect. Passwords and keys are hidden. Unknown
+    variables that begin with POC_ are reported, each with the most similar setting.
 
-    **Exit code:** 0, or 2 for a value that cannot be used.
+    **Exit code:** 0, or 2 if a value cannot be used.
     """
     found = settings_in_effect(load_settings(), os.environ, Path(".env")) + others_in_effect(
         os.environ

@@ -1,4 +1,4 @@
-"""Checks disk space, memory and the API's port."""
+"""Checks this machine's disk space and memory, and the API's port."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -39,9 +39,9 @@ def api(
 ) -> None:
     """Run only the API, for Compose and for several hosts. `proofline up` runs the complete stack.
 
-    Beyond loopback the API answers only to keys (`proofline key`) and to POC_TRUSTED_NETWORKS,
-    unless POC_REQUIRE_KEYS says otherwise. Further settings: environment variables that begin with
-    POC_.
+    If other hosts can reach the API, it answers only requests that have a key (`proofline key`) or
+    come from POC_TRUSTED_NETWORKS, unless POC_REQUIRE_KEYS says otherwise. Further settings are
+    environment variables that begin with POC_.
     """
     _give_memory_back()
 

@@ -7,7 +7,7 @@ from workers.courier.main import run_courier
 def courier(redis_url: options.RedisUrl = None) -> None:
     """Deliver the callbacks of rounds and jobs until SIGTERM.
 
-    Needs no GPU. Several couriers may run. Undelivered callbacks are kept and retried for
-    POC_CALLBACK_RETENTION_SEC, over restarts of any process.
+    Needs no GPU. Several couriers can run at the same time. Undelivered callbacks survive restarts
+    of all processes, and are retried for POC_CALLBACK_RETENTION_SEC.
     """
     run_courier(redis_url)

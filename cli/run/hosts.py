@@ -48,7 +48,8 @@ def invite(
     """Create a host's Redis user and its token, and print the token, which is shown only once.
 
     On the host: `proofline workers --join URL --token-file FILE`. A token is valid for one host and
-    one use. The host gets this shell's settings that all processes share, such as POC_WORKER_TTL_S.
+    one use. The host also gets those settings of this shell that must be equal in all processes,
+    such as POC_WORKER_TTL_S.
 
     **Example:** proofline hosts invite gpu2 --hosts-redis-url rediss://10.0.0.1:6379
     """
@@ -98,7 +99,8 @@ def revoke(name: HostName, redis_url: options.RedisUrl = None) -> None:
 def restore(redis_url: options.RedisUrl = None) -> None:
     """Create all hosts' users again: after a restart of a Redis without aclfile, or an upgrade.
 
-    Users get the rights that workers have in this version. Users without a host are removed.
+    The users get the rights that workers have in this release. Users that belong to no host are
+    removed.
     """
     with _as_operator() as inviting:
         n_hosts, forgets = inviting.restore()

@@ -32,7 +32,7 @@ def new(
 ) -> None:
     """Create a key and print it, only once. Clients send it as `Authorization: Bearer KEY`.
 
-    Our commands take the key from POC_API_KEY.
+    The commands of `proofline` read the key from POC_API_KEY.
 
     **Example:** proofline key new aggregator --role proofs --role chat
     """

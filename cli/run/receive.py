@@ -36,11 +36,12 @@ def receive(
 ) -> None:
     """Receive callbacks of rounds and jobs: print each payload, and check that none is wrong.
 
-    Repeated nonces and payloads out of order or changed are printed at once. At the end (Ctrl-C
-    or SIGTERM) each round and job has a line: how many nonces came and which are missing. A
-    repeated payload is no error: its answer was late, or lost.
+    Prints at once which nonces are repeated, and which payloads came out of order or with changed
+    contents. At the end (Ctrl-C or SIGTERM) prints for each round and job how many nonces came and
+    which are missing. A repeated payload is no error: the answer to its first delivery was late or
+    lost.
 
-    **Exit code:** 0 all is there, once; 1 something is missing, doubled or changed.
+    **Exit code:** 0 if everything came once, 1 if something is missing, repeated or changed.
 
     **Example:** proofline receive --port 9100
     """

@@ -62,18 +62,18 @@ def up(
 ) -> None:
     """Run the complete stack on this machine in the foreground: Redis, API, courier and workers.
 
-    Prints the stages of the start and when it is ready. Restarts crashed processes. Ctrl-C or
-    SIGTERM stops API, workers, courier and Redis, in this order, and leaves nothing running; a
-    second Ctrl-C does not wait for them.
+    Prints the stages of the start, and when the stack is ready. Restarts crashed processes. Ctrl-C
+    or SIGTERM stops API, workers, courier and Redis, in this order, and leaves nothing running; a
+    second Ctrl-C kills them at once.
 
-    The processes' logs go to files in --data-dir, or in ~/.local/state/proofline; the start
-    prints the folder.
+    The processes' logs go to files in --data-dir, or in ~/.local/state/proofline; the start prints
+    the folder.
 
     Worker 0 gets the first tensor-parallel x pipeline-parallel GPUs, worker 1 the next, and so on.
 
     Without --model the stack serves the deployed model (`proofline deploy`, POST
-    /api/v1/inference/up), or waits for a deployment. A deployed model wins over --model at the next
-    start with the same Redis.
+    /api/v1/inference/up), or waits for a deployment. If a model was deployed in the same Redis, the
+    next start serves that model instead of --model.
 
     **Example:** proofline up --model tiny-qwen3
     """

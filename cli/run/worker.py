@@ -22,9 +22,9 @@ def worker(
 ) -> None:
     """Run one worker: load the model, take batches from the model's queue until SIGTERM.
 
-    Uses the GPUs that CUDA_VISIBLE_DEVICES names. SIGTERM lets the running batch finish. When the
-    engine is lost the process exits, so that its supervisor can start another; its batches run
-    elsewhere.
+    Uses the GPUs that CUDA_VISIBLE_DEVICES names. SIGTERM lets the running batch finish. If the
+    engine fails, the process exits, so that a supervisor can restart it; other workers compute its
+    batches.
     """
     from cli.machine.cpu_memory import kv_cache_environment
     from cli.model_choice import check_is_there

@@ -80,23 +80,24 @@ def workers(
 ) -> None:
     """Run the workers of this machine in the foreground, one for each group of GPUs.
 
-    Each sees just its GPUs. A worker that dies is started again, after 1 s, then 2, 4, ... 30 s;
-    after nine ends in a row the worker is given up, and with the last one this command ends.
-    SIGTERM or Ctrl-C lets the workers finish the running batches; other work goes to other hosts,
-    where the same command runs with the same --redis-url.
+    Each worker sees only its own GPUs. A worker that dies is started again, after 1 s, then 2, 4,
+    ... 30 s. After nine ends in a row it is given up; when all are given up, this command ends.
+    SIGTERM or Ctrl-C lets the workers finish the running batches. Other hosts, on which this
+    command runs with the same --redis-url, get the other work.
 
     The workers' logs go to files in ~/.local/state/proofline; the start prints the folder. Use
     --verbose in a container.
 
     Without --model the workers serve the deployed model (`proofline deploy`, POST
-    /api/v1/inference/up), or wait for a deployment, which wins over --model.
+    /api/v1/inference/up), or wait for a deployment. A deployed model is also served instead of
+    --model.
 
-    With --hosts 2 the same command runs on two hosts, --rank 0 and --rank 1, for one engine over
-    both: the parallelism is that of the complete engine. Either host waits for the other.
+    With --hosts 2 two hosts run one engine together: one runs this command with --rank 0, the other
+    with --rank 1. The parallelism is that of the complete engine. Each host waits for the other.
 
     With --join and a token of `proofline hosts invite` a new host gets its settings from the API,
-    and stores them: later starts need neither option. Give the token by --token-file or the
-    variable.
+    and stores them, so that later starts need neither --join nor a token. Give the token by
+    --token-file or in the variable PROOFLINE_JOIN_TOKEN.
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """

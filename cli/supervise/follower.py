@@ -52,8 +52,8 @@ MOST_ERROR_CHARS = 4000  # most characters of an error for clients
 _OF_ANY_ENGINE = {"model", "dtype"}  # a deployment's fields for engines other than vLLM
 
 StartFleet = Callable[[EngineOptions, bool], Fleet]
-"""Starts the workers of a model. The flag is True for the command's --model. ProoflineError if this
-host cannot run them.
+"""Starts the workers of a model. The flag is True for the command's --model. Raises ProoflineError
+if this host cannot run them.
 """
 
 

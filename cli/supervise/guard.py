@@ -4,14 +4,17 @@ The guard runs as a file, `python -I -S guard.py [options] -- command...`, and i
 standard library, so it starts in milliseconds. `cli.supervise.processes` starts one guard per
 child, with three pipes:
 
-* stdin  held open by the supervisor, never written. End of file means that the supervisor has
-  ended, even by SIGKILL. (PR_SET_PDEATHSIG depends on the thread that started the child.)
-* stdout  shared with the command, for its log;
-* --report-fd  one line: the command's pid, or "error: ..." if the command could not be started.
+* stdin: held open by the supervisor, never written. End of file means that the supervisor has
+  ended, even by SIGKILL. (PR_SET_PDEATHSIG would also react to the end of the thread that started
+  the child.)
+* stdout: shared with the command, for its log.
+* --report-fd: gets one line, the command's pid, or "error: ..." if it could not be
+  started.
 
-SIGTERM stops the command, and after --grace-s kills all remaining processes. A second SIGTERM kills
-at once. When the command ends, remaining descendants are killed too, because they would hold GPU
-memory that the next start needs. The exit code is the command's, or 128 + the signal that ended it.
+On SIGTERM the guard stops the command, and after --grace-s kills all remaining processes. On a
+second SIGTERM it kills them at once. When the command ends, remaining descendants are killed too,
+because they would hold GPU memory that the next start needs. The exit code is the command's, or
+128 + the signal that ended it.
 """
 
 import argparse

@@ -28,7 +28,7 @@ _MOST_REMEMBERED = 1000  # restart times that are kept
 GUARD_MARGIN_S = 8.0  # the guard's time to kill and reap, after the child's grace period
 
 LineSink = Callable[[str, str], None]
-"""Gets (child's name, a line of the child's log without newline). Several threads call it."""
+"""Takes (child's name, a line of the child's log without newline). Must be thread-safe."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The complete Proofline on one machine: Redis, API, courier and workers as child processes.
 
-The deployment determines the workers' model (`follower.py`); the first deployment is the options'
-model. `proofline up`, `proofline demo`, tests and benchmarks use the stack:
+The workers serve the model that is deployed (`follower.py`). The first deployment is the model of
+the stack's options. `proofline up`, `proofline demo`, tests and benchmarks use the stack:
 
     with Stack(EngineOptions(model="tiny-qwen3", engine="synthetic"), workers=2) as stack:
         stack.wait_ready(60)
