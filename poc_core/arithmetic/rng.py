@@ -28,7 +28,7 @@ _MIN_U1 = 1e-10
 _CHUNK_KEYS_CPU = 1 << 19
 _CHUNK_KEYS_DEVICE = 1 << 24
 
-# Keys whose part that does not depend on the seed is cached: 4 bytes each, at most 32 MiB a device.
+# The number of keys i for which `_key_part` is cached: 4 bytes each, at most 32 MiB a device.
 _CACHED_KEYS = 1 << 23
 
 _key_cache: dict[torch.device, Tensor] = {}
@@ -76,7 +76,7 @@ def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch
     The index with the largest of these k hashes comes last. The other indices are in ascending
     order. Among equal hashes the smaller index is chosen (protocol.md, section 2.4).
     """
-    # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
+    # With a flipped sign bit, int32 numbers have the order of the uint32 hashes.
     chosen = (hash_bits(seeds, n, device) ^ -(1 << 31)).sort(dim=-1, stable=True).indices[:, :k]
     return torch.cat([chosen[:, :-1].sort(dim=-1).values, chosen[:, -1:]], dim=-1)
 

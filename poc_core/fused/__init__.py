@@ -18,8 +18,8 @@ SWITCH = "PROOFLINE_FUSED"
 def is_on(device: torch.device) -> bool:
     """Returns True if the fused kernels are used for tensors on this device.
 
-    Returns False if the device is no CUDA device, Triton is not installed, or PROOFLINE_FUSED=off.
-    Plain PyTorch expressions are then used instead.
+    Returns False if the device is no CUDA device, if Triton is not installed, or if the environment
+    has PROOFLINE_FUSED=off. Plain PyTorch expressions are then used instead.
     """
     return (
         device.type == "cuda"

@@ -1,7 +1,8 @@
 """Computes logprobs and ranks of known tokens, and each row's best tokens, in one pass over logits.
 
 A token's rank is the number of logits in its row that are at least as large as the token's logit.
-Each program reads one block of columns of a row. torch then combines the results of the blocks.
+Each Triton program reads one block of columns of a row. torch then combines the results of the
+blocks.
 """
 
 import torch
@@ -9,12 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Best entries of each part: as many as the network requests. Smaller requests use the kernel too.
+# Best tokens that are found in each block of columns: as many as the network requests. Requests for
+# fewer tokens use the kernel too.
 MOST_BEST = 5
-# Columns of one part.
+# Columns of one block.
 _BLOCK = 8192
 _WARPS = 8
-# Replaces logits of -inf. The kernel marks taken entries with -inf, so no id is found twice.
+# Replaces logits of -inf. The kernel marks found tokens with -inf, so no token is found twice.
 _LOWEST = tl.constexpr(-3.0e38)
 
 
@@ -47,12 +49,13 @@ def _parts_kernel(
 def scored(
     logits: Tensor, tokens: Tensor, temperature: float, n_best: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns token ids, their logprobs, and the ranks of known tokens.
+    """Returns token ids, the logprobs of these tokens, and the ranks of the known tokens.
 
-    `logits`: (n, vocabulary), not yet divided by `temperature`. `tokens`: (n,), one known token id
-    per row. `n_best`: the number of best tokens per row, at most MOST_BEST. The returned ids (n, 1
-    + n_best) are the known token and then the best tokens of each row. The logprobs have the same
-    shape, and the ranks have the shape (n,). The plain expression is in workers/vllm/chat/rows.py.
+    `logits`: (n, vocabulary), not yet divided by `temperature`. `tokens`: (n,), the id of one known
+    token per row. `n_best`: the number of best tokens per row, at most MOST_BEST. The returned ids
+    (n, 1 + n_best) are, in each row, the known token and then the best tokens. The logprobs have
+    the same shape, and the ranks have the shape (n,). workers/vllm/chat/rows.py has the same
+    computation in plain PyTorch.
     """
     n, vocabulary = logits.shape
     tokens = tokens.clone()  # aligned: an unaligned tensor would need another compilation

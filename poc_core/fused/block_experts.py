@@ -4,9 +4,9 @@ Sums are computed as in vLLM's kernel: the tensor cores sum 128 columns. This su
 the scales of the row and of the weights, and added in float32. Two things differ from vLLM's
 kernel. Rows are sorted by expert, so that the tensor memory accelerator can read complete blocks.
 The activation and its quantisation run before the first product is written to memory, which saves
-writing and reading four times as many bytes. The results are bit-identical to rounding the first
-product to bfloat16, and then running either `silu_and_quantise_` (poc_core/fused/quantise.py) or
-vLLM's activation and quantisation.
+writing and reading four times as many bytes. The results are bit-identical to those of separate
+kernels: the first product rounded to bfloat16, and then either `silu_and_quantise_`
+(poc_core/fused/quantise.py) or vLLM's activation and quantisation.
 """
 
 from typing import Any, NamedTuple
@@ -28,8 +28,10 @@ _HOPPER, _ALIGNED = 9, 16
 class Gates(NamedTuple):
     """The variant of vLLM's activation silu(gate) * up that is computed after the first product."""
 
-    powers: bool  # True if scales are rounded up to powers of two, and the activation is rounded
-    limit: float = 0.0  # clamps gates from above, and gated values on both sides; 0: no clamping
+    # True: scales are rounded up to powers of two, and the activation is rounded to bfloat16.
+    powers: bool
+    # Gates are clamped to at most `limit`, and `up` to -limit .. limit; 0: no clamping.
+    limit: float = 0.0
 
 
 class Tile(NamedTuple):
@@ -45,8 +47,8 @@ class Tile(NamedTuple):
 class Quantised(NamedTuple):
     """A tensor in float8_e4m3fn, and its scales in float32.
 
-    Activations (n, k) have a scale per row and 128 columns: scales (n, k / 128). Weights (experts,
-    m, k) have a scale per block of 128 x 128: scales (experts, m / 128, k / 128).
+    Activations (n, k) have one scale for each 128 columns of a row: scales (n, k / 128). Weights
+    (experts, m, k) have one scale for each block of 128 x 128: scales (experts, m / 128, k / 128).
     """
 
     numbers: Tensor
@@ -71,7 +73,8 @@ def _product_kernel(
     WIDE: tl.constexpr, POWERS: tl.constexpr, LIMIT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     n_high = tl.load(n_ids) // ROWS
-    # A block has the groups of columns of gates and gated values, or one group, or two neighbours.
+    # A block has a group of columns of gates and the same group of `up`, or else one group or two
+    # neighbouring groups.
     n_wide = n_columns // (2 * GROUP) if OPENS or WIDE else n_columns // GROUP
     group = tl.arange(0, GROUP)
     # A program computes one block. Without the loop Triton 3.6 spills registers on Hopper.
@@ -159,7 +162,8 @@ def multiply_(
     """Computes the second product of an MoE layer, and writes it to out (n, m) in 16 bits.
 
     `x`: (rows_by_expert(rows, tile), k), in the order of `rows.ids`. `weights`: (experts, m, k).
-    `share`: (n,), the factor of each row of `out`, which is multiplied in float32.
+    `share`: (n,), the router's weight for each row of `out`. The row's sums are multiplied by this
+    weight in float32.
     """
     _run(out, x, weights, share, rows, 1, tile, Gates(False))
 

@@ -1,8 +1,8 @@
 """Writes keys and values of attention to a paged KV cache, with the same results as vLLM's
 operation.
 
-Each program writes one head of several tokens. In vLLM, a block of threads writes all heads of one
-token.
+Each Triton program writes one head of several tokens. In vLLM, a block of threads writes all heads
+of one token.
 """
 
 import torch
@@ -59,7 +59,7 @@ def can_write(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tens
         and key_cache.stride() == value_cache.stride()
         and key_cache.stride(3) == 1
         and head >= 16
-        and head & (head - 1) == 0  # a block size of Triton
+        and head & (head - 1) == 0  # a power of two, as Triton requires
         and (key_cache.dtype == value_cache.dtype)
         and (key_cache.dtype == keys.dtype or key_cache.element_size() == 1)
     )

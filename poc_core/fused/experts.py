@@ -40,7 +40,9 @@ class Tile(NamedTuple):
 class Rows(NamedTuple):
     """The rows that each block of a product computes, from vLLM's moe_align_block_size."""
 
-    ids: Tensor  # (blocks * Tile.rows,), int32: token * experts per token + n; padding is larger
+    # (blocks * Tile.rows,), int32: token * experts per token + index among the token's experts.
+    # Numbers that only complete a block are larger.
+    ids: Tensor
     experts: Tensor  # (blocks,), int32: the block's expert; -1 if another rank holds the expert
     n: Tensor  # (1,), int32: the number of `ids` in use
 
@@ -81,7 +83,7 @@ def _product_kernel(
             nothing = tl.zeros((ROWS, COLUMNS), out.dtype.element_ty)
             tl.store(at + column[None, :], nothing, inside)
         return
-    # A gate and its value are neighbours in a block, so one thread holds both.
+    # A gate and its `up` are neighbours in a block, so one thread holds both.
     weight_row = column // 2 + column % 2 * (n_columns // 2) if OPENS else column
     step = tl.arange(0, DEPTH)
     x_at = x + (row // A_TOKEN).to(tl.int64)[:, None] * x_stride + step[None, :]
@@ -114,9 +116,10 @@ def product_(
 
     All tensors except `share` are 16-bit with contiguous last dimensions. `weights`: (experts, m,
     k), or (experts, 2 m, k) to write silu(gate) * up; the first m rows of an expert are then for
-    gates. `share`: (n * a_token,), the factor of each product in float32; None for no factors.
-    `a_token`: the number of experts per row of `x`. `by_expert`: True if `out` is
-    (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See `can_multiply`.
+    gates. `share`: (n * a_token,), the router's weight for each product, which is multiplied in
+    float32; None for no multiplication. `a_token`: the number of experts per row of `x`.
+    `by_expert`: True if `out` is (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See
+    `can_multiply`.
     """
     n_columns, depth = weights.shape[1:]
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
@@ -205,8 +208,9 @@ def _by_expert_kernel(
 class Opening(NamedTuple):
     """The options of the activation silu(gate) * up after the first product."""
 
-    a_token: int  # experts of each row of `x`
-    limit: float  # clamps gates from above, and gated values on both sides; 0: no clamping
+    a_token: int  # the number of experts per row of `x`
+    # Gates are clamped to at most `limit`, and `up` to -limit .. limit; 0: no clamping.
+    limit: float
 
 
 def product_by_expert_(
@@ -215,9 +219,9 @@ def product_by_expert_(
     """Computes the second product of an MoE layer, and writes it to out (n, m).
 
     `x`: (rows_by_expert(rows, tile), k), in the order of `rows.ids`. `weights`: (experts, m, k).
-    `share`: (n,), the factor of each row of `out`. If `share` is 16-bit, sums are rounded to 16
-    bits before they are multiplied by `share`, as in vLLM's Marlin kernel. See
-    `can_multiply_by_expert`.
+    `share`: (n,), the router's weight for each row of `out`, which is multiplied in float32. If
+    `share` is 16-bit, sums are rounded to 16 bits before the multiplication, as in vLLM's Marlin
+    kernel. See `can_multiply_by_expert`.
     """
     _by_expert(out, x, weights, share, rows, tile)
 

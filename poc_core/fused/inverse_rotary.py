@@ -1,8 +1,8 @@
 """Inverts the rotary embedding of attention outputs, and quantises them for DeepSeek-V4's output
 projection.
 
-The results are bit-identical to vLLM's operation. Each program computes several heads of several
-tokens. In vLLM, each program computes one head of one token.
+The results are bit-identical to vLLM's operation. Each Triton program computes several heads of
+several tokens. In vLLM, each program computes one head of one token.
 """
 
 import triton
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from poc_core.fused.quantise import GROUP
 
-# Tokens per program, whose scales are adjacent in memory, and heads of each token.
+# Tokens per program (the scales of these tokens are adjacent in memory), and heads per token.
 _TOKENS, _HEADS = 4, 4
 _MOST = tl.constexpr(448.0)  # the format's largest number
 _LEAST_PEAK = tl.constexpr(1e-10)
@@ -77,7 +77,7 @@ def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bo
         and x.stride(2) == 1
         and n_heads % heads == n_heads % _HEADS == 0
         and head >= GROUP
-        and head & (head - 1) == 0  # a block size of Triton
+        and head & (head - 1) == 0  # a power of two, as Triton requires
         and angles.dim() == 2
         and angles.element_size() == 4
         and angles.stride(1) == 1

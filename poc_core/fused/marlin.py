@@ -65,8 +65,8 @@ def unpack_(out: Tensor, words: Tensor, scales: Tensor, pairs: bool = False) -> 
     rows, depth).
 
     `words`: int32 (experts, depth / 16, 2 * rows), the weights. `scales`: float8_e8m0fnu (experts,
-    depth / 32, rows). `pairs`: True to interleave the first and the second half of the rows, so
-    that row i of each half is written to rows 2 i and 2 i + 1. See `can_unpack`.
+    depth / 32, rows). `pairs`: True to interleave both halves of the rows: row i of the first half
+    is written to row 2 i, and row i of the second half to row 2 i + 1. See `can_unpack`.
     """
     n_experts, n_rows, depth = out.shape
     _unpack_kernel[(n_rows // _WIDE, depth // (_TILES * _DEEP), n_experts)](

@@ -79,8 +79,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def _squares_added(total, _value, _square, value):
-    """Returns total + value^2, rounded once, and `value`. `tl.reduce` calls this function to add
-    squares; its first total is the first square.
+    """Returns total + value^2, rounded once, and `value`.
+
+    `tl.reduce` adds the squares of a row with this function. `total` begins with the first square.
     """
     return tl.fma(value, value, total), value
 

@@ -86,7 +86,7 @@ def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GRO
     groups = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)).to(tl.int64)
     inside = (groups < n_groups)[:, None]
     columns = tl.arange(0, GROUP)[None, :]
-    # A row has its gates first, then as many gated values.
+    # A row has its gates first, then as many numbers of `up`.
     at = (groups + groups // row_groups * row_groups)[:, None] * GROUP + columns
     gate = tl.load(x + at, inside, other=0.0).to(tl.float32)
     up = tl.load(x + at + row_groups * GROUP, inside, other=0.0).to(tl.float32)
@@ -132,8 +132,8 @@ def quantise_(out: Tensor, scales: Tensor, x: Tensor, least: float, powers: bool
     """Quantises x (rows, n), 16-bit and contiguous, and writes the result to `out` and `scales`.
 
     `out`: (rows, n), float8_e4m3fn, contiguous. `scales`: (rows, n / 128), float32, any strides.
-    `least`: if the largest absolute value of a group is smaller than this number, this number
-    replaces it. `powers`: True to round scales up to powers of two.
+    `least`: the scale of a group whose largest absolute value is smaller than `least` is computed
+    from `least` instead. `powers`: True to round scales up to powers of two.
     """
     n_groups = scales.numel()
     _quantise_kernel[(triton.cdiv(n_groups, _GROUPS),)](

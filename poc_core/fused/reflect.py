@@ -2,10 +2,11 @@
 
 The results are bit-identical to the plain PyTorch expression, because the kernel adds in the order
 in which torch 2.11 reduces 16-bit rows. This order was found by experiments. A warp of 32 lanes
-computes a row. Each lane has eight sums. Lane l adds columns 8 l to 8 l + 7 to these sums, then the
-columns 256 further on, and so on. Then the lane adds its eight sums in order. Then the sums of
-lanes 16 apart are added, then of lanes 8 apart, and so on. If another release of torch adds in
-another order, sums differ in the last bits of float32, which changes about one row in ten thousand.
+computes a row. Each lane has eight sums. Lane l adds the products of columns 8 l to 8 l + 7 to
+these sums, then the products of the columns 256 further on, and so on. Then the lane adds its eight
+sums in order. Then the sums of lanes 16 apart are added, then of lanes 8 apart, and so on. If
+another release of torch adds in another order, sums differ in the last bits of float32, which
+changes about one row in ten thousand.
 """
 
 import triton
@@ -67,8 +68,8 @@ def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr
 
 
 def reflect_(terms: list[Tensor], v: Tensor) -> None:
-    """Reflects one or two tensors (..., hidden) by v (hidden,), in place. `can_reflect` must be
-    True.
+    """Reflects one or two tensors (..., hidden) by v (hidden,), in place. Call it only if
+    `can_reflect` returns True.
     """
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden

@@ -1,7 +1,7 @@
 """Applies the rotary embedding to queries and keys in place.
 
 The results are bit-identical to vLLM's operation, which computes in float32 and rounds once. Each
-program computes one token, and loads the token's angles once for all heads.
+Triton program computes one token, and loads the token's angles once for all heads.
 """
 
 import triton
@@ -54,7 +54,7 @@ def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
         and angles.is_contiguous()
         and angles.shape[1] <= head
         and half >= 16
-        and half & (half - 1) == 0  # a block size of Triton
+        and half & (half - 1) == 0  # a power of two, as Triton requires
     )
 
 

@@ -51,8 +51,8 @@ def _order_kernel(
 
 
 def in_order(rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-    """Returns a copy of `rows` in which the row numbers of each expert are in ascending order.
-    Numbers after the first `n_used` are unchanged.
+    """Returns a copy of `rows` in which the row numbers of each expert are in ascending order. Row
+    numbers after the first `n_used` are unchanged.
 
     `rows`: (n,) int32, row numbers in complete blocks. `experts`: (blocks,) int32, the expert of
     each block; an expert's blocks are adjacent. `n_used`: (1,) int32, a multiple of `block`.

@@ -28,15 +28,17 @@ class LayerTransform(Protocol):
         overwrite `terms`.
 
         `layer`: the layer's index in the complete model. `terms`: the layer's output tensors (...,
-        hidden).
+        hidden), for example hidden_states and residual.
         """
 
 
 class Scheme(ABC):
-    """A proof scheme, prepared for one spec, model and device. All batches of the spec share it.
+    """A proof scheme, prepared for one spec, model and device. All batches of the spec share this
+    object.
 
-    `hidden_size`, `n_layers`: of the complete model, also under pipeline parallelism. `device`,
-    `dtype`: of the model's activations. SpecError if seq_len or an option of the spec is invalid.
+    `hidden_size`, `n_layers`: sizes of the complete model, also under pipeline parallelism.
+    `device`, `dtype`: of the model's activations. SpecError if seq_len or an option of the spec is
+    invalid.
     """
 
     # False if `transform_layer` changes nothing, so engines need no hooks.
@@ -174,13 +176,15 @@ class Batch(ABC):
     """A micro-batch: nonces of one scheme, with the inputs and results of each forward pass.
 
     All tensors are on the device. Only `values` waits for the device, and takes a tensor on the
-    CPU. `step`: the number of a forward pass in `order`.
+    CPU. The argument `step` of a method is the number of a forward pass, see PassOrder.
     """
 
     seeds_experts: ClassVar[bool] = False
 
     def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None) -> None:
-        """`part`: the largest number of nonces in one forward pass of the prefill; None for all
+        """Prepares a micro-batch of `nonces`.
+
+        `part`: the largest number of nonces in one forward pass of the prefill; None for all
         nonces.
         """
         self.scheme = scheme
@@ -241,19 +245,21 @@ class Batch(ABC):
 
     @property
     def points(self) -> Tensor:
-        """The result of each nonce's last forward pass, which determines the input of the next
-        step: int64 (n,). Callers are allowed to overwrite this tensor.
+        """The points that the last forward pass computed, one for each nonce: int64 (n,).
+
+        A point determines the input of the nonce's next step. Callers are allowed to overwrite this
+        tensor.
         """
         raise AssertionError("no step follows")
 
     def follow(self, points: Tensor) -> None:
-        """Stores the points of the last forward pass, computed by another pipeline stage."""
+        """Stores `points`, which another pipeline stage computed in the last forward pass."""
         raise AssertionError("no step follows")
 
     @abstractmethod
     def numbers(self) -> Tensor:
-        """Returns the values of the nonces as a tensor with n rows. Called after the last forward
-        pass.
+        """Returns the values of the nonces as a tensor with n rows. Must be called after the last
+        forward pass.
         """
 
     @abstractmethod

@@ -16,7 +16,7 @@ from poc_core.errors import SpecError
 from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec, RoundRecord
 from poc_core.schemes.requests import BatchBody, Examples, JobBody, RoundBody
 
-# A nonce and its value, as returned by the scheme.
+# A nonce and the value that the scheme computed for it.
 Pair = tuple[int, Any]
 
 
@@ -91,19 +91,20 @@ class Contract(ABC):
     job_body: ClassVar[type[JobBody] | None] = None
     round_body: ClassVar[type[RoundBody] | None] = None
     batch_body: ClassVar[type[BatchBody] | None] = None  # if set, the scheme's rounds have phases
-    # Fields that identify this scheme's bodies. Empty: bodies that no other scheme recognises.
+    # Names of fields that identify this scheme's bodies. If empty, the scheme gets the bodies that
+    # no other scheme recognises.
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
         """Returns True if a request body belongs to this scheme.
 
-        `marks`: the fields of the unchecked body whose names are in the `marks` of a scheme.
+        `marks`: the fields of the unchecked body that are `marks` of this or another scheme.
         """
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        """Returns the requested value and the model's limit for each limited field of a request, by
-        the field's name.
+        """Returns the limited fields of a request: the field's name -> (requested value, the
+        model's limit).
         """
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
@@ -172,8 +173,8 @@ class Contract(ABC):
     result_examples: ClassVar[Examples] = {}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """Returns the fields of answers and callbacks that describe all values, such as their
-        encoding.
+        """Returns the fields of answers and callbacks that describe the values as a whole, such as
+        their encoding.
         """
         return {}
 
@@ -190,8 +191,9 @@ class Contract(ABC):
         return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        """Returns the artifacts of a job's answer as a JSON list. `nonces`, `values`: one JSON text
-        per nonce.
+        """Returns the artifacts of a job's answer as a JSON list.
+
+        `nonces`, `values`: JSON texts of the nonces, and of their values in the same order.
         """
         loaded = load_all(values)
         artifacts = [
@@ -227,7 +229,7 @@ class Contract(ABC):
         SpecError if the options are invalid.
         """
 
-    # The heading of values in a table.
+    # The heading of the column of values in a table.
     column: ClassVar[str] = "value"
 
     def cell(self, value: Any) -> str:

@@ -27,7 +27,7 @@ REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
 
 
 class Params(BaseModel):
-    """The inputs that determine the computed values. Unknown fields are refused."""
+    """The inputs that determine the values of nonces. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +38,7 @@ class Params(BaseModel):
 
 
 class Body(BaseModel, ABC):
-    """The fields that jobs' bodies and rounds' bodies share."""
+    """The fields that request bodies of jobs and of rounds have in common."""
 
     examples: ClassVar[Examples] = {}
 
@@ -50,7 +50,7 @@ class Body(BaseModel, ABC):
 
     @abstractmethod
     def spec(self) -> ProofSpec:
-        """Returns the inputs that determine the computed values, together with the nonces."""
+        """Returns the proof spec of the request. It determines the value of each nonce."""
 
 
 class JobBody(Body):
@@ -107,8 +107,8 @@ class RoundBody(Body):
     @property
     @abstractmethod
     def served_model(self) -> str | None:
-        """The name of the requested model; None if the body names no model, because the node serves
-        only one.
+        """The name of the requested model; None if the body names no model. The node must then
+        serve only one model.
         """
 
     @property
@@ -143,9 +143,7 @@ class RoundBody(Body):
 
 
 class PlacedRoundBody(RoundBody):
-    """The body of a round. Several nodes share the nonces, and groups share the nonces of each
-    node.
-    """
+    """The body of a round whose nonces are divided among nodes, and within a node among groups."""
 
     node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")

@@ -76,12 +76,12 @@ class AsyncClient:
     ) -> T:
         """Waits until a job has ended, without a time limit. Returns the job's result.
 
-        `request_id`: from `submit`, also of another process. `answer`: the type of the result,
-        which is ArtifactResult, ValidationResult, DecodeResult, your own model, or Document for
-        plain JSON. `on_progress(done, total)`: called with numbers of nonces after each poll (every
-        0.1 to 0.5 s), and at the end with done = total. JobFailedError if the job failed or was
-        cancelled. ApiError if the API does not know the job (404), or if the API is unavailable for
-        over a minute.
+        `request_id`: returned by `submit`, in this or another process. `answer`: the type of the
+        result, which is ArtifactResult, ValidationResult, DecodeResult, your own model, or Document
+        for plain JSON. `on_progress(done, total)`: called with numbers of nonces after each poll
+        (every 0.1 to 0.5 s), and at the end with done = total. JobFailedError if the job failed or
+        was cancelled. ApiError if the API does not know the job (404), or if the API is unavailable
+        for over a minute.
         """
         pause_s = exchange.FIRST_POLL_S
         progress: tuple[int, int] | None = None

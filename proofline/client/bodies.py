@@ -43,8 +43,8 @@ class DecodeBody(Place, decode.DecodeBody):
 
 
 def as_json(body: Body | None) -> Any:
-    """Returns a body as JSON. Leaves out the fields of a model that were not set, because the API
-    has defaults for these fields.
+    """Returns a body as JSON. Leaves out fields of a pydantic body that were not set, because the
+    API has defaults for these fields.
     """
     return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
 

@@ -1,7 +1,6 @@
 """The calls of the API (protocol.md, section 5): each has a request and the type of its answer.
 
-AsyncClient and Client send these calls. `Client.call` sends calls for which the client has no
-method.
+AsyncClient and Client send these calls. Use `Client.call` for a call that has no method of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ class Call(Generic[T]):
     """A request to the API, and the type of its answer.
 
     `answer`: a pydantic model, or Document for plain JSON. `is_repeatable`: True if the request can
-    be sent again when it is unknown whether the first one had an effect.
+    safely be sent again when it is unknown whether the API has received it.
     """
 
     method: str

@@ -11,8 +11,8 @@ class UrlError(ProoflineError):
 
 
 class ApiError(ProoflineError):
-    """The API refused a request, could not be reached, or gave an unknown answer. The text gives
-    the reason.
+    """The API refused a request, could not be reached, or answered in an unknown form. The text
+    gives the reason.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 30.0
 FIRST_POLL_S = 0.1
 MAX_POLL_S = 0.5
-# Seconds for which the API may be unavailable during polling: enough for a restart.
+# Seconds of retries during polling while the API is unavailable: enough for a restart.
 POLL_PATIENCE_S = 60.0
 # Errors that occur before anything is sent.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

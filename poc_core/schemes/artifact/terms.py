@@ -50,8 +50,8 @@ class ReceivedStatTest(StatTest):
         leaves out.
 
         `honour_p_value_threshold`: True to use p_value_threshold if fraud_threshold is left out.
-        `usual`: the defaults, if the request leaves out dist_threshold; otherwise StatTest has the
-        defaults.
+        `usual`: the defaults if the request has no dist_threshold; None for the defaults of
+        StatTest. If the request has a dist_threshold, the defaults are always those of StatTest.
         """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
         if honour_p_value_threshold and self.p_value_threshold is not None:

@@ -30,9 +30,9 @@ class ArtifactVerdict:
     mismatch_nonces: list[int]  # in the order of `computed`
     p_value: float  # probability that an honest sender has at least n_mismatch mismatches
     fraud_detected: bool
-    fraud_threshold: float  # the p_value below which it is a fraud
+    fraud_threshold: float  # a smaller p_value is a fraud
     n_excluded: int
-    dist_threshold: float  # the largest distance that still agrees
+    dist_threshold: float  # the largest distance at which two vectors agree
     p_mismatch: float  # probability that an honest artifact is further away
     distances: DistanceSummary | None  # None if no vector could be read
     likely_cause: str | None  # a sentence; None without fraud

@@ -16,7 +16,7 @@ from poc_core.schemes.decode.options import DecodeOptions, passes_of
 from poc_core.schemes.decode.requests import DecodeBody, DecodeRoundBody
 from poc_core.schemes.noise import noise
 
-# The margin of a differing chain in invented values.
+# The margin in synthetic values of a claimed chain that differs.
 _SYNTHETIC_MARGIN = 0.1
 
 

@@ -23,10 +23,10 @@ class ChainLimits(BaseModel, frozen=True):
 
     no_chains: str = ""  # why the model cannot compute decode proofs; empty if it can
     codebook: str = ""  # sha256 of the codebook; empty if the engine computes no decode proofs
-    # Positions of keys and values that fit into the memory for a micro-batch's steps; None for
-    # max_batch_tokens.
+    # The number of positions whose keys and values fit into the memory for a micro-batch's decode
+    # steps; None for max_batch_tokens.
     kept_tokens: int | None = None
-    kept_block: int = 1  # a nonce's positions are rounded up to a multiple of kept_block
+    kept_block: int = 1  # the memory holds a multiple of kept_block positions for each nonce
     # The memory of a nonce's linear attention states, as a number of positions.
     kept_state: int = 0
 
@@ -52,7 +52,7 @@ class ChainLimits(BaseModel, frozen=True):
         )
 
     def on(self, info: ModelInfo) -> ModelInfo:
-        """Returns `info` with these limits."""
+        """Returns a copy of `info` with these limits for decode proofs."""
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
@@ -87,7 +87,8 @@ class ChainLimits(BaseModel, frozen=True):
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
         """Returns the largest number of nonces that fit into one micro-batch; at least 1.
 
-        A decode step can have more nonces than fit into one forward pass of the prefill.
+        This number can be larger than the number of nonces in one forward pass of the prefill,
+        because the prefill runs in parts.
         """
         by_nonce = self.step_positions(spec)
         if not by_nonce:

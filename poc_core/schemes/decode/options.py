@@ -5,7 +5,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from poc_core.records import Passes, ProofSpec
 from poc_core.schemes.contract import Options
 
-# Dimensions of a state that are read.
+# The number of dimensions that are read from a hidden state.
 PICKED = 256
 # Largest margin of an honest step, for requests without a stat_test (protocol.md, section 8.3).
 MARGIN = 0.025
@@ -14,15 +14,15 @@ MARGIN = 0.025
 class DecodeOptions(Options):
     max_tokens: int = Field(ge=1, description="an integer above 0")
     per_nonce_reflection: bool = Field(default=False, description="true or false")
-    # Only returned in `encoding`.
+    # Has no effect, and is only returned in `encoding`.
     k_dim: int = Field(default=12, ge=1, description="an integer above 0")
-    # nonce -> the claimed points of the prefill and of each step. The claims then determine the
-    # steps, and the values are the claims' margins.
+    # nonce -> the claimed points of the prefill and of each step. With claims, the claimed points
+    # determine the inputs of the steps, and the values are the margins of the claims.
     enforced: dict[str, list[int]] | None = Field(
         default=None, description="lists of integers by nonce"
     )
 
-    # True if claims are followed step by step, as in decoding. Slow; only for comparison.
+    # True to check claims in decode steps instead of one forward pass. Slow; only for comparison.
     stepwise: bool = Field(default=False, description="true or false")
 
     @field_validator("max_tokens")

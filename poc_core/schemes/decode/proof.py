@@ -22,7 +22,7 @@ from poc_core.schemes.decode.options import DecodeOptions, passes_of
 
 logger = logging.getLogger(__name__)
 
-# Hashes computed at a time to choose the picks of positions.
+# Hashes computed at a time to choose the dimensions that are read from hidden states.
 _CHUNK_KEYS = 1 << 24
 
 
@@ -70,9 +70,9 @@ class DecodeBatch(Batch):
             # A chain of another length is wrong in any case. Its padding only makes it computable.
             padded = [(points + [0] * (self.n_steps + 1))[: self.n_steps + 1] for points in claimed]
             self._claims = torch.tensor(padded, dtype=torch.int64, device=device)
-        self._first_states: list[Tensor] = []  # last states of the prefill's parts so far
-        self._points: list[Tensor] = []  # int64 (n,) for each state taken
-        self._margins: list[Tensor] = []  # the claims' margins: float32 (n,) for each state taken
+        self._first_states: list[Tensor] = []  # last hidden states of the prefill's parts
+        self._points: list[Tensor] = []  # int64 (n,) for each position computed
+        self._margins: list[Tensor] = []  # of claims: float32 (n,) for each position computed
         self._nonce_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
         self._route_seeds: dict[int, Tensor] = {}  # by MoE layer: int64 (n, 1)
         # By MoE layers: int64 (layers, n)
@@ -119,7 +119,7 @@ class DecodeBatch(Batch):
 
     def transform(self, step: int) -> LayerTransform:
         """Returns the reflections of the layers' outputs. Decode proofs reflect in every model,
-        also if prefills of artifact proofs do not.
+        even in models in which artifact proofs do not.
         """
         if not self.scheme.options.per_nonce_reflection:
             return self.scheme

@@ -26,7 +26,7 @@ NO_POINT_MARGIN = 2.0
 # The point of a state that is not finite.
 NO_POINT = -1
 
-# Added to the chosen experts' logits, so that they exceed the other experts' also after a softmax.
+# Added to the logits of chosen experts, so that they exceed all other logits also after a softmax.
 # The network does not define the value.
 LADDER = 100
 _NOT_CHOSEN = -10000.0
@@ -171,9 +171,9 @@ def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
 def forced_logits(first: Tensor, n_experts: int, top_k: int, dtype: torch.dtype) -> Tensor:
     """Returns logits that replace the logits of an MoE router: (n, n_experts).
 
-    `first`: int64 (n,), the index of the first expert for each row. The expert `first` has the
-    largest logit, and each following expert (modulo n_experts) the next smaller one. All but these
-    top_k experts have a very small logit.
+    `first`: int64 (n,), the index of the first expert for each row. The top_k experts first, first
+    + 1, ... (modulo n_experts) have the largest logits, in descending order. All other experts have
+    the same very small logit.
     """
     places = (torch.arange(n_experts, device=first.device) - first[:, None]) % n_experts
     ladder = LADDER + top_k - places

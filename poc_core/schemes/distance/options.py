@@ -12,7 +12,7 @@ from poc_core.schemes.contract import Options, Terms
 
 Randomization = Literal["sign_flips", "layer_hooks"]
 
-# Below this probability of honesty a batch is a fraud (protocol.md, section 3).
+# A batch with a smaller probability_honest is a fraud (protocol.md, section 3).
 FRAUD_THRESHOLD = 0.01
 
 # Distances are in [0, 2]; with a larger target every nonce would be valid.
