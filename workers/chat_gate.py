@@ -37,7 +37,7 @@ class GateStats:
 
 
 class _Pace:
-    """A schedule of slices during chat, under which slices use the fraction `share` of the time."""
+    """A schedule that limits slices during chat to the fraction `share` of the time."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -53,11 +53,11 @@ class _Pace:
 class ChatGate:
     """A gate that decides before each slice of proof work whether the slice runs or waits for chat.
 
-    Policy `yield`: slices run only while the engine has no unfinished chat request; under constant
-    chat, see Starvation. Policy `share`: slices also run during chat, but only for the fraction F
-    of the time. Policy `exclusive`: during a round, slices never wait, new chat requests are
-    refused, and those in progress are ended; without a round, the policy works like `yield`. Under
-    each policy, urgent slices (validations) get at least half of the time.
+    Policy `yield`: slices run only while the engine has no unfinished chat request; for constant
+    chat, see Starvation. Policy `share`: slices also run during chat, but only for the policy's
+    fraction of the time. Policy `exclusive`: during a round, slices never wait, new chat requests
+    are refused, and those in progress are ended; without a round, the policy works like `yield`.
+    Under each policy, urgent slices (validations) get at least half of the time.
     """
 
     def __init__(

@@ -63,7 +63,9 @@ class Heartbeat:
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """Sets for how long requests have waited for an engine without progress; 0 for none."""
+        """Sets for how many seconds requests have waited while the engine made no progress. 0 if
+        the engine makes progress.
+        """
         if not seconds:
             self._still_since = None
         elif self._still_since is None:
@@ -95,7 +97,8 @@ class Heartbeat:
 
     def _live_on(self) -> None:
         """Extends the life of the worker's record in Redis, without GPU sensors, which can hang.
-        Requests a full heartbeat if the record is missing, or must show a change soon.
+        Triggers a full heartbeat if the record is missing, the worker began to drain, or its last
+        chat request ended.
         """
         newly_draining = self._draining.is_set() and not self._told_draining
         chats = self._served and self._served[0].chat_stats().get("chat_active")

@@ -136,7 +136,7 @@ class Watchdog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`longest_look_s`: the most seconds that one check counts as time without progress, even
-        if more have passed since the check before it.
+        if more have passed since the previous check.
         """
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
@@ -146,7 +146,9 @@ class Watchdog:
         self.still_s = 0.0  # seconds without progress while requests waited, by the last check
 
     def is_hung(self, pulse: Pulse) -> bool:
-        """Returns whether requests have waited `hung_after_s` for an engine without progress."""
+        """Returns whether requests waited `hung_after_s` seconds while the engine made
+        no progress.
+        """
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:
             self.still_s = 0.0

@@ -1,4 +1,4 @@
-"""Creates an engine. Imports only that engine's modules, because others may not be installed."""
+"""Creates an engine, and imports only its modules: other engines' packages may be missing."""
 
 from poc_core.errors import ProoflineError
 from workers.engines.base import Engine

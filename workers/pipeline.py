@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 class Pipeline:
     """A queue of micro-batches for one engine. It cuts micro-batches into slices, runs the slices
-    on the engine, and passes on the computed values. Not thread-safe.
+    on the engine, and completes the micro-batches' futures. Not thread-safe.
     """
 
     def __init__(self, engine: Engine, plan: SlicePlan) -> None:
@@ -245,9 +245,9 @@ def compute_all(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
     """Returns one value per nonce, in the order of `nonces`; None for a nonce without a finite
-    hidden state. Needs exclusive use of the engine. `plan`: sizes of micro-batches and slices; None
-    only limits the time of each call of the engine. SpecError if the model does not support the
-    spec.
+    hidden state. Needs exclusive use of the engine. `plan`: sizes of micro-batches and slices; if
+    None, work is cut only to keep calls of the engine short. SpecError if the model does not
+    support the spec.
     """
     engine.check_spec(spec)
     if not nonces:

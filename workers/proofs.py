@@ -59,7 +59,8 @@ class Proofs:
     def depth(self) -> int:
         """Returns how many submitted micro-batches keep every stage of the engine busy. Without
         chat, a GPU holds two uncut micro-batches in its queue, and a third must be ready when the
-        first ends. With chat there are fewer, because a chat request would have to wait for all.
+        first ends. With chat the number is lower, because a chat request would have to wait for all
+        three.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
@@ -129,8 +130,8 @@ class Proofs:
 
     def judge(self, error: ProoflineError) -> bool:
         """Returns True if work that ended with `error` is to be retried, False if it would fail on
-        any engine. Ends this process if its engine must be replaced: give the work back before the
-        call.
+        any engine. Ends this process if its engine must be replaced, so the work must be given back
+        first.
         """
         self.note(error)
         if isinstance(error, SpecError):

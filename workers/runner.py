@@ -67,8 +67,8 @@ class Runner:
 
     def run(self, is_over: Callable[[], bool]) -> bool:
         """Computes leases until `is_over()` returns True, then returns True and keeps unfinished
-        leases for the next call. Returns False, without leases, if no work is left or an error
-        ended it.
+        leases for the next call. Returns False, without leases, when no work is left or after an
+        error.
         """
         goes_on = False
         try:
@@ -79,8 +79,8 @@ class Runner:
         return goes_on
 
     def _bring_home(self) -> bool:
-        """Waits briefly for the values of the oldest micro-batch. Stores the values of its leases
-        when all of them are computed. Returns False if the run must end after an error.
+        """Waits briefly for the values of the oldest micro-batch. When all values of the oldest
+        leases are computed, stores them. Returns False if the run must end after an error.
         """
         unit = self._units[0]
         try:

@@ -59,8 +59,9 @@ class _LayerTimes:
         self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
 
     def most_within(self, limit_s: float, most: int) -> int:
-        """Returns the size for a micro-batch, up to `most` nonces, with which a layer should take
-        at most `limit_s`. Returns a slightly larger size if that one is worth a try.
+        """Returns the largest size of a micro-batch, up to `most` nonces, of which one layer should
+        take at most `limit_s`. Sometimes returns a slightly larger size, to measure whether that
+        one fits too.
         """
         if self.layer_s > limit_s and self.measured >= _SURE:
             self.too_long[self.n] = True

@@ -74,7 +74,9 @@ class Courier:
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """Renews the Redis locks of deliveries in progress, so that no other courier sends them."""
+        """Renews the Redis locks of deliveries in progress, so that no other courier sends the same
+        payloads.
+        """
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
@@ -96,8 +98,8 @@ class Courier:
             logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
-        """Sends one payload and records the result. Returns True if the next one may be
-        sent now.
+        """Sends one payload and records the result. Returns whether the outbox's next payload may
+        follow immediately.
         """
         self._on_their_way[delivery.token] = delivery
         try:

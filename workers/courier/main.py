@@ -36,7 +36,7 @@ SCRIPTS_WAIT_S = 20.0  # less than supervisors wait for the courier to end
 
 
 def run_courier(redis_url: str | None = None) -> None:
-    """Runs a courier until SIGTERM or SIGINT. Several can run at a time, also on several hosts."""
+    """Runs a courier until SIGTERM or SIGINT. Several couriers can run, also on several hosts."""
     log_to_stderr()
     raise_file_limit()
     stop = threading.Event()

@@ -220,7 +220,8 @@ class Poster:
         begin: Callable[[], None],
     ) -> tuple[int, float | None]:
         """Sends the request to one address. Returns the HTTP status and the seconds in the
-        Retry-After header. Calls `begin` when the connection is established, before sending.
+        Retry-After header. Calls `begin` when the connection is established, before anything is
+        sent.
         """
 
         async def trace(event: str, info: dict[str, Any]) -> None:

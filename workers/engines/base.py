@@ -111,7 +111,9 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """Returns one value per nonce; None without a finite hidden state. May raise SpecError."""
+        """Returns one value per nonce, which is None if the nonce has no finite hidden state.
+        SpecError if the model does not support the spec.
+        """
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

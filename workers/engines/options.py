@@ -41,7 +41,7 @@ class HostSpan(BaseModel):
 
 
 class EngineOptions(ModelOptions):
-    """The options of an engine: of its model and its machine. Some are for certain engines only.
+    """The options of an engine, about its model and its machine. Some are for certain engines only.
     OptionsError if they contradict each other.
     """
 

@@ -17,7 +17,7 @@ FirstExperts = Callable[[int, int], Tensor | None]
 
 
 def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Returns the MoE routers (gates) that can be seeded, in the order of the model's layers."""
+    """Returns the MoE routers (gates) of `layers` in order, except those that route by token id."""
     found = []
     for layer in layers:
         for block in layer.modules():

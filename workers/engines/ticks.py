@@ -120,7 +120,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class TickResult:
-    """What an engine has computed since the previous tick, by the ids of the micro-batches."""
+    """An engine's results since the previous tick, by the ids of the micro-batches."""
 
     # By id: why the model cannot compute the micro-batch's spec.
     refused: Mapping[int, str] = field(default_factory=dict)

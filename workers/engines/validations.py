@@ -21,6 +21,6 @@ class Validations:
         self.seconds[way] += seconds
 
     def figures(self) -> dict[str, int | float]:
-        """Returns the number and the seconds of validations by method, named for the heartbeat."""
+        """Returns the numbers and seconds of validations by method, under the heartbeat's names."""
         counts = {f"validations_{way}": n for way, n in self.count.items()}
         return counts | {f"validation_{way}_s": round(s, 3) for way, s in self.seconds.items()}

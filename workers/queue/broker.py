@@ -193,7 +193,9 @@ class _Transport(kombu_redis.Transport):
             self._forget(message)
 
     def _forget(self, message: Any) -> None:
-        """Acknowledges a message that Celery did not take, if kombu has counted it."""
+        """Acknowledges a message that Celery did not take, if kombu counts the message as
+        unacknowledged.
+        """
         try:
             tag = message["properties"]["delivery_tag"]
             for channel in self.channels:
@@ -234,7 +236,7 @@ class SteadyConnection(Connection):
 
 
 def queue(name: str, **options: Any) -> Queue:
-    """Returns the queue with this name, declared as producers declare it."""
+    """Returns the queue with this name, with the exchange and routing key that producers use."""
     return Queue(name, Exchange(name), routing_key=name, **options)
 
 

@@ -7,8 +7,9 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """The error of a refused request, with its HTTP status. Each instance is also recorded for its
-    request (see `refusals`), because vLLM answers an exception with 500, 400 or a stream event.
+    """The error of a refused request, with its HTTP status. Also recorded for the request (see
+    `refusals`), so that this status is sent: for an exception, vLLM may send 500, 400 or a stream
+    event.
     """
 
     status: int
@@ -46,7 +47,9 @@ class Failed(Refused):
 
 
 class BadRequest(Refused):
-    """400. With `param` "enforced_tokens", the network blames the node that created the tokens."""
+    """400: an invalid request. With `param` "enforced_tokens", the network blames the node that
+    created the tokens.
+    """
 
     status = 400
 
@@ -62,9 +65,7 @@ def refusals() -> list[Refused]:
 
 
 def refuse_foreign(param: str, ids: Iterable[int], n_ids: int) -> None:
-    """Raises BadRequest for an id that is not below `n_ids`: such a token id would
-    end the engine.
-    """
+    """Raises BadRequest for a token id outside 0 to `n_ids` - 1, which would end the engine."""
     for one in ids:
         if not 0 <= one < n_ids:
             raise BadRequest(

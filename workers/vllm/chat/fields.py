@@ -1,6 +1,6 @@
-"""Passes our options of a request from the HTTP server to the engine: in a context variable, then
-in `SamplingParams.extra_args` (release/extra_args.py). Entries with these names in a client's
-`vllm_xargs` are dropped on every path.
+"""Passes Proofline's own options of a request from the HTTP server to the engine: in a context
+variable, then in `SamplingParams.extra_args` (release/extra_args.py). Entries with the same names
+in a client's `vllm_xargs` are dropped on every path.
 """
 
 from contextvars import ContextVar
@@ -24,8 +24,8 @@ class RequestOptions:
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
-        """Returns the extra_args for vLLM's SamplingParams: the client's, with these options added.
-        Entries of the client under our names are removed.
+        """Returns the extra_args for vLLM's SamplingParams: the client's entries and these options.
+        Drops the client's entries whose names are reserved for these options.
         """
         found = {name: one for name, one in (params.extra_args or {}).items() if name not in NAMES}
         if self.known is not None:

@@ -53,8 +53,8 @@ _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware that accepts only the gateway's requests, and asks the chat
-    gate before chat.
+    """ASGI middleware that accepts only the gateway's requests, and registers chat at the chat
+    gate.
     """
 
     def __init__(
@@ -181,7 +181,9 @@ class _Answer:
             self._ended.set()
 
     async def run(self, app: App, scope: Scope) -> None:
-        """Forwards vLLM's answer. After `end`, sends a 503, or a last event in a stream."""
+        """Forwards vLLM's answer. If `end` was called, sends a 503 instead, or an error event if a
+        stream has begun.
+        """
         work = asyncio.ensure_future(app(scope, self._heard, self.send))
         ended = asyncio.create_task(self._ended.wait())
         try:

@@ -28,7 +28,7 @@ class KnownTokens:
     """A wrapper of vLLM's `generate` that also answers requests with known tokens."""
 
     def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
-        """`no_hooks`: the reason why the ranks have no hooks; empty if they have hooks."""
+        """`no_hooks`: why the engine's ranks cannot score known tokens; empty if they can."""
         self.validations = Validations()
         self._llm = llm
         config = llm.vllm_config
@@ -49,9 +49,7 @@ class KnownTokens:
         self._generate: Callable[..., AsyncGenerator[Any, None]] = llm.generate
 
     def settle(self, way: Way, no_steps: str = "") -> None:
-        """Sets how known tokens are scored. `no_steps`: the reason why decode steps
-        cannot do it.
-        """
+        """Sets how known tokens are scored. `no_steps`: why decode steps cannot score them."""
         self.validations.way = way
         self._no_steps = self._no_steps or no_steps
 
@@ -83,7 +81,9 @@ class KnownTokens:
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
     ) -> Rows:
-        """Scores known tokens for the trial, without the prefix cache, so that all are computed."""
+        """Scores known tokens for the trial at start-up, without the prefix cache. Returns one row
+        of logprobs per token.
+        """
         request = await self._checked(prompt, params, request_id, {})
         if way == "steps":
             return await self._by_steps(prompt, params, tokens, request_id, {})
@@ -185,8 +185,8 @@ class KnownTokens:
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> Rows:
-        """Scores each token in a decode step. From a token that the grammar refuses, ignores the
-        grammar.
+        """Scores each token in a decode step. If the grammar refuses a token, scores the remaining
+        tokens without the grammar.
         """
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)

@@ -73,8 +73,8 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Raises BadRequest if bad words' tokens or stop ids are too many, with those that vLLM
-        added.
+        """Checks fields that vLLM's input processor has completed: the tokens of bad words, stop
+        ids, max_tokens and min_tokens. BadRequest for a value beyond a limit.
         """
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")

@@ -30,8 +30,8 @@ class NetworkFields:
     tokenizer: Any  # None if the engine has none
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Reads a JSON body's fields; None if it has none of them. May raise BadRequest,
-        CannotForce.
+        """Reads the network's fields of a JSON body. Returns None if the body has none. May raise
+        BadRequest or CannotForce.
         """
         if not found.keys().isdisjoint(KNOWN_TOKENS):  # in a thread: tokenizing takes long
             return await asyncio.to_thread(self.read, found)
@@ -100,7 +100,9 @@ class NetworkFields:
 
 
 def _lets_model_call(body: dict[str, Any]) -> bool:
-    """Returns whether the model decides about calls of the request's tools, without a grammar."""
+    """Returns whether the model is free to call the request's tools, and no grammar
+    is requested.
+    """
     tools = body.get("tools")
     return (
         isinstance(tools, list)

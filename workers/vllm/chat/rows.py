@@ -1,4 +1,4 @@
-"""Computes the logprobs of known tokens from logits, with the results of vLLM's sampler."""
+"""Computes the logprobs of known tokens from logits, as vLLM's sampler would report them."""
 
 import functools
 import logging
@@ -29,7 +29,7 @@ RowResults = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Collected:
-    """The rows (scores of a known token) of one request, collected during its prefill."""
+    """The scores of one request's known tokens, one row per token, collected during its prefill."""
 
     def __init__(self, scoring: Scoring, device: torch.device) -> None:
         n, width = len(scoring.tokens), scoring.n_best + 1
@@ -62,13 +62,15 @@ class Collected:
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> RowResults:
-        """Returns one row per known token, without the first ones if the prefix cache
-        skipped them.
+        """Returns one row of ids, logprobs and rank per known token. The first tokens have none if
+        the prefix cache skipped their positions.
         """
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        """Computes and stores one row per row of `logits`, from `first` on. Modifies the logits."""
+        """Computes and stores the rows of consecutive tokens from their logits. `first`: index of
+        the first of these tokens. Modifies the logits.
+        """
         quick = self.scoring.only_scales and _is_fused(logits, self.scoring.n_best)
         size = len(logits) if quick else _FLOAT_ROWS
         for at, part in enumerate(logits.split(size)):

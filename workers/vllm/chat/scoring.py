@@ -15,8 +15,8 @@ PROCESSED = "processed_logprobs"
 @dataclass(frozen=True)
 class Scoring:
     """Known tokens to score in one prefill, and the sampling parameters for their positions. The
-    prefill is a request of the prompt and all tokens but the last; the prompt's last position
-    scores the first.
+    prefill is a request of the prompt and all tokens but the last. The prompt's last position
+    scores the first token.
     """
 
     n_prompt: int
@@ -39,7 +39,9 @@ class Scoring:
 
     @classmethod
     def of(cls, params: Any, prompt: Sequence[int], tokens: list[int], mode: str) -> Self:
-        """Reads SamplingParams (after vLLM's input processor) and the prompt's token ids."""
+        """Creates an instance from SamplingParams (after vLLM's input processor) and the prompt's
+        token ids.
+        """
         return cls(
             n_prompt=len(prompt),
             tokens=tokens,
@@ -66,7 +68,9 @@ class Scoring:
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def packed(self) -> dict[str, Any]:
-        """Returns plain data. Tokens become bytes, because vLLM checks lists item by item."""
+        """Returns the fields as plain data. Tokens become bytes, because vLLM checks lists item by
+        item.
+        """
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 
     @property
@@ -75,14 +79,14 @@ class Scoring:
 
     @property
     def only_scales(self) -> bool:
-        """Returns whether only the temperature changes the logits, apart from masked tokens."""
+        """Returns whether the logits change only by the temperature and by masked tokens."""
         cut = self.top_p < 1 or self.top_k or self.min_p > 0
         return self.mode == RAW or not (cut or self.penalizes or self.bias)
 
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """Options of a decoded request for the sampler, which vLLM's parameters do not have."""
+    """A request's options for the sampler that vLLM's parameters do not have."""
 
     known: list[int]  # replace the sampled tokens one by one
     mode: str | None  # RAW or PROCESSED, of its logprobs; None for the deployment's mode

@@ -102,8 +102,8 @@ async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
 
 
 async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> float:
-    """Returns the mean distance of decoded answers' logprobs from their scores,
-    over all positions.
+    """Returns the mean distance, over all positions, between the logprobs of decoded answers and
+    the logprobs that scoring by `way` gives.
     """
     scored = await asyncio.gather(
         *(
@@ -121,7 +121,7 @@ async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> fl
 
 
 def distances(executor: Rows, validator: Rows) -> list[float]:
-    """Returns the distance at each position by the network's comparison
+    """Returns the distance between two answers at each position, by the network's comparison
     (protocol.md, section 9.2).
     """
     return [

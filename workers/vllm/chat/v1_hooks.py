@@ -131,8 +131,8 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a step of speculative decoding. If the requests differ in their modes, makes vLLM
-        report processed logprobs for all, of which `gather` then replaces some by raw ones.
+        """Runs a step of speculative decoding. If its requests use different modes, all get
+        processed logprobs, and `gather` restores the raw ones.
         """
         if not self._asked:
             return self._forward(*told, **named)
@@ -156,8 +156,8 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """Returns the logprobs of a speculative step. `logits`: unprocessed logits of all
-        positions. `target`, `bonus`: processed logits of the drafts' positions, and of the
+        """Returns the logprobs of a step of speculative decoding. `logits`: unprocessed logits of
+        all positions. `target`, `bonus`: processed logits of the drafts' positions, and of the
         positions after the drafts.
         """
         rows = self._raw_rows() if self._asked else []

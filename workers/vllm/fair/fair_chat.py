@@ -75,7 +75,9 @@ class FairChat:
         await self._grammars.close()
 
     def begin(self, request: Any) -> None:
-        """Prepares a new answer: delivery in parts, logprob objects only created on delivery."""
+        """Prepares a new answer. If the answer has logprobs, vLLM delivers it in parts, and creates
+        its logprob objects only on delivery.
+        """
         params = request.sampling_params
         width, of_prompt = _widths(params)
         if not _is_wide(width, of_prompt):
@@ -88,10 +90,10 @@ class FairChat:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
     async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
-        """Returns the engine core's next report, received by `own`, vLLM's method. vLLM processes
-        all waiting reports without a pause, so a fast engine would block the event loop; this
-        method lets other tasks run between two reports. Late reports are processed first for some
-        steps, because all answers wait for them.
+        """Receives the engine core's next report with `own`, vLLM's method. vLLM processes all
+        waiting reports without a pause, so a fast engine would block the event loop; this method
+        lets other tasks run between two reports. Some late reports are processed without a pause,
+        because all answers wait for them.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)
@@ -166,7 +168,9 @@ class FairChat:
 
 
 def _widths(asking: Any) -> tuple[int, int]:
-    """Returns how many numbers each token has in an answer and in its prompt, from parameters."""
+    """Returns how many numbers must be formatted per token of an answer, and per token of its
+    prompt (1 without logprobs).
+    """
     prompt = getattr(asking, "num_prompt_logprobs", getattr(asking, "prompt_logprobs", None))
     return _width(getattr(asking, "num_logprobs", None)), _width(prompt)
 

@@ -83,7 +83,7 @@ def _try(compiler: Any, kind: str, text: str) -> str:
 
 
 def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yields (kind, text) of each grammar in a structural tag, or of a JSON schema itself."""
+    """Yields (kind, text) of a JSON schema, or of each grammar in a structural tag."""
     level = [json.loads(text)] if kind == "structural_tag" else []
     if kind == "json":
         yield kind, text
@@ -102,7 +102,7 @@ def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_dead_end(kind: str, text: str) -> bool:
-    """Returns whether a grammar allows no first token in any vocabulary."""
+    """Returns whether a grammar allows no first token, whatever the model's vocabulary is."""
     import xgrammar
 
     signs = xgrammar.TokenizerInfo([bytes([n]) for n in range(256)], stop_token_ids=[0])

@@ -82,8 +82,8 @@ class Grammars:
         """Waits until the grammar is compiled. If the client disconnects, its trial ends.
 
         BadRequest if the grammar is invalid, or takes too long or too much memory. Unavailable if
-        the process is still starting, or if no trial is possible and vLLM does not check the
-        grammar.
+        the process is still starting, or cannot try a grammar that vLLM's server does not parse
+        itself.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()

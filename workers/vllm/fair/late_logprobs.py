@@ -32,7 +32,7 @@ class Late:
 
 
 def keep_late(processor: Any, request: Any) -> None:
-    """Makes a new answer store the engine's logprobs, also its prompt's, as Late until delivery."""
+    """Makes a new answer store its logprobs and its prompt's as Late objects until delivery."""
     state = processor.request_states[request.request_id]
     found = state.logprobs_processor
     plain = of_prompt = None
@@ -72,8 +72,8 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
 
 
 def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
-    """Appends positions. Their rows are as wide as the widest answer's, so cuts them to this
-    answer.
+    """Appends positions to `kept`. Cuts each row to the width of this answer, because the engine's
+    rows are as wide as the widest answer's.
     """
     width = plain.num_logprobs + 1 or None
     for ids, logprobs, rank in rows:

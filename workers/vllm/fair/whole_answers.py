@@ -1,5 +1,5 @@
 """Formats the logprobs of complete answers in turns, like those of streams. vLLM's server formats
-all numbers of an answer without a pause, which takes longer than creating their objects.
+all numbers of an answer without a pause, and formatting takes longer than creating the objects.
 """
 
 import functools

@@ -14,8 +14,8 @@ MOST, CALM_S = 8, 5.0
 
 
 class WideAnswers:
-    """A limit on concurrent answers with many logprobs, during other answers. For
-    one event loop.
+    """A limit on concurrent answers with many logprobs, which applies only during other answers.
+    For one event loop.
     """
 
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
@@ -32,7 +32,9 @@ class WideAnswers:
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
-        """Waits for the client's turn. The request's `n` answers count until the context closes."""
+        """Waits until the limit allows a client's request for `n` answers. They count against the
+        limit until the context closes.
+        """
         if self._waiting or not self._has_place(n):
             turn = self._waiting.turn(client, n)
             self._let_in()
