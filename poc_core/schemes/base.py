@@ -175,8 +175,8 @@ class PrefillScheme(Scheme):
 class Batch(ABC):
     """A micro-batch: nonces of one scheme, with the inputs and results of each forward pass.
 
-    All tensors are on the device. Only `values` waits for the device, and takes a tensor on the
-    CPU. The argument `step` of a method is the number of a forward pass, see PassOrder.
+    All tensors are on the device, except the argument of `values`. No method except `values` waits
+    for the device. The argument `step` of a method is the number of a forward pass, see PassOrder.
     """
 
     seeds_experts: ClassVar[bool] = False

@@ -35,7 +35,7 @@ class DecodeOptions(Options):
 
 def passes_of(spec: ProofSpec) -> Passes:
     """Returns the forward passes of each nonce: a prefill and decode steps, or one forward pass of
-    all positions if the spec has claimed points.
+    all positions if the spec has claimed points and is not `stepwise`.
 
     SpecError if the options are invalid.
     """

@@ -45,10 +45,12 @@ def base_seeds(
 
 
 def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpose) -> Tensor:
-    """Returns the seeds of decode step 1, 2, ... for one purpose: int64.
+    """Returns seeds of decode steps: int64, in the shape to which `base`, `step` and `points`
+    broadcast.
 
-    `base`: from `base_seeds`. `points`: each nonce's point before this step, int64. The result has
-    the shape to which `base`, `step` and `points` broadcast.
+    `base`: from `base_seeds`. `step`: the number of a step, from 1 on. `points`: each nonce's point
+    before this step, int64. `purpose`: the use of the seeds (for input embeddings, for the choice
+    of dimensions, or for token ids). Each purpose has other seeds.
     """
     return rng.murmur3_plain((points * _A + step * _B + _SALTS[purpose]) & _MASK, base)
 
@@ -150,7 +152,7 @@ def route_seeds(
 
 
 def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
-    """Returns the hashes that choose the first expert in a step: int64.
+    """Returns the hashes that choose each nonce's first expert in a step: int64.
 
     `seeds`: from `route_seeds`. `step`: the number of a decode step; 0 for all positions of the
     prefill. The result has the shape to which `seeds` and `step` broadcast.
@@ -160,8 +162,8 @@ def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
 
 
 def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
-    """Returns the index of the first expert in a step: int64. The other experts of the step have
-    the indices that follow.
+    """Returns the index of each nonce's first expert in a step: int64. The nonce's other experts
+    have the indices that follow.
 
     For `seeds`, `step` and the shape of the result see `route_hashes`.
     """
