@@ -50,7 +50,7 @@ from poc_core.state.registry import CHAT_MEMORY_S
 
 # Requests with a host's token that one address can send per second, with bursts of ten.
 _TOKENS_PER_S = 1.0
-# Large chats parsed at the same time.
+# Most large chat requests parsed at the same time.
 _LARGE_CHATS = 1
 # Seconds between two reports of this process's counters: less than a step of the history.
 REPORT_S = 1.0

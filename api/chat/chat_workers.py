@@ -44,7 +44,7 @@ class ChatWorkers:
         self._cache_s = cache_s
         self._clock = clock
         self._workers: list[WorkerRecord] = []
-        self._read_at = -math.inf  # when the reading of _workers began
+        self._read_at = -math.inf  # when the read of _workers from Redis began
         self._reading: asyncio.Task[None] | None = None
         self.deadly: frozenset[str] = frozenset()  # fingerprints of requests that are refused
         self._lost: dict[str, float] = {}  # worker id -> when a request to it last failed
@@ -112,8 +112,8 @@ class ChatWorkers:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
                 self._reading.add_done_callback(_retrieve_error)
-            # Shielded: requests share one reading and its error, so no request may cancel the
-            # reading.
+            # Shielded, because requests share this task and its error: if one request is cancelled,
+            # the task must continue.
             await asyncio.shield(self._reading)
         return self._left()
 
@@ -131,7 +131,7 @@ class ChatWorkers:
             worker for worker in ready if worker.port is not None and worker.host_id not in stopped
         ]
         self._read_at = began_at
-        # Forget the workers lost before the reading; Redis learns later of those lost during it.
+        # Keep only the workers lost since this read began: Redis may not have known about them.
         self._lost = {worker_id: at for worker_id, at in self._lost.items() if at >= began_at}
 
 

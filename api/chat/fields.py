@@ -59,7 +59,7 @@ def _of_json(body: bytes) -> Any:
 def salt_of(client: str, asked: dict[str, Any]) -> str:
     """Returns a `cache_salt` for vLLM's prefix cache, so that clients share no cached blocks.
 
-    It is a hash of the client's name and the request's original `cache_salt`. `asked`: the
+    The salt is a hash of the client's name and the request's original `cache_salt`. `asked`: the
     request's fields.
     """
     own = str(asked.get("cache_salt") or "")
@@ -72,7 +72,7 @@ def extended(
     """Adds the fields `more` to a request. Returns the new fields and the new JSON body.
 
     `asked`, `body`: the request's fields and body. A field of `more` replaces the client's field
-    with the same name.
+    with the same name. A form or an empty body stays unchanged.
     """
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it

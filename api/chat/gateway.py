@@ -64,7 +64,7 @@ class ProxyRequest:
     client: str = ""  # the client's name, by which workers distinguish clients
     salt: str = ""  # of the prefix cache
     is_stream: bool = False  # the client asks for server-sent events
-    by_id: bool = False  # the request names a stored answer, which one of the workers may have
+    by_id: bool = False  # the request names a stored answer, which perhaps only one worker has
 
 
 class NoWorkerError(Exception):
@@ -102,7 +102,7 @@ class Gateway:
         self._clients = Clients()
         self._active: Counter[str] = Counter()  # requests in progress of this process, by worker
         self._prefixes = PrefixMemory()
-        # an entry lives as long as one of its requests
+        # an entry lives as long as a request uses its engine
         self._engines = WeakValueDictionary[tuple[str, int | None], Engine]()
 
     async def close(self) -> None:
@@ -163,7 +163,7 @@ class Gateway:
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
             raise DeadlyRequestError
         n_lost = 0  # engines that died during this request
-        is_suspect = False  # whether an engine died soon after the request came
+        is_suspect = False  # whether an engine died soon after this request was sent to it
         with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
                 if not await self.workers.is_ready(worker.id):
@@ -248,8 +248,8 @@ class Gateway:
         `is_suspect`: another engine has died during this request.
         """
         is_stream, began_at = _is_stream(response), time.monotonic()
-        # yield complete lines of a stream only: half a line before an error event would break the
-        # event
+        # Yields only complete lines of a stream, because half a line would break a following error
+        # event.
         held = b""
         chunk = first
         try:
@@ -354,7 +354,7 @@ async def _passed_on(
     first, failed = await _next(body), None
     if _is_stream(answer):
         failed = failure(path, first)
-    elif sending.has_begun:  # as a stream, before the worker refused the request
+    elif sending.has_begun:  # the keep-alive began a stream before the worker refused
         said = b"".join([first, *[chunk async for chunk in body]])
         failed = answer.status_code, shaped(path, answer.status_code, said_by(said))
     if failed is not None:

@@ -12,13 +12,15 @@ from typing import Any
 
 from poc_core.records import WorkerRecord
 
-# Characters of one block; a block of vLLM has 16 tokens or more, about 64 characters.
+# Characters of one block of a prompt. (A block of vLLM's prefix cache has 16 tokens or more, about
+# 64 characters.)
 _BLOCK = 512
-# Blocks that are compared: 128 thousand characters distinguish a conversation from all others.
+# Most blocks of a prompt that are hashed: 128 thousand characters distinguish a conversation from
+# all others.
 _MAX_BLOCKS = 256
 # Largest body whose prefix is read: hashing takes 5 ms a MiB.
 MAX_BODY = 1 << 20
-# Blocks that are remembered; each takes about 100 bytes.
+# Most blocks that PrefixMemory remembers; each takes about 100 bytes.
 _MEMORY = 200_000
 _DIGEST = 16  # bytes of a hash
 # Largest ratio of a worker's requests to the mean of all workers: consistent hashing with bounded

@@ -51,7 +51,7 @@ def fingerprint(path: bytes, body: bytes) -> str:
 
 
 class Engine:
-    """The suspects sent to one engine. Starts them one at a time, so that the right one is blamed.
+    """The suspects sent to one engine. Only one starts at a time, so that the deadly one is blamed.
 
     Runs on the event loop only. Requests are compared by identity.
     """
@@ -63,10 +63,10 @@ class Engine:
 
     @asynccontextmanager
     async def trial(self, request: object) -> AsyncIterator[None]:
-        """Waits for other suspects, then lets the caller send this suspect inside the context.
+        """Waits until no other suspect is starting. The caller sends this suspect in the context.
 
-        No other suspect starts for TRIAL_S seconds or until the context's end. LostError if another
-        suspect has ended the engine.
+        The next suspect can start after TRIAL_S seconds, or at the end of the context. LostError if
+        another suspect has ended the engine.
         """
         await self._turn.acquire()
         self._suspect = request

@@ -56,7 +56,7 @@ class View:
     _jobs: JobStore
     _work: Work
     _stats_of_round: Callable[[Overview], dict[str, Any]]
-    # lines of Work.listed, by id
+    # summaries of finished jobs, by job id: the cache of Work.listed
     _ended: dict[str, dict[str, Any]] = field(default_factory=dict)
     # the last steps sent, by step length
     _steps: dict[int, dict[str, Any]] = field(default_factory=dict)

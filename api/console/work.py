@@ -16,11 +16,11 @@ from poc_core.state import JobStore, Outbox, RoundStore, keys
 from poc_core.state.delivery.outbox import OutboxStatus
 from poc_core.state.past.history import shares
 
-# Jobs in the list: the newest of all, and the oldest unfinished jobs of each model.
+# How many jobs the list shows: the newest jobs, and the oldest unfinished jobs of each model.
 _MOST_JOBS = 50
 _MOST_OLD = 10
 _MOST_ROUNDS = 20
-# Fields of a verdict, for any scheme.
+# Fields of a verdict that the console shows, for all schemes.
 _VERDICT = (
     *("n_total", "n_mismatch", "n_invalid", "n_excluded", "p_value", "probability_honest"),
     *("fraud_detected", "fraud_threshold", "distances", "dist_threshold", "likely_cause"),
@@ -119,7 +119,7 @@ class Work:
         if record.kind is not JobKind.VALIDATE or record.status is not JobStatus.COMPLETED:
             return None
         answer = self._jobs.result(record.job_id)
-        # megabytes: a client can request the result itself
+        # too large for the console: a client can request the result
         if answer is None or answer.is_in_pieces:
             return None
         found = json.loads(b"".join(answer.pieces))

@@ -38,7 +38,7 @@ class _Body:
     moved_at: float
     n_bytes: int = 0
     gave_way: bool = False
-    # ends the wait for the next bytes while the request waits
+    # the timeout of the wait for the next bytes; None while the request does not wait
     waits: asyncio.Timeout | None = None
 
     def speed(self, now: float) -> float:

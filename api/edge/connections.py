@@ -34,7 +34,7 @@ MOST_HEADERS = 200
 # Seconds that a connection without a request stays open. Clients close theirs earlier (httpx 5,
 # aiohttp 15, nginx 60), because a request fails on a connection that is being closed.
 IDLE_S = 75
-# Connections open at the same time; fewer if the process may open fewer files.
+# Most connections open at the same time; fewer if the process can open too few files.
 MAX_CONNECTIONS = 4096
 # Seconds for a complete request, and for its client to accept the next 64 KiB of the answer.
 REQUEST_S = 60.0
@@ -176,25 +176,25 @@ class _Limited(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.timeout_keep_alive = self.limits.idle_s
-        self.url = b""  # of the request, once its first line has been read
-        self.owner = ""  # the client that the connection is counted for
+        self.url = b""  # the request's URL, once its first line has been read
+        self.owner = ""  # the client whose connections include this one
         self.place: Holdings[_Limited] | None = None
         self.placed_at = 0.0
-        # when the client's time began; None if the client need not send anything
+        # when the time limit for the client's request began; None while no request arrives
         self._since: float | None = None
         self._headers_done = False
-        # starts the app, once the request's body is there
+        # starts the request's handler; None if the handler has started
         self._starts: Callable[[], None] | None = None
-        self._ended_one = False  # whether a request ended within the last bytes read
+        self._ended_one = False  # whether the last bytes read included a request's end
         self._n_header_bytes = 0
-        # bytes of an answer that the client has not accepted, and since when
+        # bytes of an answer that the client has not accepted yet, and when these were counted
         self._left: tuple[int, float] | None = None
 
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # The peer's own address: no header may change for whom a connection is counted.
+        # The address of the peer itself, because a client could forge an address in a header.
         self.owner = of_address(self.client[0]) if self.client else ""
         self._since = self.loop.time()
         self.places.enter(self)
@@ -309,9 +309,8 @@ class _Limited(HttpToolsProtocol):
 
     def make_room(self) -> None:
         """Closes this connection in favour of another. Answers 503 if its answer has not begun."""
-        # Immediately, before the event loop reports the connection lost. Otherwise many new
-        # connections would choose the same connection to close, and it would still count among the
-        # answers.
+        # Removed from its group at once, not only when the event loop reports the connection lost.
+        # Otherwise many new connections would all choose this connection to close.
         waits_for_answer = self.place is self.places.answers
         self.places.put(self, None)
         self.connections.discard(self)

@@ -24,7 +24,7 @@ HOST_SILENT_S, COURIER_SILENT_S = 5.0, 3.0
 MANY_FAILURES, MANY_RESTARTS = 2, 3
 # Seconds after a worker's end in which a round without ready workers counts as continuing.
 REPLACED_S = 600.0
-# Workers that one reason names.
+# Most workers that one reason names.
 _MOST_NAMED = 3
 
 
@@ -111,7 +111,7 @@ def judge(snapshot: Snapshot) -> Health:
     level = reasons[0].level if reasons else Level.OK
     times = [reason.since for reason in reasons if reason.level is level]
     known = [at for at in times if at is not None]
-    if level is Level.OK:  # since the last worker became ready
+    if level is Level.OK:  # the condition began when the last worker became ready
         known = [max((seat.since for seat in seats if seat.since is not None), default=now)]
     return Health(level, reasons, min(known, default=None), seats)
 
@@ -175,7 +175,7 @@ def _nobody(seen: Overview) -> Reason:
 
 
 def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
-    """Yields a problem if Redis lost its data, including jobs and rounds, within LATELY_S."""
+    """Yields a problem if Redis lost its data (jobs, rounds) in the last LATELY_S seconds."""
     record = seen.deployment.record
     at = record.restored_at if record is not None else None
     if at is not None and snapshot.now - at < LATELY_S:

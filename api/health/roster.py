@@ -90,7 +90,7 @@ def _placed(
         state, since = "silent", now - silence_s
     elif worker is not None:
         state = worker.state
-        if worker.state == "ready":  # the supervisor may not have noticed it yet
+        if worker.state == "ready":  # perhaps the supervisor has not noticed it yet
             since = place.since if place.is_ready else None
         elif place.is_ready:
             since = None

@@ -64,7 +64,7 @@ class Deploying:
             raise HTTPException(409, str(error)) from None
         except NoHostError as error:
             raise unavailable(str(error)) from None
-        # e.g. of a failed model: old work would prevent the next round from starting
+        # Old work, such as that of a failed model, would prevent the next round from starting.
         self._end_work()
         return generation
 

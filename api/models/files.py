@@ -107,7 +107,7 @@ def indexed(path: Path) -> set[str]:
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """Parses a file that contains a JSON object. BrokenModelError if the file is unreadable."""
+    """Parses a JSON file. BrokenModelError if the file cannot be read or has no JSON object."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:

@@ -34,7 +34,7 @@ class EngineReadings:
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.time) -> None:
         self._ask = ask
         self._clock = clock
-        self._last: dict[str, Reading] = {}  # by worker id, as are the next two
+        self._last: dict[str, Reading] = {}  # by worker id, as _under_way and _late
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()
 

@@ -16,7 +16,7 @@ from poc_core.state import JobStore, WorkerRegistry
 
 # Requests of at least this size are parsed one at a time; smaller requests do not wait for them.
 _LARGE_BYTES = 256 * 1024
-# Large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
+# Most large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
 _LARGE_AT_ONCE = 1
 
 

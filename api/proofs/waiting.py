@@ -69,11 +69,12 @@ class InlineJobs:
             self.n_waiting -= 1
 
     async def answer_when_ended(self, request: Request, job_id: str) -> Response:
-        """Waits for the end of a job, and returns its result. Blocks no thread. Calls `leave`.
+        """Waits for the end of a job counted by `enter`, and returns its result. Blocks no thread.
 
-        HTTPException 503 if the job has too few values for a verdict, or has made no progress for
-        POC_GENERATE_CHUNK_TIMEOUT_SEC; then the job is cancelled, so that a repeated request does
-        not compute it twice. 500 if the job failed otherwise, 409 if it was cancelled.
+        Calls `leave` at the end. HTTPException 503 if the job has too few values for a verdict, or
+        has made no progress for POC_GENERATE_CHUNK_TIMEOUT_SEC; then the job is cancelled, so that
+        a repeated request does not compute it twice. 500 if the job failed otherwise, 409 if the
+        job was cancelled.
         """
         request.scope[BODY_DONE]()
         try:

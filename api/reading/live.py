@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 log = logging.getLogger(__name__)
 
-# Seconds between two readings.
+# Seconds between two reads of the node's state.
 PAUSE_S = 1.0
 # Seconds until a page must request the stream again, so that a revoked key stops working.
 LONGEST_S = 600.0
@@ -36,7 +36,7 @@ class Live:
         self._news = asyncio.Event()  # replaced after each reading
         self._reader: asyncio.Task[None] | None = None
         self._reading = 0  # number of the latest reading
-        # name -> the reading in which it last changed, and its JSON
+        # name -> the number of the reading in which the section last changed, and its JSON
         self._sections: dict[str, tuple[int, str]] = {}
 
     @property

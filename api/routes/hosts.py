@@ -49,7 +49,10 @@ def standing(
 
 
 def _peer(request: Request, rates: Rates) -> str:
-    """Returns the address of a request's peer. HTTPException 429 if it sends too many requests."""
+    """Returns the address of a request's peer.
+
+    HTTPException 429 if the peer sends too many requests.
+    """
     peer = request.client.host if request.client else ""
     if rates.take(of_address(peer)) > 0:
         raise unavailable("Too many tokens were tried from here; wait a little.", 429)

@@ -100,7 +100,7 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
         return openai_error(400, found.message)
     try:
         content_type = request.headers.get("content-type", "")
-        # One large body at a time: a parser blocks the rest of this process.
+        # One large body at a time, because parsing blocks the rest of this process.
         limiter = chat.large_chats if len(body) > MAX_BODY else None
         asked = await to_thread.run_sync(fields_of, content_type, body, limiter=limiter)
     except UnreadableError as error:
@@ -194,7 +194,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
             else:
                 refusal = answer
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            continue  # another worker of the model may answer as vLLM does
+            continue  # perhaps another worker of the model answers correctly
     return entries, refusal
 
 

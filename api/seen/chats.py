@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from poc_core.state.past.history import CHAT_MS, CHATS, FAILED, History, bucket
 
-# Seconds: from a tiny model's answer to a long answer after a queue.
+# Bounds of the histograms' buckets in seconds: from a tiny model's answer to a long answer after a
+# queue.
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
