@@ -1,14 +1,15 @@
--- Announces due outboxes. Each is announced again at until_s, in case the announcement is lost.
+-- Returns the due outboxes, and stores a sign of life of the couriers. An outbox that stays due is returned again at
+-- until_s, in case this answer is lost.
 --
 -- KEYS: 1 due      poc:outbox:due
---       2 courier  poc:courier, the couriers' sign of life; its value is their trouble
+--       2 courier  poc:courier, the couriers' sign of life; its value is the trouble that a courier reported
 -- ARGV: 1 now      seconds since the epoch
---       2 until_s  seconds since the epoch: next announcement
---       3 most     outboxes
+--       2 until_s  seconds since the epoch: when these outboxes are returned again
+--       3 most     most outboxes to return
 --       4 known_s  seconds that a courier is remembered
 --       5 trouble  '' or a constant of outbox.py
--- Returns the id, url, head and bytes of each outbox, '' for a missing field, and an error as the bytes of a key that
--- is no hash.
+-- Returns the id, url, '1' if there is a head, and waiting bytes of each outbox; '' for a missing url or head. If the
+-- outbox's key is not a hash, the bytes are an error's text.
 local due, courier = unpack(KEYS)
 local now, until_s, most, known_s, trouble = unpack(ARGV)
 redis.call('SET', courier, trouble, 'EX', known_s)

@@ -1,12 +1,12 @@
--- Locks a job whose batches are all done for one worker that builds its answer. Limits the number of attempts.
+-- Locks a job whose batches are all done, for the worker that builds the job's answer. Limits the number of attempts.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
--- ARGV: 1 token          of this try
---       2 lock_s         seconds without progress after which another worker may try
---       3 most_tries     tries allowed; one more fails the job
+-- ARGV: 1 token          of this attempt
+--       2 lock_s         seconds without progress after which another worker may lock the job
+--       3 most_tries     attempts allowed; one more fails the job
 --       4 now            seconds since the epoch
 --       5 failed_ttl     seconds a failed job is kept
--- Returns 1 if the caller must build the answer, else 0.
+-- Returns 1 if the calling worker must build the answer, else 0.
 local job = KEYS[1]
 local token, lock_s, most_tries, now, failed_ttl = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) or redis.call('SCARD', job .. ':todo') > 0 then

@@ -1,16 +1,17 @@
--- Cancels some of a model's jobs, oldest first: jobs that have not started and whose client does not wait.
+-- Looks at some of a model's jobs, the oldest first. Cancels those that have not started and whose client does not
+-- wait for the answer.
 --
 -- KEYS: 1 active     the index: zset job id -> creation time
 -- ARGV: 1 first      rank in the index of the first job to look at
---       2 most       jobs
+--       2 most       most jobs to look at
 --       3 now        seconds since the epoch
 --       4 ttl        seconds a cancelled job is kept
--- Returns {jobs looked at, jobs cancelled, jobs that stay}.
+-- Returns {jobs looked at, jobs cancelled, jobs that stay in the index}.
 local active = KEYS[1]
 local first, most, now, ttl = unpack(ARGV)
 local n_cancelled, n_stay = 0, 0
 
--- Returns whether the job stays.
+-- Cancels a job if possible. Returns true if the job must stay in the index.
 local function look(id)
   local job = 'poc:job:' .. id
   local status, inline = unpack(redis.call('HMGET', job, 'status', 'inline'))

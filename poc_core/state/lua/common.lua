@@ -2,16 +2,18 @@
 -- number is a double and would round nonces above 2^53.
 --
 -- Every script names its KEYS and ARGV before anything else. Functions of this file use the same names:
---   job, round       the hash of one (poc:job:{id}, poc:round:{id}); its working keys are this plus a suffix
---   id               of an outbox (poc:outbox:{id}): the id of its round or job
+--   job, round       key of the hash of a job or round (poc:job:{id}, poc:round:{id}); its working keys are this plus a
+--                    suffix
+--   id               id of a job or round, and of its outbox (poc:outbox:{id})
 --   now, due         seconds since the epoch
---   ttl              new TTL in seconds of the keys that change
--- KEYS lacks keys derived from such a name, and the node's indexes and counters: one Redis holds all keys, not a cluster.
+--   ttl              new TTL in seconds of the keys that the function changes
+-- Scripts also use keys that KEYS does not list: keys derived from listed keys, and the node's indexes and counters. A
+-- cluster would not allow this.
 
--- Not :finishing, the lock for building the answer, which must expire in any case.
+-- Suffixes of a job's working keys, except :finishing: this lock for building the answer must expire in any case.
 local WORKING = {':nonces', ':todo', ':free', ':leases', ':attempts', ':values', ':claimed'}
 
--- Arguments of one redis.call; unpack fails at about 8,000.
+-- Most arguments of one redis.call; unpack fails at about 8,000.
 local CHUNK = 1000
 
 local function is_active(status)
@@ -31,13 +33,13 @@ local function touch(job, ttl)
   redis.call('EXPIRE', 'poc:queued_nonces', ttl)
 end
 
--- Returns whether a call in pcall failed because Redis is full, and not because of the job.
+-- Returns true if the error `why` of a pcall means that Redis is out of memory.
 local function is_full(why)
   return string.find(type(why) == 'table' and why.err or tostring(why), 'OOM ', 1, true) ~= nil
 end
 
--- Adds a job with batches to lease to its model's line: validations first, then older jobs first. Returns whether it
--- was missing.
+-- Adds a job to its model's line, the queue of jobs with batches to lease: validations first, then older jobs first.
+-- Returns true if the job was missing in the line.
 local function join_line(job)
   local model, kind, created_at = unpack(redis.call('HMGET', job, 'model', 'kind', 'created_at'))
   local score = tonumber(created_at) - (kind == 'validate' and 1e10 or 0)
@@ -45,7 +47,7 @@ local function join_line(job)
   return redis.call('ZADD', 'poc:jobs:line:' .. model, 'NX', string.format('%.6f', score), id) == 1
 end
 
--- Returns a lease to a job or round: the next request gets it before new batches or places.
+-- Moves a lease of a job or round (`work`) from :leases to :free. Requests get such leases before new batches or nonces.
 local function free_lease(work, lease)
   redis.call('HDEL', work .. ':leases', lease)
   redis.call('ZADD', work .. ':free', string.match(lease, '^%d+'), lease)
@@ -60,16 +62,17 @@ local function count_nonces(batch)
   return select(2, string.gsub(batch, ',', '')) + 1
 end
 
--- Splits a lease into worker and token. A lease is worker id, '|', second of leasing, '|', 'n' and its number
--- (state/work.py). An earlier release wrote rounds' leases as worker id, '|', second of expiry.
+-- Returns the worker id and the token in a lease's value, which is 'worker id|second of leasing|token'. The token is
+-- 'n' and the number of the lease request (state/work.py). An earlier release wrote values of rounds' leases without a
+-- token: 'worker id|second of expiry'.
 local function lease_parts(lease)
   local worker, token = string.match(lease, '^(.*)|%d+|(%w+)$')
   return worker or string.match(lease, '^(.*)|') or lease, token or ''
 end
 
--- Returns a lease's state: 'held', 'dead' if its worker is dead, or 'forgotten' if the heartbeat of its living worker
--- covers its number but does not list it: the worker ended the lease, but Redis was killed and lost the write.
-local beats = {} -- by worker, as this script has read them
+-- Returns a lease's state: 'held', 'dead' if its worker is dead, or 'forgotten' if its live worker's heartbeat no longer
+-- lists the lease. Such a worker has ended the lease, but Redis was killed and lost that write.
+local beats = {} -- cache of the heartbeats that this script has read, by worker id
 local function lease_state(lease)
   local worker, token = lease_parts(lease)
   if not beats[worker] then
@@ -87,8 +90,8 @@ local function lease_state(lease)
   return is_in_hand and 'held' or 'forgotten'
 end
 
--- Frees the leases of a job or round that are not held. Returns them, each with its worker and whether the worker is
--- dead.
+-- Frees the leases of a job or round that no worker holds. Returns each of these leases with its worker, and with
+-- is_dead = true if the worker is dead.
 local function free_lost(work)
   local freed, leases = {}, redis.call('HGETALL', work .. ':leases')
   for i = 1, #leases, 2 do
@@ -101,8 +104,8 @@ local function free_lost(work)
   return freed
 end
 
--- Returns a worker's name, which its successors share: the id without the suffix of one start
--- (poc_core/serving/places.py).
+-- Returns the name of the worker with this id. The name stays the same after restarts: it is the id without the suffix
+-- of one start (poc_core/serving/places.py).
 local OF_ONE_START = '%-' .. string.rep('[0-9a-f]', 6) .. '$'
 local function name_of_worker(id)
   return (string.gsub(id, OF_ONE_START, ''))
@@ -114,8 +117,8 @@ local function worker_record(id)
   return type(found) == 'table' and '?' or found or '' -- an error: a key that is no hash is no worker's record
 end
 
--- Adds `n` to a field; returns whether the field is new. The hash expires `ttl` seconds after a field was first
--- counted: a TTL with each count would double the cost.
+-- Adds `n` to a field of a hash. Returns true if the field is new. Only a new field renews the hash's TTL: setting the
+-- TTL with each count would double the cost.
 local function count_in(key, field, n, ttl)
   local is_first = redis.call('HINCRBY', key, field, n) == tonumber(n)
   if is_first then
@@ -124,9 +127,9 @@ local function count_in(key, field, n, ttl)
   return is_first
 end
 
--- Adds `n` to `field` in the history's steps of that second.
+-- Adds `n` to `field` in those time steps of the history that contain `second`.
 local function count_past(field, n, second)
-  -- Seconds per step of the history, and seconds that a step is kept (state/past/history.py).
+  -- {seconds per time step, seconds for which the step is kept} (state/past/history.py)
   local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
   for _, step in ipairs(PAST) do
     local key = string.format('poc:past:%d:%d', step[1], math.floor(tonumber(second) / step[1]) * step[1])
@@ -134,7 +137,7 @@ local function count_past(field, n, second)
   end
 end
 
--- Adds nonces that a worker computed in that second, for a job or a round, to the node's counters.
+-- Adds `n` nonces, which a worker computed in `second` for a job or a round, to the node's counters.
 local function count_processed(n, second, worker, ttl)
   redis.call('INCRBY', 'poc:stats:total', n)
   if count_in('poc:stats:by:' .. second, worker, n, 60) then
@@ -152,8 +155,9 @@ local function make_table(key)
   redis.call('HDEL', key, '')
 end
 
--- Moves a round's counts from one hash, `second|worker`, to the counters that clients read, once a second
--- (lease.lua). Nine commands with each batch were a third of its cost. The field '' is no count.
+-- Moves a round's latest counts from its hash :counted (second|worker -> nonces) to the counters that clients read.
+-- lease.lua calls this once a second, because nine commands for each batch would be a third of the batch's cost. The
+-- field '' of the hash is not a count (see LONG).
 local function spread_counts(round, ttl)
   local key = round .. ':counted'
   local counts = redis.call('HGETALL', key)
@@ -174,7 +178,7 @@ end
 
 local EVENTS_TTL = 30 * 86400
 
--- Stores an event at `at`: a sentence for the operator, and the worker, job, round or receiver that it is about.
+-- Stores an event. `text`: a sentence for the operator. `about`: the worker, job, round or receiver of the event.
 local function note_event(kind, text, about, at)
   -- Most events of each kind, 1,000 in total: no kind displaces another.
   local MOST_EVENTS =
@@ -192,7 +196,8 @@ local function short_id(id)
   return string.sub(id, 1, 8)
 end
 
--- Ends an active job. Only its hash stays, for `ttl` seconds; its uncomputed nonces no longer count as queued.
+-- Ends an active job with this status. Keeps only the job's hash, for `ttl` seconds. Subtracts the job's uncomputed
+-- nonces from the queued nonces.
 local function retire(job, status, now, ttl)
   local fields = redis.call('HMGET', job, 'model', 'n_total', 'n_done')
   local left = (tonumber(fields[2]) or 0) - (tonumber(fields[3]) or 0)
@@ -212,14 +217,14 @@ local function retire(job, status, now, ttl)
   end
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], id)
   redis.call('ZREM', 'poc:jobs:line:' .. fields[1], id)
-  if status ~= 'completed' then -- it sends nothing
+  if status ~= 'completed' then -- the job sends no callback
     redis.call('HDEL', 'poc:outbox:of_jobs', id)
   end
 end
 
--- Counts a worker that died or lost its engine on this batch; the `limit`-th fails the job. Returns whether it
--- failed. A worker id counts once, because it changes with each engine start. :attempts lists worker ids by batch,
--- one a line.
+-- Counts a worker that died or lost its engine while it computed this batch. The `limit`-th such worker fails the job.
+-- Returns true if the job failed. A worker id counts once, because each engine start has a new id. :attempts has the
+-- worker ids of each batch, one per line.
 local function count_loss(job, batch, worker, limit, now, ttl)
   local lost = redis.call('HGET', job .. ':attempts', batch) or ''
   if not string.find('\n' .. lost, '\n' .. worker .. '\n', 1, true) then
@@ -238,7 +243,8 @@ local function count_loss(job, batch, worker, limit, now, ttl)
   return true
 end
 
--- Names a lease of `places` nonces from `first` on in a round's :leases and :free.
+-- Returns the name, in a round's :leases and :free, of a lease of `places` nonces. `first`: index of the first of these
+-- nonces in the round's nonce sequence.
 local function member(first, places)
   return string.format('%d:%d', first, places)
 end
@@ -249,15 +255,15 @@ local function due_outbox(id, due, ttl)
   redis.call('EXPIRE', 'poc:outbox:due', ttl)
 end
 
--- Adds to (below 0: subtracts from) the bytes of jobs' waiting callbacks.
+-- Adds `bytes`, which may be negative, to the bytes of all jobs' waiting callbacks.
 local function count_job_bytes(bytes, ttl)
   -- Unformatted, Lua's -0 becomes '-0', which Redis rejects as a number.
   redis.call('INCRBY', 'poc:outbox:job_bytes', string.format('%d', bytes))
   redis.call('EXPIRE', 'poc:outbox:job_bytes', ttl)
 end
 
--- Returns whether a job's callback, or its receiver, failed `tries` times in a row. `place`: value in
--- poc:outbox:of_jobs.
+-- Returns true if a job's callback, or the callback's receiver, failed at least `tries` times in a row. `place`: the
+-- job's value in poc:outbox:of_jobs.
 local function is_failing(id, place, tries)
   local found = redis.pcall('HMGET', 'poc:outbox:' .. id, 'url', 'failures')
   local url, failures = unpack(found) -- nothing where the record cannot be read
@@ -266,7 +272,7 @@ local function is_failing(id, place, tries)
   return math.max(tonumber(failures) or 0, tonumber(silent) or 0) >= tries
 end
 
--- Gives up a job's callback. The answer stays available as usual.
+-- Deletes a job's callback and notes why. Clients can still poll the job's answer.
 local function drop_callback(id, why, now, ttl)
   local outbox = 'poc:outbox:' .. id
   count_job_bytes(-(tonumber(redis.call('HGET', outbox, 'bytes')) or 0), ttl)
@@ -286,13 +292,14 @@ local function entry_count(counted)
   return tonumber(string.match(counted, '^(%d+)|'))
 end
 
--- Returns the most bytes of a counted entry of `n` artifacts in a payload, where each artifact has field names.
+-- Returns the largest number of bytes that a counted entry of `n` artifacts takes in a payload. There each artifact has
+-- field names.
 local function payload_bytes(counted, n)
   return #counted + 32 * n
 end
 
--- Appends an entry of `n` artifacts to an outbox, due at `due` unless a time is set. Returns its bytes, which the
--- caller must add to the outbox.
+-- Appends an entry of `n` artifacts to an outbox. The outbox is due at `due`, unless it already has a time. Returns the
+-- entry's bytes, which the caller must add to the outbox's field `bytes`.
 local function push_entry(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
   local counted = counted_entry(n, entry)
@@ -307,7 +314,7 @@ local function push_entry(id, entry, n, due, ttl)
   return #counted
 end
 
--- Ends a round. Its outbox is delivered at once and kept for at most `ttl` seconds.
+-- Ends a round. What waits in its outbox is delivered at once; the outbox is kept for at most `ttl` seconds.
 local function close_round(round, state, now, ttl)
   spread_counts(round, ttl)
   redis.call('HSET', round, 'state', state)
@@ -326,7 +333,7 @@ local function close_round(round, state, now, ttl)
   end
 end
 
--- Ends a round if its nonce sequence is exhausted and no nonce is left to compute.
+-- Ends a generating round if all nonces of its sequence have been leased and no lease is left to compute.
 local function end_if_exhausted(round, generating, now, ttl)
   local state, next_place, places = unpack(redis.call('HMGET', round, 'state', 'next', 'places'))
   if state ~= 'GENERATING' or tonumber(next_place) < tonumber(places)

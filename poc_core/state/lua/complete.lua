@@ -1,23 +1,24 @@
--- Stores the values of a lease's nonces, only once: values of a lease that another worker completed are ignored.
+-- Stores the values of a lease's nonces. Ignores the values if another worker has already completed the lease.
 --
 -- KEYS: 1 work               the hash of a job or a round; its working keys are this plus a suffix
---       2 outbox             of a round
---       3 generating         of a round: the key of the id of the round that the model's workers compute
--- ARGV: 1 lease              of a job its batch; of a round its first place in the nonce sequence, and places (member)
---       2 n_values
---       3 worker
+--       2 outbox             only for a round: its outbox
+--       3 generating         only for a round: the key of the id of the round that the model's workers compute
+-- ARGV: 1 lease              for a job: the batch's index; for a round: the lease's name (member)
+--       2 n_values           number of values
+--       3 worker             id of the worker that computed the values
 --       4 now                seconds since the epoch
---       5 ttl                seconds the work is kept
---   of a job:
---       6 values             in the order of the batch, as JSON texts, one a line
---   of a round:
+--       5 ttl                seconds for which the job or round is kept
+--   for a job:
+--       6 values             in the order of the batch's nonces, as JSON texts, one per line
+--   for a round:
 --       6 excluded           nonces without a finite state, as a JSON list, or ''
 --       7 n_excluded
 --       8 interval           seconds from now to the next callback
---       9 most_kept          reported nonces kept for /status
---      10 n_listed           nonces of this lease that /status lists
---      11... an entry for each of these; then, for each outbox entry, its number of values and the entry
--- Returns of a job 1 when all its batches are done and it waits to be finished; of a round 1 when taken; else 0.
+--       9 most_kept          most reported nonces stored for /status
+--      10 n_listed           number of nonces of this lease that /status lists
+--      11... an entry for each listed nonce; then, for each outbox entry, its number of values and the entry
+-- Returns for a job: 1 if all its batches are done, so that its answer must be built; else 0. Returns for a round: 1 if
+-- the values were stored, else 0.
 local work, outbox, generating = unpack(KEYS)
 local lease, n_values, worker, now, ttl, values = unpack(ARGV, 1, 6)
 local excluded, n_excluded, interval, most_kept, n_listed = unpack(ARGV, 6, 10)
@@ -75,7 +76,7 @@ local function complete_places(round)
   local state, next_place, all_places, n_processed, n_valid =
     unpack(redis.call('HMGET', round, 'state', 'next', 'places', 'n_processed', 'n_valid'))
   local has_receiver, is_closed, bytes, waiting = unpack(redis.call('HMGET', outbox, 'url', 'closed', 'bytes', 'waiting'))
-  -- The last values of a round that is over come after it was closed; its receiver waits for them.
+  -- If the round was closed, its receiver waits for these last values, so they are due at once.
   local due = is_closed and now or tonumber(now) + tonumber(interval)
   local n_new, n_bytes = 0, 0
   for i = first_entry, #ARGV, 2 do
@@ -97,7 +98,7 @@ local function complete_places(round)
     redis.call('EXPIRE', round .. ':valid', ttl)
   end
   if state ~= 'GENERATING' then
-    spread_counts(round, ttl) -- no lease of the round spreads them any more
+    spread_counts(round, ttl) -- lease.lua no longer does so for this round
   elseif tonumber(next_place) >= tonumber(all_places) then
     end_if_exhausted(round, generating, now, ttl)
   end

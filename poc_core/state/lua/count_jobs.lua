@@ -2,8 +2,8 @@
 --
 -- KEYS: 1 active    the index: zset job id -> creation time
 -- ARGV: 1 first     rank of the job to begin with
---       2 most      jobs
--- Returns {jobs looked at, queued, running, jobs of both kinds that wait for chat}.
+--       2 most      most jobs to look at
+-- Returns {jobs looked at, queued jobs, running jobs, queued or running jobs that wait for chat}.
 local active = KEYS[1]
 local first, most = unpack(ARGV)
 local ids = redis.call('ZRANGE', active, first, string.format('%d', first + most - 1))

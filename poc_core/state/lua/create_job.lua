@@ -1,30 +1,33 @@
--- Turns staged nonces (and claims) into a queued job, unless too many nonces, jobs or callbacks would wait.
+-- Makes a queued job of nonces and claims that were uploaded before. Refuses the job if too many nonces, jobs or
+-- callbacks would wait.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 job_id
 --       2 model
---       3 n_total        nonces
---       4 n_batches
---       5 most_queued    nonces that may wait over all jobs
---       6 most_jobs      jobs that may be active
---       7 most_callbacks jobs whose callback may wait, or '' for a job without one
---       8 most_bytes     of callbacks that wait, over all jobs
---       9 receiver       host:port of its callback
+--       3 n_total        number of the job's nonces
+--       4 n_batches      number of the job's batches
+--       5 most_queued    most nonces that may wait, of all jobs together
+--       6 most_jobs      most jobs that may be active
+--       7 most_callbacks most jobs whose callback may wait; '' if this job has no callback
+--       8 most_bytes     most bytes of waiting callbacks, of all jobs together
+--       9 receiver       host:port to which the callback goes, or ''
 --      10 client         id of the client
 --      11 now            seconds since the epoch
 --      12 ttl            seconds the job is kept without progress
---      13... field, value, ... of the hash
--- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', the number now}, or {'callbacks', full_of()}.
+--      13... field, value, ... of the job's hash
+-- Returns {'stored'}, also if the call is repeated. Returns for a refused job {'nonces', queued nonces},
+-- {'jobs', active jobs} or {'callbacks', the limit that is reached: see full_of}.
 local job = KEYS[1]
 local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
 local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl = unpack(ARGV, 6, 12)
 local first_field = 13
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 
--- Share of the waiting callbacks, in number and bytes, for one client and for one receiver.
+-- Share of most_callbacks and of most_bytes that one client, or one receiver, may use.
 local SHARE = 0.25
 
--- Returns the limit of waiting callbacks that is reached: of 'all', the 'client' or the 'receiver'; nil if none is.
+-- Returns whose limit of waiting callbacks is reached: that of 'all', of the 'client' or of the 'receiver'. Returns nil
+-- if none is reached.
 local function full_of()
   local n, bytes = {client = 0, receiver = 0}, {client = 0, receiver = 0}
   local places = redis.call('HGETALL', 'poc:outbox:of_jobs')

@@ -1,17 +1,18 @@
--- Stores the deployment that the node shall run.
+-- Stores the deployment that the node must run, unless the present deployment has priority.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
 --       2 hosts         poc:hosts
 --       3 models        poc:models
--- ARGV: 1 wanted        as JSON
---       2 by            'request', or 'start': a host that starts with a --model
+-- ARGV: 1 wanted        the deployment, as JSON
+--       2 by            'request'; or 'start' if a host starts with a --model
 --       3 now           seconds since the epoch
---       4 token         of this call, which may be repeated
---       5 host          that starts, or ''
+--       4 token         of this call, by which a repeated call is recognized
+--       5 host          id of the host that starts, or ''
 --       6 name          served name of the model
---       7 kept_s        seconds for which hosts keep loading engines after a withdrawal
--- Returns the outcome and the generation. A request's outcome is 'ok', 'deployed' if a model runs or starts, or
--- 'no_host'; a start's is 'ok', or 'kept' if the present deployment has priority.
+--       7 kept_s        seconds for which hosts continue to load engines after a withdrawal
+-- Returns {outcome, generation}. The outcome is 'ok' if the deployment was stored. For a request it may also be
+-- 'deployed', because a model already runs or starts, or 'no_host'. For a start it may also be 'kept', because the
+-- present deployment has priority.
 local deployment, hosts, models = unpack(KEYS)
 local wanted, by, now, token, host, name, kept_s = unpack(ARGV)
 local before, before_by, error, before_token, generation, loading, engines, asked_at =
@@ -35,11 +36,12 @@ if by == 'request' then
 elseif before and (others or (is_active and (before_by == 'request' or before == wanted))) then
   return {'kept', generation}
 end
--- The same deployment again: it continues with the engines that load.
+-- If the same deployment is requested again, it continues with the engines that are still loading.
 if by ~= 'request' or not engines or loading ~= wanted or now - asked_at > tonumber(kept_s) then
   engines = generation + 1
 end
--- Earlier models are forgotten: a request for one is an error, not early. Workers that serve one report it again.
+-- Forgets earlier models, so that requests for them get the error "not served here", not "try again later". Workers that
+-- serve such a model report it again.
 redis.call('DEL', models)
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', wanted, 'by', by, 'token', token, 'asked_at', now,

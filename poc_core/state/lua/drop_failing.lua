@@ -1,10 +1,10 @@
--- Gives up the callbacks of jobs whose receivers do not accept them.
+-- Deletes the callbacks of jobs that their receivers do not accept.
 --
 -- KEYS: 1 places   poc:outbox:of_jobs
 -- ARGV: 1 now      seconds since the epoch
---       2 ttl      seconds that counters are kept
---       3 tries    failed tries in a row after which a callback is given up
--- Returns how many were given up.
+--       2 ttl      seconds for which counters are kept
+--       3 tries    failed tries in a row after which a callback is deleted
+-- Returns the number of deleted callbacks.
 local places = KEYS[1]
 local now, ttl, tries = unpack(ARGV)
 local n = 0

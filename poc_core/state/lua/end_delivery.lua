@@ -1,5 +1,5 @@
--- Ends a delivery: removes what was received or given up, or sets the next try. After 'gone', the outbox loses all
--- that waits, and its url, so that nothing follows.
+-- Ends a delivery. Removes the payload if it was delivered or dropped, or sets the time of the next try if it failed.
+-- After 'gone', removes everything that waits in the outbox, and the outbox's url, so that nothing is sent any more.
 --
 -- KEYS: 1 outbox        its hash; its entries are this plus :entries
 -- ARGV: 1 token         of the delivery that ends
@@ -7,10 +7,10 @@
 --       3 next_at       when the next delivery is due, seconds since the epoch
 --       4 why           reason of failed or dropped, or ''
 --       5 now           seconds since the epoch
---       6 ttl           seconds that undelivered data is kept
---       7 most          artifacts per payload
---       8 most_bytes    bytes per payload
--- Returns 1, or 0 if another process has the lock (nothing changes then).
+--       6 ttl           seconds for which undelivered data is kept
+--       7 most          most artifacts per payload
+--       8 most_bytes    most bytes per payload
+-- Returns 1. Returns 0, and changes nothing, if another process has the lock.
 local outbox = KEYS[1]
 local token, outcome, next_at, why, now, ttl, most, most_bytes = unpack(ARGV)
 local entries = outbox .. ':entries'
@@ -66,7 +66,7 @@ if fits then
     redis.call('HINCRBY', outbox, 'fits', math.ceil(tonumber(fits) / 16))
   end
 end
--- A full payload need not wait, nor the rest of a round that ended, because no fuller payload would come.
+-- The next payload is due at once if it is full, or if the round has ended: then no fuller payload would come.
 local at_once = waiting >= tonumber(most) or waiting_bytes >= tonumber(most_bytes) or
   redis.call('HEXISTS', outbox, 'closed') == 1
 local due = at_once and now or next_at

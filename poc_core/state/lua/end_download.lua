@@ -1,12 +1,13 @@
--- Ends a download as done or failed, unless it was cancelled (and maybe started again with another task id).
+-- Stores that a download is done or failed. Does nothing if it was cancelled, even if the same repository is downloaded
+-- again with another task id.
 --
 -- KEYS: 1 downloads    hash: name -> JSON
 --       2 wanted       hash: name -> task id
--- ARGV: 1 name
+-- ARGV: 1 name         repository@commit
 --       2 task_id      of the download that ends
 --       3 download     final record, as JSON
---       4 ttl          seconds that downloads are remembered
--- Returns 1, or 0 if it was cancelled (nothing changes then).
+--       4 ttl          seconds for which downloads are remembered
+-- Returns 1. Returns 0, and changes nothing, if the download was cancelled.
 local downloads, wanted = unpack(KEYS)
 local name, task_id, download, ttl = unpack(ARGV)
 if redis.call('HGET', wanted, name) ~= task_id then

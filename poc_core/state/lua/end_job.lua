@@ -5,7 +5,7 @@
 --       2 why            reason of a failure, or ''
 --       3 now            seconds since the epoch
 --       4 ttl            seconds the job is kept
---       5 unavailable    '1' if this node lacks the numbers for an answer
+--       5 unavailable    '1' if this node lacks values for a verdict, which another node may have
 -- Returns 1 if this call ended the job, else 0.
 local job = KEYS[1]
 local status, why, now, ttl, unavailable = unpack(ARGV)

@@ -1,17 +1,17 @@
--- Completes a job whose batches are all done, exactly once.
+-- Completes a job whose batches are all done: stores its answer and its callback, exactly once.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 --       2 pieces         list of the pieces of a large answer
--- ARGV: 1 result         a small answer, as JSON, or ''
---       2 n_pieces       pieces of a large answer, or 0
---       3 n_bytes        of the answer
+-- ARGV: 1 result         a small answer, as JSON; '' for a large answer
+--       2 n_pieces       number of the pieces of a large answer; 0 for a small answer
+--       3 n_bytes        number of the answer's bytes
 --       4 now            seconds since the epoch
---       5 ttl            seconds the result is kept
---       6 pieces_ttl     seconds the pieces are kept: longer, for clients still reading
---       7 url            of its callback, or ''
---       8 body           of that callback
---       9 callback_ttl   seconds the callback is kept
---      10 verdict        of a validation: honest or fraud; else ''
+--       5 ttl            seconds for which the job is kept
+--       6 pieces_ttl     seconds for which the pieces are kept: longer, for clients that are still reading
+--       7 url            of the job's callback, or ''
+--       8 body           of the callback
+--       9 callback_ttl   seconds for which the callback is kept
+--      10 verdict        of a validation: honest or fraud; '' for another job
 -- Returns 1 if this call completed the job, else 0.
 local job, pieces = unpack(KEYS)
 local result, n_pieces, n_bytes, now, ttl, pieces_ttl, url, body, callback_ttl, verdict = unpack(ARGV)
@@ -22,7 +22,7 @@ if n_pieces == '0' then
   redis.call('HSET', job, 'result', result)
 else
   if redis.call('LLEN', pieces) ~= tonumber(n_pieces) then
-    return 0 -- they expired, because the worker that built them paused for long
+    return 0 -- pieces have expired, because the worker that built them paused for long
   end
   redis.call('RENAME', pieces, job .. ':result')
   redis.call('EXPIRE', job .. ':result', pieces_ttl)
@@ -40,7 +40,7 @@ end
 if verdict == 'fraud' then
   note_event('job', 'Job ' .. short_id(id) .. ' found fraud.', id, now)
 end
--- Stored in the same atomic step: exactly once, and never without the result.
+-- The callback is stored in the same atomic step as the answer: exactly once, and never without the answer.
 if url ~= '' then
   local outbox = 'poc:outbox:' .. id
   redis.call('HSET', outbox, 'url', url, 'closed', '1')

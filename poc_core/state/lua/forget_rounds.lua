@@ -1,8 +1,8 @@
--- Deletes earlier rounds with an empty outbox and without leases, so that many rounds do not fill Redis.
+-- Deletes earlier rounds that have an empty outbox and no leases. Otherwise many rounds could fill Redis.
 --
 -- KEYS: 1 followed    poc:round:followed
 -- ARGV: 1 now         seconds since the epoch
--- Returns how many were deleted.
+-- Returns the number of deleted rounds.
 local followed = KEYS[1]
 local now = ARGV[1]
 now = tonumber(now)

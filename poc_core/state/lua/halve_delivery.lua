@@ -1,14 +1,14 @@
--- Ends a delivery that was too large for its receiver. Its contents go in payloads of half as many artifacts, under
--- the following numbers; its number is not used again.
+-- Ends the delivery of a payload that was too large for its receiver. The payload's contents are sent in payloads of
+-- half as many artifacts, with the next numbers. The number of the large payload is not used again.
 --
 -- KEYS: 1 outbox    its hash; its entries are this plus :entries
 -- ARGV: 1 token     of the delivery that ends
 --       2 why       error of the delivery
 --       3 now       seconds since the epoch
---       4 ttl       seconds that undelivered data is kept
---       5 first     first half of its only entry, with count, or '' if it held several
---       6 second    second half
--- Returns 1, or 0 if another process has the lock (nothing changes then).
+--       4 ttl       seconds for which undelivered data is kept
+--       5 first     first half of the payload's only entry, with its count; '' if the payload has several entries
+--       6 second    second half of that entry, with its count; or ''
+-- Returns 1. Returns 0, and changes nothing, if another process has the lock.
 local outbox = KEYS[1]
 local token, why, now, ttl, first, second = unpack(ARGV)
 local entries = outbox .. ':entries'

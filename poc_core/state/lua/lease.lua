@@ -1,25 +1,27 @@
--- Leases a worker the next work of its model: nonces of the generating round, else batches of the jobs in line,
--- validations first, then older jobs first. Of jobs, leases either one batch of any spec, or more batches of one spec
--- to compute together with a leased batch. A batch on which a worker or engine was lost is computed alone: if it kills its
--- worker, no other batch may suffer.
+-- Leases the next work of a model to a worker: nonces of the generating round, or, if no round generates, batches of
+-- the jobs in the model's line (validations first, then older jobs first). From the line, leases either one batch of
+-- any spec, or several batches of one spec, which the worker computes together with a batch that it leased before. A
+-- batch during which a worker or an engine was lost is computed alone: if the batch kills another worker, no other
+-- batch is affected.
 --
 -- KEYS: 1 line          zset of the jobs with batches to lease (join_line)
 --       2 generating    the key of the id of the round that the model's workers compute
--- ARGV: 1 lease         as lease_parts reads it
+-- ARGV: 1 lease         value of the new leases, which lease_parts parses
 --       2 now           seconds since the epoch
 --       3 from          lowest score in the line; validations' scores are below 0
 --       4 to            highest score in the line
---       5 spec          of all batches, or '' for one batch of any spec
---       6 room          nonces of all batches together if a spec is set; else 1
---       7 most_jobs     jobs with remaining batches to skip
---       8 ttl           seconds a job is kept without progress
---       9 known_round   the round that the worker computes for, or ''
---      10 places        most nonces of its sequence to lease, 0 for none
---      11 most_bytes    of artifacts that may wait in its outbox
---      12 round_ttl     seconds the round is kept
--- Returns {'round'} if another round generates; {'full'}, {'exhausted'} or {'leased', first place, places} for the
--- known round; else {spec, kind, '1' if it must be computed alone, then job id, batch, nonces, ...}; or {}.
-local LOOK_S = 1 -- seconds between two looks at all leases of a round: one for all workers, however many ask
+--       5 spec          of all batches; '' for one batch of any spec
+--       6 room          if a spec is set: most nonces of all batches together; else 1
+--       7 most_jobs     most jobs that have batches left but are skipped
+--       8 ttl           seconds for which a job is kept without progress
+--       9 known_round   id of the round for which the worker computes, or ''
+--      10 places        most nonces of that round to lease; 0 for none
+--      11 most_bytes    most bytes that may wait in the round's outbox
+--      12 round_ttl     seconds for which the round is kept
+-- Returns {'round'} if another round than known_round generates. Returns for known_round {'full'}, {'exhausted'} or
+-- {'leased', index of the first nonce in the sequence, number of nonces}. Returns for batches {spec, kind, '1' if the
+-- batch must be computed alone, then job id, batch, nonces of each batch}. Returns {} if there is no work.
+local LOOK_S = 1 -- seconds between two checks of all leases of a round, however many workers ask
 local line, generating = unpack(KEYS)
 local lease, now, from, to, spec, room, most_jobs, ttl, known_round, places, most_bytes, round_ttl = unpack(ARGV)
 now, room, most_jobs, places = tonumber(now), tonumber(room), tonumber(most_jobs), tonumber(places)
@@ -32,7 +34,7 @@ local function lease_places(id)
   if state ~= 'GENERATING' then
     return {}
   end
-  -- Hosts' clocks differ. After all places are leased, only places of dead workers can be leased again.
+  -- Hosts' clocks differ, hence math.abs. Once all nonces are leased, only leases of dead workers can be leased again.
   local is_due = math.abs(now - (tonumber(looked_at) or 0)) >= LOOK_S or tonumber(next_place) >= tonumber(all_places)
   if is_due then
     redis.call('HSET', round, 'looked_at', now)
@@ -76,8 +78,8 @@ local function lease_places(id)
   return {'leased', string.format('%d', first), string.format('%d', n)}
 end
 
--- Leases batches of a job while there is room: returned batches first, then from `next` on; all below `next` were
--- leased once. Returns whether the job has more.
+-- Leases batches of a job while there is room: first returned batches, then batches from the job's field `next` on. All
+-- batches below `next` were leased before. Returns true if the job has more batches to lease.
 local function lease_batches(id)
   local job = 'poc:job:' .. id
   local status, own_spec, kind, n_batches, cursor = unpack(redis.call('HMGET', job, 'status', 'spec', 'kind', 'n_batches', 'next'))

@@ -3,7 +3,7 @@
 -- KEYS: none
 -- ARGV: 1 kind     worker, deployment, round, job, receiver, refused, key or node
 --       2 text     a sentence
---       3 about    worker, job, round or receiver, or ''
+--       3 about    the worker, job, round or receiver of the event, or ''
 --       4 at       seconds since the epoch
 -- Returns nothing.
 local kind, text, about, at = unpack(ARGV)

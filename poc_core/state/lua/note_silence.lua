@@ -1,13 +1,15 @@
--- Counts an unanswered try. From the `breaks_at`-th in a row on, one payload of jobs at a time probes the receiver.
+-- Counts a try that a receiver did not answer. After breaks_at such tries in a row, the receiver gets only one payload
+-- of jobs at a time, as a probe (take_delivery.lua).
 --
 -- KEYS: 1 receiver     its hash
 --       2 receivers    the index of silent receivers
--- ARGV: 1 name         of the receiver
+-- ARGV: 1 name         of the receiver: host:port
 --       2 now          seconds since the epoch
---       3 breaks_at    tries in a row
---       4 ttl          seconds that it is remembered
---       5...           seconds until the next try, after each try in a row from that one on; the last ones stay
--- Returns the unanswered tries in a row.
+--       3 breaks_at    unanswered tries in a row
+--       4 ttl          seconds for which the receiver is remembered
+--       5...           seconds until the next try after breaks_at tries, after one more try, and so on; the last value
+--                      holds for all further tries
+-- Returns the number of unanswered tries in a row.
 local receiver, receivers = unpack(KEYS)
 local name, now, breaks_at, ttl = unpack(ARGV, 1, 4)
 local first_wait = 5

@@ -1,9 +1,10 @@
--- Stores what some jobs wait for. A worker has leased their batches, or would do so.
+-- Stores what some jobs wait for. The caller is a worker that has leased batches of these jobs, or would lease some.
 --
--- KEYS: jobs      their hashes; working keys are these plus a suffix
--- ARGV: 1 what    they wait for, or '' if they continue
---       2 ttl     seconds a job is kept without progress
--- Returns 1 if a job can be computed: it is active and, if it waits, no round has the workers; else 0.
+-- KEYS: the hashes of the jobs; the working keys of a job are its hash's key plus a suffix
+-- ARGV: 1 what    what the jobs wait for, or '' if they continue
+--       2 ttl     seconds for which a job is kept without progress
+-- Returns 1 if at least one of the jobs can be computed, else 0. An active job can be computed, except if it waits
+-- while a round uses the workers.
 local what, ttl = unpack(ARGV)
 local is_wanted = 0
 for _, job in ipairs(KEYS) do

@@ -4,27 +4,30 @@
 --       2 workers          the index of workers
 --       3 receivers        the index of receivers that did not answer
 --       4 outboxes_due     the index of outboxes
---       5 queued           the counter of nonces that wait
---       6 total            the counter of nonces computed
+--       5 queued           the counter of queued nonces
+--       6 total            the counter of computed nonces
 --       7 deployment       the hash of the deployment
 --       8 hosts            the index of hosts
---       9 courier          expires a day after the last sign of life of a courier
--- ARGV: 1 second           since the epoch, the one under way
---       2 window           seconds before it over which rates are averaged
---       3 most_receivers   receivers to look at, the latest silent first
---       4... fields      of a round's hash
--- Returns {queued, callbacks waiting, nonces computed, nonces by worker within the window, workers, receivers, round,
--- deployment, hosts, courier, its problem}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
--- {id, when it last reported, its report or '', left}; round is {} where there is none, else {id, the values of its fields,
--- nonces by worker, the same within the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are
--- {field, value, ...}; a worker's record is a JSON object, '' of a dead one, and so are nonces by worker: of many workers
--- Redis' clients would read many thousand answers. `left`, and for the courier: milliseconds that the key lives without
--- another sign of life; below 0 there is none.
+--       9 courier          the couriers' sign of life, which expires a day after it was last stored
+-- ARGV: 1 second           the current second since the epoch
+--       2 window           number of seconds before that second over which rates are averaged
+--       3 most_receivers   most receivers to read; those that were silent last come first
+--       4...               names of the fields to read from the round's hash
+-- Returns {queued nonces, waiting callbacks, computed nonces, nonces by worker within the window, workers, receivers,
+-- round, deployment, hosts, TTL of the couriers' sign of life, the problem that a courier reported or ''}, where
+--   each worker     is {id, record as JSON or '' if the worker is dead, TTL}
+--   each receiver   is {name, failures, next_at}
+--   each host       is {id, when it last reported, report as JSON or '', TTL}
+--   round           is {} if there is none, else {id, values of the fields, nonces by worker, nonces by worker within the
+--                   window, hash of its outbox, excluded nonces}
+--   deployment      is a hash; hashes are {field, value, ...}
+-- Nonces by worker are one JSON object, because Redis' clients would read thousands of separate values slowly. TTLs are
+-- in milliseconds; below 0 there is no TTL.
 local current, workers, receivers, outboxes_due, queued, total, deployment, hosts, courier = unpack(KEYS)
 local second, window, most_receivers = unpack(ARGV, 1, 3)
 local first_field = 4
 
--- Calls `look` with each whole second of the window, as it is written in keys.
+-- Calls `look` with each second of the window, as a text for a key.
 local function each_second(look)
   for age = 1, math.min(tonumber(window), 60) do -- the counters of a second live as long
     look(string.format('%d', tonumber(second) - age))
@@ -41,7 +44,7 @@ local function as_json(sums)
   return next(sums) and cjson.encode(sums) or '{}'
 end
 
--- Counts of the current round that are not yet spread (spread_counts), by second and in total.
+-- The current round's latest counts, which spread_counts has not moved yet: by second, and in total.
 local id = redis.call('GET', current)
 local fresh, fresh_totals, n_fresh = {}, {}, 0
 local counts = id and redis.call('HGETALL', 'poc:round:' .. id .. ':counted') or {}
@@ -56,7 +59,7 @@ for i = 1, #counts, 2 do
   end
 end
 
--- Returns nonces by worker, summed over the seconds of the window.
+-- Returns the nonces by worker within the window, as JSON. `key`: prefix of the keys of the counts of each second.
 local function counts_lately(key)
   local sums = {}
   each_second(function(at)

@@ -2,9 +2,9 @@
 --
 -- KEYS: 1 round    its hash; its working keys are this plus a suffix
 -- ARGV: 1 first    rank among all reported nonces, from 0, or '' for the newest
---       2 most     nonces
--- Returns {rank of the first nonce, then each as an entry}. The rank may exceed `first`, because only the last nonces
--- are stored.
+--       2 most     most nonces to return
+-- Returns {rank of the first returned nonce, then an entry for each nonce}. This rank exceeds `first` if the nonce with
+-- the rank `first` is no longer stored.
 local round = KEYS[1]
 local first, most = unpack(ARGV)
 most = tonumber(most)

@@ -1,8 +1,8 @@
--- Corrects the counters of waiting nonces and callbacks, and removes expired jobs from the indexes.
+-- Corrects the counters of queued nonces and of waiting callbacks' bytes, and removes expired jobs from the indexes.
 --
 -- KEYS: none
--- ARGV: 1 ttl    seconds the counters are kept
--- Returns how many nonces wait.
+-- ARGV: 1 ttl    seconds for which the counters are kept
+-- Returns the number of queued nonces.
 local ttl = ARGV[1]
 local queued = 0
 for _, model in ipairs(redis.call('SMEMBERS', 'poc:jobs:models')) do

@@ -1,10 +1,10 @@
 -- Extends the lock of an outbox.
 --
 -- KEYS: 1 outbox          its hash
--- ARGV: 1 token           of the delivery that holds it
---       2 locked_until    seconds since the epoch
---       3 ttl             seconds that undelivered data is kept
--- Returns 1, or 0 if the lock was lost.
+-- ARGV: 1 token           of the delivery that has the lock
+--       2 locked_until    seconds since the epoch: new end of the lock
+--       3 ttl             seconds for which undelivered data is kept
+-- Returns 1. Returns 0, and changes nothing, if another process has the lock.
 local outbox = KEYS[1]
 local token, locked_until, ttl = unpack(ARGV)
 if redis.call('HGET', outbox, 'token') ~= token then

@@ -1,4 +1,4 @@
--- Stores a host's progress. When the last host that tried has failed, the deployment fails.
+-- Stores a host's report. If all live hosts have failed with the current deployment, the deployment fails.
 --
 -- KEYS: 1 deployment    poc:deployment
 --       2 hosts         poc:hosts
@@ -7,14 +7,14 @@
 --       2 generation    of the deployment that it follows
 --       3 state         IDLE, STOPPING, STARTING, SERVING or FAILED
 --       4 error         reason of a failure, or ''
---       5 report        complete, as JSON
+--       5 report        the complete report, as JSON
 --       6 now           seconds since the epoch
---       7 ttl           seconds without a report after which a host is gone
---       8 index_ttl     seconds that the index of hosts is kept
---       9 model         served name of its model, or ''
+--       7 ttl           seconds without a report after which a host counts as gone
+--       8 index_ttl     seconds for which the index of hosts is kept
+--       9 model         served name of the host's model, or ''
 --      10 engine        HOST:PORT of its engine's head if the engine spans hosts, or ''
 -- Returns nothing.
-local HOST_KNOWN_S = 3600 -- a host that is gone is missed as long
+local HOST_KNOWN_S = 3600 -- seconds for which a host that is gone is reported as missing
 local deployment, hosts, host = unpack(KEYS)
 local id, generation, state, error, report, now, ttl, index_ttl, model, engine = unpack(ARGV)
 redis.call('HSET', host, 'generation', generation, 'state', state, 'report', report, 'engine', engine)
@@ -35,7 +35,8 @@ if state == 'SERVING' then
 elseif state == 'FAILED' then
   local living, lost = live_hosts(hosts), {}
   for _, other in ipairs(living) do
-    -- The engine's other hosts wait for it. After a start with --model they may: that host is started again.
+    -- If one host of an engine fails, the engine's other hosts wait for that host, so they count as failed too. Not after
+    -- a start with --model, because then the failed host is started again.
     if by == 'request' and other.engine ~= '' and other.generation == current and other.state == 'FAILED' then
       lost[other.engine] = true
     end

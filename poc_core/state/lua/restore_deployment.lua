@@ -1,10 +1,10 @@
--- Restores the deployment that Redis lost (FLUSHALL, a restart without its file), as a host knows it. Later requests
--- and newer records of other hosts win.
+-- Stores the deployment's record again, as a host remembers it, because Redis lost the record (FLUSHALL, or a restart
+-- without its file). Does nothing if Redis has a newer record, or one that a later request has set.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
--- ARGV: 1 generation    of the record that the host knows
+-- ARGV: 1 generation    of the record that the host remembers
 --       2 now           seconds since the epoch
---       3 host          its name
+--       3 host          name of the host
 --       4 name          served name of the model, or '' for none
 --       5... field, value, ... of that record's hash
 -- Returns 1 if the host's record was restored, else 0.
@@ -18,7 +18,7 @@ for at = first_field, #ARGV, 2 do
     known_at = tonumber(ARGV[at + 1]) or 0
   end
 end
--- A record older than the host's comes from the file that Redis restarted with.
+-- If the record in Redis is older than the host's, Redis has restarted with an old file.
 local is_older = (tonumber(asked_at) or known_at) < known_at
 if found and (generation_of(found) >= generation_of(generation) or not (restored_at or by == 'start' or is_older)) then
   return 0

@@ -1,16 +1,16 @@
--- Stores a download as wanted, unless it is active or all slots are taken. A slot is free again once its download is
--- unwanted and its process has ended.
+-- Stores a download, unless the same download is active or all slots are taken. A slot is free again when its download
+-- has ended or was cancelled, and the download's process has ended.
 --
 -- KEYS: 1 downloads    hash: name -> JSON
---       2 wanted       hash: name -> task id
---       3 slots        set of task ids
--- ARGV: 1 name
---       2 task_id
---       3 download     as JSON
---       4 most         simultaneous downloads
---       5 starts_s     seconds until the process' first sign of life
---       6 ttl          seconds that downloads are remembered
--- Returns ok, running or full.
+--       2 wanted       hash of the active downloads: name -> task id
+--       3 slots        set of task ids that take a slot
+-- ARGV: 1 name         repository@commit
+--       2 task_id      id of the new download
+--       3 download     its record, as JSON
+--       4 most         number of slots: most simultaneous downloads
+--       5 starts_s     most seconds until the first sign of life of the download's process
+--       6 ttl          seconds for which downloads are remembered
+-- Returns 'ok', 'running' if the same download is active, or 'full' if all slots are taken.
 local downloads, wanted, slots = unpack(KEYS)
 local name, task_id, download, most, starts_s, ttl = unpack(ARGV)
 if redis.call('HEXISTS', wanted, name) == 1 then

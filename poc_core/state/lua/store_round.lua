@@ -1,24 +1,24 @@
--- Makes a round the current one, unless one is generating.
+-- Stores a new round as the current round, unless the present current round is generating.
 --
 -- KEYS: 1 round         its hash
---       2 outbox        the round's
+--       2 outbox        the hash of the round's outbox
 --       3 current       poc:round:current
---       4 generating    id of the round that the model's workers compute for
+--       4 generating    the key of the id of the round that the model's workers compute
 --       5 followed      poc:round:followed
 -- ARGV: 1 round_id
 --       2 state         IDLE, GENERATING or VALIDATING
 --       3 config        as JSON
---       4 places        of the nonce sequence
+--       4 places        number of nonces in the round's nonce sequence
 --       5 now           seconds since the epoch
---       6 ttl           seconds the round is kept
---       7 url           of its callbacks, or ''
---       8 head          of their payloads, as JSON
--- Returns '' if stored, else the id of the generating round.
+--       6 ttl           seconds for which the round is kept
+--       7 url           of the round's callbacks, or ''
+--       8 head          fields that all payloads of the round share, as JSON
+-- Returns '' if the round was stored, else the id of the generating round.
 local round, outbox, current, generating, followed = unpack(KEYS)
 local round_id, state, config, places, now, ttl, url, head = unpack(ARGV)
 local earlier_id = redis.call('GET', current)
 if earlier_id == round_id then
-  return '' -- this call is repeated, its first answer was lost
+  return '' -- a repeated call: the first call stored the round, but its answer was lost
 end
 if earlier_id then
   local earlier_state = redis.call('HGET', 'poc:round:' .. earlier_id, 'state')

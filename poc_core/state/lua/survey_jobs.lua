@@ -1,15 +1,15 @@
--- Checks some of a model's active jobs: frees leases of dead workers and leases that no longer hold, and removes jobs
--- that are over from the index. A dead worker counts as a loss, so that no batch kills workers forever. A job with
--- batches to lease joins the line if missing there: an earlier release stored it, or Redis lost the entry.
+-- Checks some of a model's active jobs. Frees leases that no worker holds, and removes ended jobs from the index. Counts
+-- a dead worker as a loss during its batch, so that no batch kills workers forever. Adds a job with batches to lease to
+-- the model's line if the job is missing there, because an earlier release stored it, or Redis has lost the entry.
 --
 -- KEYS: 1 active         the index: zset job id -> creation time
 -- ARGV: 1 first          rank of the job to begin with
---       2 most           jobs
---       3 most_losses    lost workers or engines that fail a job
+--       2 most           most jobs to check
+--       3 most_losses    number of lost workers and engines during one batch that fails the job
 --       4 now            seconds since the epoch
---       5 failed_ttl     seconds a failed job is kept
--- Returns {jobs looked at that stay, jobs dropped, leases freed, unfinished, broken}. The last two are lists of ids:
--- jobs with all batches done, and jobs whose record cannot be read.
+--       5 failed_ttl     seconds for which a failed job is kept
+-- Returns {checked jobs that stay in the index, jobs removed, leases freed, unfinished, broken}. `unfinished` lists the
+-- ids of jobs whose batches are all done. `broken` lists the ids of jobs whose record is unreadable.
 local active = KEYS[1]
 local first, most, most_losses, now, failed_ttl = unpack(ARGV)
 local unfinished, broken = {}, {}

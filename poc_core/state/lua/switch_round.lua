@@ -1,13 +1,13 @@
--- Sets a round's state. STOPPED is final.
+-- Changes a round's state, unless the round is STOPPED, which is final.
 --
 -- KEYS: 1 round         its hash
---       2 generating    id of the round that the model's workers compute for
+--       2 generating    the key of the id of the round that the model's workers compute
 -- ARGV: 1 round_id
---       2 state         the new one
+--       2 state         the new state
 --       3 now           seconds since the epoch
---       4 ttl           seconds the round is kept
---       5 why           the round stopped by itself, or ''
--- Returns the previous state. The round changed unless that was STOPPED or ''.
+--       4 ttl           seconds for which the round is kept
+--       5 why           reason why the round stopped by itself, or ''
+-- Returns the previous state; '' if the round has expired. Nothing changed if this is STOPPED or ''.
 local round, generating = unpack(KEYS)
 local round_id, state, now, ttl, why = unpack(ARGV)
 local before = redis.call('HGET', round, 'state')

@@ -1,18 +1,18 @@
--- Locks an outbox for one delivery. A payload keeps its contents and number until it is delivered or too large for
--- its receiver.
+-- Locks an outbox for one delivery, and chooses the entries of the payload. A payload keeps its entries and number in
+-- later tries, until it is delivered, dropped, or found to be too large for its receiver.
 --
 -- KEYS: 1 outbox          its hash; its entries are this plus :entries
 --       2 receiver        the hash of its receiver
 -- ARGV: 1 token           of the delivery that begins
 --       2 now             seconds since the epoch
---       3 locked_until    seconds since the epoch
---       4 most            artifacts per payload
---       5 most_bytes      bytes per payload
---       6 ttl             seconds that undelivered data is kept
---       7 breaks_at       unanswered tries in a row after which one job payload at a time probes
---       8 probe_until     seconds since the epoch: the next probe if this one dies
--- Returns {} if nothing is due, {'expired'} if the waiting data expired, else {url, head, payload number, entries,
--- artifacts, failures}.
+--       3 locked_until    seconds since the epoch: end of the lock
+--       4 most            most artifacts per payload
+--       5 most_bytes      most bytes per payload
+--       6 ttl             seconds for which undelivered data is kept
+--       7 breaks_at       unanswered tries in a row after which the receiver gets one payload of jobs at a time (a probe)
+--       8 probe_until     seconds since the epoch: when another payload may be the probe, in case this courier dies
+-- Returns {} if nothing is due, or {'expired'} if the waiting data has expired. Otherwise returns {url, head, payload
+-- number, number of entries, number of artifacts, failed tries before this one}.
 local outbox, receiver = unpack(KEYS)
 local token, now, locked_until, most, most_bytes, ttl, breaks_at, probe_until = unpack(ARGV)
 local entries = outbox .. ':entries'
@@ -61,7 +61,7 @@ if probes then
 end
 redis.call('HSET', outbox, 'in_flight', taken, 'in_flight_artifacts', artifacts, 'token', token,
   'locked_until', locked_until)
-if redis.call('HEXISTS', outbox, 'closed') == 0 then -- else its retention counts from its end, whatever is tried
+if redis.call('HEXISTS', outbox, 'closed') == 0 then -- a closed outbox expires `ttl` after its end, despite new tries
   redis.call('EXPIRE', outbox, ttl)
   redis.call('EXPIRE', entries, ttl)
 end

@@ -1,10 +1,10 @@
--- Stores that the node shall run nothing. A repeated call changes nothing.
+-- Withdraws the deployment, so that the node runs no model. A repeated call changes nothing.
 --
 -- KEYS: 1 deployment    poc:deployment, the one key without a TTL
 --       2 models        poc:models
 -- ARGV: 1 now           seconds since the epoch
---       2 keeps         1: hosts keep loading engines for a while; 0: engines stop at once
--- Returns the generation.
+--       2 keeps         1: hosts continue to load engines for a while; 0: engines stop at once
+-- Returns the deployment's generation.
 local deployment, models = unpack(KEYS)
 local now, keeps = unpack(ARGV)
 local wanted, generation, engines, loading, settled_at, error =
@@ -13,7 +13,7 @@ generation = generation_of(generation)
 if wanted == '' and not (engines and keeps == '0') then
   return generation
 end
--- A request for any model is now early, not an error.
+-- Forgets all models, so that requests for any model get the error "try again later", not "not served here".
 redis.call('DEL', models)
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', '', 'by', 'request', 'asked_at', now)
