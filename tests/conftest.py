@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import zlib
-from collections import Counter
 from collections.abc import Generator, Iterator
 
 import httpx
@@ -32,24 +31,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     _ports = range(20_000 + 798 * _part, 20_000 + 798 * (_part + 1))
     vars(redis_server)["_PORTS"] = itertools.cycle(random.sample(_ports, len(_ports)))
 
-# Tests that share an engine or a stack run in one process. A module without mark xdist_group is a
-# group of its own: its fixtures are made once, and xdist, which counts all groups after each test,
-# has hundreds to count and not thousands.
-# Seconds of groups that wait much of the time, the longest first; of others one a test.
-SECONDS = {
-    "up": 190,
-    "node": 170,
-    "test_rounds": 140,
-    "two-workers": 100,
-    "test_joining": 100,
-    "sharing": 90,
-    "test_command": 80,
-    "broker": 70,
-    "test_cli_stack": 50,
-    "test_new_scheme": 45,
-    "test_large_jobs": 40,
-}
-UNIT_S = 0.1  # of a unit test, which does not wait
+# Tests that share an engine or a stack run in one process, in this order: `make test` begins with
+# what takes longest, and what is quick fills the gaps. Unit tests come last: what one of them might
+# leave in its process reaches no stack. A module without mark xdist_group is a group of its own:
+# its fixtures are made once, and xdist, which counts all groups after each test, has hundreds to
+# count and not thousands.
+LONGEST_FIRST = (
+    *("engines", "up", "node", "test_rounds", "two-workers", "test_joining", "sharing"),
+    *("test_command", "broker", "test_cli_stack", "test_new_scheme", "test_large_jobs"),
+)
 
 
 # What is imported and collected stays: looking through it for garbage took a fifth of the time of
@@ -75,39 +65,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             place = f"{item.path.parent.name}/" if is_unit else ""
             item.add_marker(pytest.mark.xdist_group(f"{place}{item.path.stem}"))
     yield
-    starts = starts_of(items)
     engines = dict.fromkeys(engine_of(item) for item in items if engine_of(item))
     turns = {name: number for number, name in enumerate([*engines, ""])}
-
-    def turn(item: pytest.Item) -> tuple[float, str, bool, int]:
-        is_last = item.get_closest_marker("ends_its_stack") is not None
-        return starts[group_of(item)], group_of(item), is_last, turns[engine_of(item)]
-
-    items.sort(key=turn)
+    items.sort(key=lambda item: (*turn(item), turns[engine_of(item)]))
 
 
-def starts_of(items: list[pytest.Item]) -> dict[str, float]:
-    """When each group is to begin: engines at once, as they take longest; of those that wait two at
-    a time, and unit tests beside them, so that the cores have work from beginning to end.
+def turn(item: pytest.Item) -> tuple[int, str, bool]:
+    """By which tests are sorted, those of one engine together; others of one group stay in the
+    order of their modules.
     """
-    n_tests = Counter(map(group_of, items))
-    waiting = {group_of(item) for item in items if item.get_closest_marker("integration")}
-    starts, lanes, of_units = {"engines": -1.0}, [0.0, 0.0], 0.0
-    for group in [*SECONDS, *sorted(n_tests.keys() - SECONDS.keys() - {"engines"})]:
-        if group in waiting:
-            lanes.sort()
-            starts[group] = lanes[0]
-            lanes[0] += SECONDS.get(group, n_tests[group])
-        else:
-            starts[group] = of_units
-            of_units += UNIT_S * n_tests[group]
-    return starts
-
-
-def group_of(item: pytest.Item) -> str:
     mark = item.get_closest_marker("xdist_group")
     assert mark is not None
-    return str(mark.args[0])
+    group = str(mark.args[0])
+    if "/" in group:  # a module of unit tests
+        return len(LONGEST_FIRST) + 1, group, False
+    place = LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
+    return place, group, item.get_closest_marker("ends_its_stack") is not None
 
 
 def engine_of(item: pytest.Item) -> str:

@@ -24,9 +24,17 @@ from workers.engines.options import EngineOptions
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("POC_")]:
-        monkeypatch.delenv(name)
+def own_environment() -> Iterator[None]:
+    """Each test has an environment of its own, without settings from outside: commands that a test
+    runs in this process change it.
+    """
+    before = dict(os.environ)
+    for name in [name for name in before if name.startswith("POC_")]:
+        del os.environ[name]
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture

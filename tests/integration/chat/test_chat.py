@@ -397,7 +397,19 @@ AT_THE_LENGTH = r'vllm:request_success_total\{.*finished_reason="length"'
 
 
 def counted(client: RoundClient, pattern: str) -> float:
-    """The figure of the only engine whose line begins so, at most a second old."""
-    metrics = client.http.get("/api/v1/metrics").text
-    (line,) = (line for line in metrics.splitlines() if re.match(pattern, line))
-    return float(line.rpartition(" ")[2])
+    """The figure of the only engine whose line begins so, as the engine had it after this call: a
+    page repeats what an engine said before if it does not answer at once.
+    """
+    asked_at, metrics = time.time(), ""
+
+    def figure(pattern: str) -> float:
+        (line,) = (line for line in metrics.splitlines() if re.match(pattern, line))
+        return float(line.rpartition(" ")[2])
+
+    def is_new() -> bool:
+        nonlocal metrics
+        metrics = client.http.get("/api/v1/metrics").text
+        return figure(r'mlnode_source_scrape_timestamp_seconds\{.*source="vllm"') >= asked_at
+
+    client.wait(is_new, 300, "an answer of the engine")
+    return figure(pattern)
