@@ -37,7 +37,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def with_parameters(
     command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Replaces the signature from which Typer reads a command's options by `parameters`.
+    """Makes Typer read a command's options from `parameters` instead of the function's own
+    signature.
 
     All of them become keyword-only, so that parameters with a default may precede parameters
     without.

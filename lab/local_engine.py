@@ -32,8 +32,8 @@ _log_files: list[Path] = []  # of the engine, while its log is not shown
 
 @contextmanager
 def clean_stdout(verbose: bool = True) -> Iterator[IO[str]]:
-    """Yields a stream to the real stdout. Inside the context, libraries and child processes that
-    write to stdout write to stderr.
+    """Yields a stream to the real stdout. Inside the context, the output of libraries and child
+    processes to stdout goes to stderr.
 
     Without `verbose`, stderr itself goes to a log file, whose path is printed.
     """

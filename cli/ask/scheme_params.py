@@ -54,8 +54,8 @@ class OfScheme(NamedTuple):
 def flags_of_artifacts(
     k_dim: int | None, stronger_rng: bool, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Returns which options of artifact and decode proofs the user has set: a true value for an
-    option that differs from its default.
+    """Returns the options of artifact and decode proofs by name. An option's value is true if the
+    user changed it from its default, otherwise false or None.
     """
     return {
         "--k-dim": k_dim not in (None, DEFAULT_K_DIM),

@@ -20,8 +20,8 @@ MOST_NAMED = 10  # mismatching nonces that are listed
 
 
 class OfFile(NamedTuple):
-    """Options for the proof's inputs. Without an option, the value in the file of artifacts is
-    used.
+    """Options for the proof's inputs. An input without an option is taken from the file of
+    artifacts.
     """
 
     block_hash: Annotated[

@@ -79,7 +79,7 @@ def doctor(
     On a host that joins or has joined a node (`proofline workers --join`), the API, its
     certificate, the token and the connection to Redis are checked; the token is not spent.
 
-    **Exit code:** 0 when nothing is wrong (a line may still be worth a look), 1 when something is.
+    **Exit code:** 0 if there are no problems (there may be warnings), 1 if there are.
 
     **Example:** proofline doctor --model Qwen/Qwen3-8B --callback-url http://aggregator:9100
     """

@@ -45,8 +45,9 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Checks the Sentinels' reports about one master: whether they agree on the primary server, the
-    quorum, and how long a failover takes.
+    """Checks the Sentinels' reports about one master: whether all name the same primary server,
+    whether there are enough Sentinels with a suitable quorum, and whether a failover begins soon
+    enough.
     """
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:

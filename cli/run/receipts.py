@@ -33,10 +33,10 @@ class Sender:
     gapless: bool = False  # True if all nonces of a sequence must come
 
     def missing(self) -> list[int]:
-        """Returns the nonces that are missing between the lowest and the highest received nonce.
-        Returns none for senders that may leave out nonces.
+        """Returns the nonces that are missing between the lowest and the highest received nonce; an
+        empty list if the sender may leave out nonces.
 
-        A node of N computes every N-th nonce. Payloads do not contain N, so it is taken as the
+        Each of N nodes computes every N-th nonce. Payloads do not contain N, so N is taken as the
         greatest common divisor of the differences between nonces.
         """
         if not self.gapless or len(self.nonces) < 2:

@@ -178,7 +178,7 @@ def workers(
 def with_span(
     engine_options: EngineOptions, hosts: int, rank: int, head: str | None
 ) -> EngineOptions:
-    """Returns the options, extended by this host's place in an engine that spans several hosts.
+    """Returns the options, extended by this host's part in an engine that spans `hosts` hosts.
     Returns them unchanged if `hosts` is 1.
 
     Raises UsageError or OptionsError if options contradict each other.

@@ -409,10 +409,10 @@ def _memory() -> tuple[int, int] | None:
 def happenings(
     before: Sequence[WorkerPlace], now: Sequence[WorkerPlace]
 ) -> Iterator[tuple[str, str]]:
-    """Yields a worker's name and a text for each worker that ended, was given up or became ready
-    between two looks.
+    """Yields (worker's name, text) for each worker that ended, was given up or became ready since
+    the previous report.
 
-    `before`, `now`: the workers' states at these looks.
+    `before`, `now`: the workers' states in the previous and in the present report.
     """
     earlier = {place.name: place for place in before}
     for place in now:

@@ -8,8 +8,7 @@ child, with three pipes:
   ended, even by SIGKILL. (PR_SET_PDEATHSIG would also react to the end of the thread that started
   the child.)
 * stdout: shared with the command, for its log.
-* --report-fd: gets one line, the command's pid, or "error: ..." if it could not be
-  started.
+* --report-fd: gets one line, the command's pid, or "error: ..." if it could not be started.
 
 On SIGTERM the guard stops the command, and after --grace-s kills all remaining processes. On a
 second SIGTERM it kills them at once. When the command ends, remaining descendants are killed too,

@@ -1,4 +1,4 @@
-"""Child processes that are restarted after crashes and end when the supervisor ends.
+"""Child processes that are restarted after crashes, and that end when the supervisor ends.
 
 Each child runs under a guard (`guard.py`), which kills the child even if the supervisor was killed
 with SIGKILL.
@@ -313,7 +313,7 @@ def environment_of_proofline(
     overrides: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, str]:
     """Returns the environment for a child that runs `proofline`: this process's variables except
-    those in `without`, and `overrides`.
+    those in `without`, plus `overrides`.
 
     Extends PYTHONPATH so that the child can import Proofline's packages.
     """

@@ -55,8 +55,8 @@ class StartStages:
             self._reach(worker, len(self._order))
 
     def wait(self) -> None:
-        """Announces the current stage if it takes long, each time after twice as long. Must be
-        called about every second.
+        """Announces a stage that takes long: after FIRST_WAIT_S seconds, and then at doubling
+        intervals. Must be called about every second.
         """
         with self._lock:
             waited_s = self._clock() - self._since

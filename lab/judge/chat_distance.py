@@ -196,8 +196,8 @@ def threshold_of(model: str) -> float:
 
 
 def is_narrow(request: Mapping[str, Any]) -> bool:
-    """Returns True if a request's sampling parameters (top_k, top_p, min_p) exclude more tokens
-    than those for which the constants were found.
+    """Returns True if top_k, top_p or min_p of a request let it sample from fewer tokens than the
+    requests from which this module's constants were derived.
     """
     top_k, top_p, min_p = (
         one if isinstance(one := request.get(name), int | float) else usual

@@ -1,5 +1,5 @@
-"""Compares the proofs of machines, as read by `report`: how far the same nonce's results
-lie apart.
+"""Compares the proofs of machines, as read by `report`: how far two machines' results for the same
+nonce lie apart.
 """
 
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ class Tried:
 
     @property
     def line(self) -> str:
-        """Returns the line about this backend that `bench` prints."""
+        """Returns the line that `bench` prints about this backend."""
         if self.why_not:
             return f"{self.backend} is not proposed: {self.why_not}"
         return (

@@ -34,7 +34,7 @@ class BesidePublished:
         return HOST_GPUS * self.per_gpu
 
     def lines(self) -> list[str]:
-        """Returns the lines about the two rates that `bench` prints."""
+        """Returns the lines that `bench` prints about the two rates."""
         scaled = (
             f" (computed with {self.layers} of {self.of_layers} layers, scaled as if all were"
             " alike)"

@@ -115,7 +115,7 @@ def speed(
     engine: Engine, spec: ProofSpec, n: int | None, max_step_ms: float | None, seconds: float
 ) -> Speed:
     """Measures how fast the engine computes micro-batches of `n` nonces, cut into slices as a
-    worker does. None for the size that a worker would choose.
+    worker does. If `n` is None, their size is the one that a worker would choose.
 
     `max_step_ms`: limit of a slice in milliseconds; None for complete micro-batches. Takes at least
     `seconds`, after a warm-up. Raises the engine's errors.
