@@ -30,7 +30,7 @@ class Heartbeat:
         self._registry = registry
         self._hand = hand
         self._interval_s = interval_s
-        # With the chat's port; None while the worker loads its model.
+        # The proofs and the chat port; None while the worker loads its model.
         self._served: tuple[Proofs, int | None] | None = None
         self._gpus = GpuWatch(record.host)
         # when the engine stopped making progress; None while it makes progress

@@ -124,7 +124,7 @@ class WorkerProcess:
         validations.start()
         try:
             engine.begin_work()
-            # Collects existing objects never again, and others more rarely.
+            # Never collects existing objects again, and others more rarely.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GARBAGE_THRESHOLDS)

@@ -73,7 +73,8 @@ class Pipeline:
     def run(self, wait: bool) -> float:
         """Launches the next slice on each stage. Returns the device seconds of the slices that the
         engine now reports as done, divided by the number of stages. `wait`: True to wait for all
-        launched slices. An error of the engine ends all micro-batches and is raised.
+        launched slices. If memory runs out, smaller micro-batches start again; any other error ends
+        all of them and is raised.
         """
         begin: list[MicroBatch] = []
         slices: list[Slice] = []
@@ -148,7 +149,9 @@ class Pipeline:
         return [Slice(micro_batch.id, layers.start, layers.stop, first, until) for layers in cut]
 
     def _move_on(self, micro_batch: MicroBatch, ran: Slice) -> None:
-        """Moves the micro-batch to the next stage or pass after the last slice of its stage."""
+        """Moves the micro-batch to its next stage or pass if all slices of its stage
+        were launched.
+        """
         if micro_batch.slices:
             return
         if ran.end != self._engine.stages[-1].stop:

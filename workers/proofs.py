@@ -146,7 +146,9 @@ class Proofs:
         return True
 
     def exit_without_engine(self, error: EngineLostError) -> NoReturn:
-        """Ends this process, so that its supervisor restarts it. Other workers take its batches."""
+        """Ends this process because its engine is lost. Its supervisor restarts it, and other
+        workers take its batches.
+        """
         self._is_lost = True
         logger.critical(
             "%s This worker exits with status %d; its batches run elsewhere.",

@@ -18,9 +18,9 @@ from poc_core.schemes import contract_of
 
 # Least weight of the newest layer time in the running mean of a size.
 _NEWEST = 0.05
-# A larger micro-batch is tried if its layers would exceed the limit by at most this factor,
-# assuming that all costs grow with the nonces: some do not. After so many measurements it counts as
-# too long, and is not tried again for so many seconds.
+# A larger micro-batch is tried if its layers are expected to exceed the limit by this factor at
+# most: the estimate may be too high, because some costs do not grow with the nonces. If the layers
+# exceed the limit after _SURE measurements, the size is not tried again for _RETRY_S seconds.
 _TRY, _SURE, _RETRY_S = 1.15, 8, 600.0
 # Kinds of micro-batches remembered: those of a round and of concurrent jobs.
 _KINDS_KEPT = 32

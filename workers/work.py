@@ -61,8 +61,8 @@ class Work:
         self._full_logged_at = 0.0
 
     def run(self, deadline: float = math.inf) -> bool:
-        """Computes until `deadline` (time.monotonic) and returns True. Returns False if it ended
-        earlier: no work is left, the worker is ending, or the work failed.
+        """Computes until `deadline` (time.monotonic) and returns True. Returns False if the turn
+        ended earlier: no work is left, the worker is ending, or the work failed.
         """
         self._passes_on = True
         goes_on = False
@@ -187,7 +187,7 @@ class Work:
         return found
 
     def _store_done(self) -> None:
-        """Stores a round's computed values, if there are any. If that fails, stops the round."""
+        """Stores a round's computed values, if some wait for it. If that fails, stops the round."""
         if self._done is not None:
             lease, values = self._done
             try:
@@ -228,8 +228,8 @@ class Work:
     # Methods for a round.
 
     def _begin_round(self) -> bool:
-        """Prepares this worker for the model's generating round. Returns False if there is no such
-        round. The next leases are then the round's.
+        """Makes this worker lease nonces of the model's round that is generating. Returns False if
+        there is none.
         """
         round_id = until_redis_answers(lambda: self._rounds.generating(self._model))
         record = round_id and until_redis_answers(lambda: self._rounds.read(round_id))

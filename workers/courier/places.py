@@ -18,7 +18,9 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """A queue of outboxes that starts each delivery when the limits allow. For one event loop."""
+    """A queue of outboxes. Starts each delivery when the limits (deliveries at a time, for each
+    receiver and host, and bytes) allow it. For one event loop.
+    """
 
     def __init__(
         self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int
@@ -32,7 +34,9 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """Queues an outbox unless it is queued or being delivered. Only for the loop's thread."""
+        """Queues an outbox unless it is queued or being delivered. Must run on the event loop's
+        thread.
+        """
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()

@@ -12,7 +12,9 @@ CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class TlsClients:
-    """The clients of one event loop, with and without the operator's certificates and proxy."""
+    """The HTTP clients of one event loop, with and without the operator's
+    certificates and proxy.
+    """
 
     def __init__(
         self, usual: httpx.AsyncClient, tls: CallbackTls, proxy: str | None = None

@@ -57,8 +57,8 @@ class Engine(ABC):
         """
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
-        """Measures one micro-batch. Returns its time by kernel for each device; empty if that is
-        unknown. The engine must be idle. SpecError if it cannot compute the spec.
+        """Measures one micro-batch. Returns its time by kernel for each device; empty if the engine
+        cannot measure it. The engine must be idle. SpecError if the engine cannot compute the spec.
         """
         return []
 
@@ -87,7 +87,9 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the model and its device memory, and ends its processes. May be called twice."""
+        """Frees the model and its device memory, and ends the engine's processes. May be called
+        twice.
+        """
 
     def check_spec(self, spec: ProofSpec) -> None:
         """Raises SpecError if the model cannot compute the spec, e.g. because of its seq_len."""

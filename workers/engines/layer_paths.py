@@ -1,6 +1,6 @@
 """Module paths of decoder layers in vLLM's models. Imports no torch, so commands start fast."""
 
-# Where the network's nodes look for decoder layers; without these paths they do not reflect.
+# Paths where the network's nodes look for decoder layers. Without these, nodes do not reflect.
 FLEET_PATHS = ("model.layers", "transformer.h", "layers")
 
 # vLLM's classes that wrap a language model. The network's nodes do not find their layers.

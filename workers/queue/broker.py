@@ -118,8 +118,8 @@ class _Channel(kombu_redis.Channel):
             if not is_transient(error):
                 raise
             # Mark the message as done locally: otherwise it would count against the few
-            # unacknowledged messages that a worker may have, as long as the connection lives. In
-            # Redis it stays, as above.
+            # unacknowledged messages that a worker may have, as long as the connection lives.
+            # The message stays in Redis, as above.
             logger.info("a task ended whose message Redis does not let go yet; it will come again")
             QoS.ack(self.qos, delivery_tag)
 

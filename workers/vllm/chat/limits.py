@@ -11,7 +11,7 @@ from workers.vllm.chat.errors import BadRequest, refuse_foreign
 
 # Range of msgpack's integers; vLLM's server uses msgpack to talk to its core.
 _LEAST, _MOST = -(2**63), 2**64 - 1
-# Largest exponent of an answer's length in a beam's score: not 0 or infinite with it.
+# Largest exponent of an answer's length in a beam's score; the score is not 0 or infinite with it.
 _LENGTH_PENALTY = 10
 # Values checked between two yields of the event loop: about a millisecond.
 _AT_ONCE = 4096

@@ -176,7 +176,7 @@ def fused_is_right(device: torch.device) -> bool:
     return True
 
 
-# Each id that penalties may concern; and the indices of the prompt's and known tokens' ids.
+# The ids that penalties can concern, and for each prompt and known token its index in these ids.
 Occurrences = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -242,8 +242,8 @@ def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Occurrences, first: 
     ids, places = seen
     in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)
-    # (row, id): occurrences before the row. Tokens before the first row count in all rows, later
-    # ones from their own row on.
+    # (row, id): how often the id occurs before the row. Tokens before the first row count in all
+    # rows, and the token of each row in the rows after it.
     counts = torch.zeros(len(logits), len(ids), dtype=torch.int32, device=logits.device)
     counts[0].index_add_(0, said[:first], torch.ones_like(said[:first], dtype=torch.int32))
     counts[rows[1:], said[first : first + len(logits) - 1]] = 1

@@ -93,7 +93,7 @@ class SamplerOptions:
 
 
 def sampler_options(params: Any) -> Scoring | SamplerOptions | None:
-    """Returns this node's own options in vLLM's SamplingParams; None if there are none."""
+    """Returns Proofline's options in vLLM's SamplingParams; None if there are none."""
     extra = getattr(params, "extra_args", None)
     if not extra:
         return None

@@ -24,7 +24,7 @@ class V1Hooks:
         self._default: str = sampler.logprobs_mode
         self._passes: dict[str, Collected] = {}
         self._asked: dict[str, SamplerOptions] = {}
-        # rows of this step with raw logprobs, and these
+        # the rows of this step that report raw logprobs, and these logprobs
         self._raw: tuple[list[int], torch.Tensor] | None = None
         self._verifying = False  # whether the step contains drafts
         self._update_states = runner._update_states
@@ -121,7 +121,9 @@ class V1Hooks:
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 
     def _raw_rows(self) -> list[int]:
-        """Returns the rows with raw logprobs; [] if all requests use the deployment's mode."""
+        """Returns this step's rows that report raw logprobs. Returns [] if all requests use the
+        deployment's mode.
+        """
         if not self._mixed():
             return []
         modes = (

@@ -25,7 +25,7 @@ class V2Hooks:
         self._passes: dict[str, Collected] = {}
         self._asked: dict[str, tuple[int, SamplerOptions]] = {}  # with the request's slot
         self._table = _Table(worker.max_num_reqs, runner.device)
-        # Of a step that is being verified: its rows' slots, their logits, and the processed logits.
+        # While a step is verified: its rows' slots, their raw logits, and their processed logits.
         self._step: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._add_request, self._remove_request = worker.add_request, worker.remove_request
         self._prompt_logprobs = worker.compute_prompt_logprobs

@@ -90,10 +90,10 @@ class FairChat:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
     async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
-        """Receives the engine core's next report with `own`, vLLM's method. vLLM processes all
-        waiting reports without a pause, so a fast engine would block the event loop; this method
-        lets other tasks run between two reports. Some late reports are processed without a pause,
-        because all answers wait for them.
+        """Receives the engine core's next report with `own`, vLLM's method, and returns it. vLLM
+        processes all waiting reports without a pause, so a fast engine would block the event loop;
+        this method lets other tasks run between two reports. Some late reports are processed
+        without a pause, because all answers wait for them.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)

@@ -32,7 +32,7 @@ class Late:
 
 
 def keep_late(processor: Any, request: Any) -> None:
-    """Makes a new answer store its logprobs and its prompt's as Late objects until delivery."""
+    """Makes a new answer keep its own and its prompt's logprobs as Late objects until delivery."""
     state = processor.request_states[request.request_id]
     found = state.logprobs_processor
     plain = of_prompt = None

@@ -9,8 +9,8 @@ from typing import Any
 
 # Methods of a handler that create a complete answer from the engine's outputs.
 _WHOLE = ("chat_completion_full_generator", "chat_completion_full_generator_batch")
-# Pending work of the answer that this task creates: the list to fill, and the arguments of the call
-# whose result it is, with positions instead of (ids, logprobs).
+# The logprobs that are still to be formatted for the answer that this task creates: each list to
+# fill, with the token ids, logprobs and other arguments of `_create_chat_logprobs`.
 _Left = list[tuple[list[Any], Any, Any, dict[str, Any]]]
 _LEFT: ContextVar[_Left | None] = ContextVar("left", default=None)
 
@@ -19,8 +19,8 @@ class WholeAnswers:
     """A wrapper of vLLM's chat handler that formats the logprobs of complete answers in turns."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)` waits for a turn, and returns how many positions of `width`
-        numbers it has.
+        """`wait(width)` waits for a turn, and returns how many positions of `width` numbers to
+        format in that turn.
         """
         self._wait = wait
         self._handler = handler
