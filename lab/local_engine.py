@@ -116,8 +116,8 @@ def _end_of_log() -> str:
 def local_engine(options: EngineOptions) -> Iterator[Engine]:
     """Loads an engine, prints the stages of its start, yields it, and closes it at the end.
 
-    Must be used inside `clean_stdout`, because engines print much. If loading fails, the error gets
-    the end of the engine's log.
+    Must be used inside `clean_stdout`, because engines print much. If loading fails, the end of the
+    engine's log is added to the error.
     """
     check_is_there(options)
     if options.engine == "vllm":

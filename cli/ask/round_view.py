@@ -173,7 +173,9 @@ def _share(config: dict[str, Any]) -> str:
 
 
 def grid() -> Table:
-    """Returns an empty table of two columns, dim names and their values, without lines."""
+    """Returns an empty table without borders. Its first column is for names, its second for their
+    values.
+    """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=9)
     table.add_column()

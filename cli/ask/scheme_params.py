@@ -37,8 +37,8 @@ class OfScheme(NamedTuple):
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
         """Returns True if --scheme is given.
 
-        Raises UsageError if --param is given without --scheme, or if --scheme is combined with one
-        of `flags`, the options for a single scheme.
+        `flags`: the options that belong to a single scheme, with their values. Raises UsageError if
+        one of them is combined with --scheme, or if --param is given without --scheme.
         """
         if self.scheme is None:
             if self.param:

@@ -89,7 +89,7 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
 
 
 def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Finding]:
-    """Warns that NVLink multicast often fails in a virtual machine with several GPUs, unless
+    """Warns that NVLink multicast can fail between the GPUs of a virtual machine, unless
     NCCL_NVLS_ENABLE is 0.
     """
     if len(machine.devices) < 2 or os.environ.get("NCCL_NVLS_ENABLE") == "0":

@@ -38,10 +38,10 @@ def receive(
 
     Prints at once which nonces are repeated, and which payloads came out of order or with changed
     contents. At the end (Ctrl-C or SIGTERM) prints for each round and job how many nonces came and
-    which are missing. A repeated payload is no error: the answer to its first delivery was late or
-    lost.
+    which are missing. A payload that is repeated as a whole is no error: the answer to its first
+    delivery was late or lost.
 
-    **Exit code:** 0 if everything came once, 1 if something is missing, repeated or changed.
+    **Exit code:** 0 if every nonce came once, 1 if nonces are missing or a payload is wrong.
 
     **Example:** proofline receive --port 9100
     """

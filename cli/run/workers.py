@@ -82,14 +82,14 @@ def workers(
 
     Each worker sees only its own GPUs. A worker that dies is started again, after 1 s, then 2, 4,
     ... 30 s. After nine ends in a row it is given up; when all are given up, this command ends.
-    SIGTERM or Ctrl-C lets the workers finish the running batches. Other hosts, on which this
-    command runs with the same --redis-url, get the other work.
+    SIGTERM or Ctrl-C lets the workers finish the running batches. All other work goes to the hosts
+    on which this command still runs with the same --redis-url.
 
     The workers' logs go to files in ~/.local/state/proofline; the start prints the folder. Use
     --verbose in a container.
 
     Without --model the workers serve the deployed model (`proofline deploy`, POST
-    /api/v1/inference/up), or wait for a deployment. A deployed model is also served instead of
+    /api/v1/inference/up), or wait for a deployment. A deployed model is served instead of that of
     --model.
 
     With --hosts 2 two hosts run one engine together: one runs this command with --rank 0, the other

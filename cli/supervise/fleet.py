@@ -170,8 +170,8 @@ class Fleet:
         )
 
     def failure(self) -> str | None:
-        """Returns a text with the end of a log if all workers have failed; None while at least one
-        worker is not given up.
+        """Returns an error text about the last worker if all workers have failed; None while at
+        least one worker is not given up.
         """
         if not self.children or any(child.gave_up is None for child in self.children):
             return None

@@ -59,7 +59,7 @@ if this host cannot run them.
 
 @dataclass(frozen=True)
 class Plan:
-    """What this host should run: the options of its workers, or the reason for running none."""
+    """What this host should run: workers with these options, or no workers if `options` is None."""
 
     generation: int  # generation of the record that requires them
     options: EngineOptions | None  # None if nothing should run

@@ -102,8 +102,8 @@ def logs_of_children(verbose: bool, parent: Path | None = None) -> Iterator[Quie
     """Yields the object that takes the log lines of child processes.
 
     It is a QuietLog with files below `parent` (None: the default of LogFolder). It is a LabelledLog
-    if `verbose` is set or the files cannot be created. A ProoflineError raised inside the context
-    gets the path of the logs.
+    if `verbose` is set or the files cannot be created. The path of the files is added to the text
+    of a ProoflineError that is raised inside the context.
     """
     folder = why = None
     try:

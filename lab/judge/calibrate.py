@@ -174,7 +174,8 @@ def check_targets(rates: Sequence[float], r_targets: Sequence[float], n_nonces: 
 def measure(
     engine: Engine, specs: Mapping[str, Sequence[ProofSpec]], nonces: Sequence[int]
 ) -> dict[str, list[np.ndarray]]:
-    """Computes the distances of all nonces for each spec: by name, one float64 (n,) per spec.
+    """Computes the distances of all nonces for each spec. Returns, for each name in `specs`, one
+    array float64 (n,) per spec.
 
     Leaves out nonces whose model output is not finite, and reports their number on stderr.
     """

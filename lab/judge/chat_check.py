@@ -117,8 +117,8 @@ def chat_check(
 def check(
     chat: ExecutedChat, rules: Rules, engine_options: EngineOptions, against: str | None
 ) -> Checked:
-    """Has a validator compute the logprobs of the executor's tokens, and compares both by the
-    network's rules.
+    """Has a validator compute logprobs for the executor's tokens, and compares them with the
+    executor's logprobs by the network's rules.
 
     Raises NoVerdictError if the validator gives no usable answer.
     """

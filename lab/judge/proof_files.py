@@ -26,8 +26,8 @@ CHAIN_TERMS = ("block_hash", "public_key", "seq_len", "max_tokens", "per_nonce_r
 
 @dataclass(frozen=True)
 class FiledChains:
-    """The decode proofs of a file, all for the same block hash and public key. Each nonce has a
-    chain of codebook points.
+    """The decode proofs from a file for one block hash and public key. Each nonce has a chain of
+    codebook points.
     """
 
     terms: Mapping[str, Any]  # those of CHAIN_TERMS that the file has
@@ -36,7 +36,7 @@ class FiledChains:
 
 @dataclass(frozen=True)
 class FiledProof:
-    """The artifacts of a file, all for the same block hash and public key."""
+    """The artifacts from a file for one block hash and public key."""
 
     terms: Mapping[str, Any]  # those of TERMS that the file has
     nonces: npt.NDArray[np.int64]  # (n,), ascending, unique
