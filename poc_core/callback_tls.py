@@ -54,7 +54,7 @@ class CallbackTls:
         return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
-        """Returns the TLS context. Loads it again first if a certificate file has changed.
+        """Loads the TLS context again if a certificate file has changed, and returns the context.
 
         If the files cannot be used, returns the context loaded before. Raises CertificateError if
         no context was loaded before.
@@ -109,7 +109,7 @@ def made(names: TlsNames) -> ssl.SSLContext:
 
 
 def handshake_problem(error: BaseException) -> str | None:
-    """Explains `error` to the operator if TLS caused it. Returns None for all other errors."""
+    """Returns an explanation for the operator if TLS caused `error`; None for all other errors."""
     text = ""
     cause: BaseException | None = error
     while cause is not None:

@@ -81,9 +81,9 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 class Row:
     """The limits on the values of some request fields.
 
-    `kind`: the required type, or None if vLLM checks the type. `texts`: most characters of all
-    texts in a value together. None if these texts are part of the prompt, which is limited to 8
-    characters for each token of the context.
+    `kind`: the required type, or None if vLLM checks the type. `texts`: the largest number of
+    characters in all texts of a value together. None if the texts are part of the prompt, which has
+    a limit of its own: 8 characters for each token of the context.
     """
 
     fields: str
@@ -191,10 +191,11 @@ def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
 
 
 def unfit(name: str, said: Any, context: int) -> str | None:
-    """Returns an error if a field of KNOWN_TOKENS has more tokens than an answer can have, or None.
+    """Returns an error if a field of KNOWN_TOKENS has more tokens than an answer can have, else
+    None.
 
-    `name`, `said`: the field's name and value. Counts an id as one token. Limits the characters of
-    texts, because tokenizing them takes a second per megabyte.
+    `name`, `said`: the field's name and value. Each token id counts as one token. For texts, the
+    number of characters is limited, because tokenizing takes a second per megabyte.
     """
     tokens = said.get("tokens") if isinstance(said, dict) else said
     is_long = False
@@ -256,7 +257,7 @@ def _answers(
     prompt_tokens: int,
     engines: list[ModelInfo],
 ) -> Excess | int | None:
-    """Checks the number of answers, of their tokens and of logprobs. Returns the same as `excess`.
+    """Checks how many answers, answer tokens and logprobs a request asks for. Returns as `excess`.
 
     `given`: the number of prompts in each field. `prompt_tokens`: most tokens of all prompts
     together.
@@ -352,7 +353,9 @@ def _row(name: str, path: str) -> Row:
 
 
 def _fault(name: str, said: Any, row: Row) -> str | None:
-    """Returns an error if the value of a field, or an object nested in it, has a wrong type."""
+    """Returns an error if the type of a field's value, or of an object in it, is wrong; else
+    None.
+    """
     if row.kind is not None and not _is_a(said, row.kind):
         return f"{name} must be {row.kind}"
     entries = said if isinstance(said, list) else [said]

@@ -75,7 +75,8 @@ class GpuWatch:
         self._failed = False
 
     def now(self) -> MachineGpus:
-        """Returns a reading that is at most _FRESH_S old. Has no devices if the driver fails.
+        """Returns a reading that is at most _FRESH_S old. If the driver fails, the reading is
+        empty.
 
         Raises no error, because heartbeats must continue. Logs the first of several failures in a
         row.

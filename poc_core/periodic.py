@@ -16,7 +16,7 @@ _MOST_CHARS = 200
 
 
 class Periodic:
-    """A thread that calls `step` every `interval_s` seconds until `stop`.
+    """A thread that calls `step` every `interval_s` seconds until `stop` is called.
 
     An error of a step is logged, and the thread continues with the next step.
     """

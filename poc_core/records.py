@@ -39,8 +39,8 @@ class Passes(NamedTuple):
 class PassOrder(NamedTuple):
     """The passes of a micro-batch of `n` nonces, numbered from 0.
 
-    First come forwards over at most `part` nonces each, then steps over all nonces. `shape`: the
-    passes of one nonce.
+    First come forwards over at most `part` nonces each. Then come steps, each of which computes one
+    position of all nonces. `shape`: the passes of one nonce.
     """
 
     n: int
@@ -77,9 +77,7 @@ class PassOrder(NamedTuple):
         return step == self.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
-        """Returns True if a step follows pass number `step`, and so needs the results of that
-        pass.
-        """
+        """Returns True if the pass after number `step` is a step, which needs earlier results."""
         return self.n_parts - 1 <= step < self.n_passes - 1
 
 

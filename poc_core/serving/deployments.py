@@ -23,7 +23,7 @@ class Deployment(ModelOptions):
 
     @property
     def label(self) -> str:
-        """The requested model. If the model is a directory, its name for clients."""
+        """The model as requested. For a directory, the name by which clients request the model."""
         return self.name if self.is_directory else self.model
 
 
@@ -133,8 +133,9 @@ class DeploymentStatus:
 
     @property
     def is_gone(self) -> bool:
-        """True if no host runs a model: all follow the current deployment, and are IDLE or
-        KEEPING.
+        """True if no host runs a model.
+
+        All hosts then follow the current deployment, and are IDLE or KEEPING.
         """
         return all(
             host in self.following and host.state in (HostState.IDLE, HostState.KEEPING)

@@ -55,7 +55,7 @@ def shaped(path: str, status: int, body: Any) -> Any:
 
 
 def said_by(raw: bytes) -> Any:
-    """Parses the body of an answer as JSON. Returns its text if it is not JSON."""
+    """Parses the body of an answer as JSON. Returns the text of a body that is not JSON."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -77,6 +77,6 @@ def _sentence(detail: Any) -> tuple[str, str | None]:
 
 
 def error_event(error: Any) -> bytes:
-    """Returns an error body as a server-sent event, which is named error in Anthropic's form."""
+    """Returns an error body as a server-sent event, named `error` if it has Anthropic's form."""
     name = b"event: error\n" if error.get("type") == "error" else b""
     return name + b"data: " + json.dumps(error).encode() + b"\n\n"

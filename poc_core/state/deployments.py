@@ -124,7 +124,7 @@ class DeploymentStore(Store):
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
     def elapsed_s(self, record: DeploymentRecord) -> float:
-        """Returns the seconds from a deployment's request until its model served or failed.
+        """Returns the seconds from a deployment's request until its model was served or had failed.
 
         Returns the seconds until now if neither has happened yet.
         """
@@ -133,9 +133,9 @@ class DeploymentStore(Store):
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
-        """Deploys the --model of a host that starts. Returns False if the present deployment wins.
+        """Deploys the --model of a host that starts. Returns False if the present deployment stays.
 
-        The present deployment wins if other hosts live. Without other hosts it wins if it was
+        The present deployment stays if other hosts live. Without other hosts it stays if it was
         requested or has the same model, unless it failed or was withdrawn.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
@@ -168,7 +168,7 @@ class DeploymentStore(Store):
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
     def store_logs(self, host_id: str, logs: HostLogs) -> None:
-        """Stores the last log lines of a host's workers. They expire like the host's report."""
+        """Stores the last log lines of a host's workers, with the TTL of the host's report."""
         ttl_s = self._settings.worker_ttl_s
         self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=ttl_s)
 

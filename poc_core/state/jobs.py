@@ -123,7 +123,7 @@ class JobStore(JobResults):
         return self.read_all([job_id])[0]
 
     def read_all(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """Returns the records of several jobs, which are read in one request; see `read`."""
+        """Returns the records of several jobs, read in one request. See `read` for missing jobs."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
@@ -195,14 +195,14 @@ class JobStore(JobResults):
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns the number of validations by verdict: honest and fraud.
+        """Returns the number of validations for each verdict, "honest" and "fraud".
 
         After 30 days without a validation, the numbers start from 0 again.
         """
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
-        """Returns the number of validations by verdict on the UTC day of the time `at`."""
+        """Returns the number of validations for each verdict, on the UTC day of the time `at`."""
         return self._by_verdict(keys.validations(int(at // 86_400)))
 
     def _by_verdict(self, name: str) -> dict[str, int]:

@@ -78,7 +78,7 @@ DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: active, or with a pro
 
 
 def download(task_id: str) -> str:
-    """Returns the key of a download's process. The key exists while the process starts or runs."""
+    """Returns the key that exists while a download's process starts or runs."""
     return f"poc:download:{task_id}"
 
 

@@ -47,7 +47,7 @@ class CurrentRound:
 
 @dataclass(frozen=True)
 class GoneHost:
-    """A host that no longer reports, although it did not leave the node properly."""
+    """A host that stopped reporting, but was not shut down properly."""
 
     host: str  # its name
     last_report_at: float  # seconds since the epoch

@@ -178,7 +178,7 @@ class WorkerRegistry(Store):
         return max(1, int(self._redis.zcard(keys.WORKERS)))
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
-        """Returns the live workers that take new work. `model`: None for workers of all models."""
+        """Returns the live workers that take new work. `model`: None for all models."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def store_api_addresses(self) -> None:
@@ -201,8 +201,8 @@ class WorkerRegistry(Store):
         """Returns the ports of workers' chat servers, and the addresses and ports of APIs.
 
         Includes workers and APIs that stopped recently. The ports are stored apart from the worker
-        records, which hold secrets. The port of a worker has no address, because a host could name
-        a receiver's address.
+        records, which hold secrets. A worker's port has no address: otherwise a host could make a
+        receiver's address count as the node's own.
         """
         now, known_s = self._clock(), self._known_s
         found = [

@@ -114,7 +114,8 @@ class RoundStore(Store):
         """Returns at most `most` reported nonces with their values, if the round's scheme lists
         them.
 
-        `first`: where to begin, as an index among all reported nonces; None for the newest nonces.
+        `first`: index of the first returned nonce among all reported nonces; None for the newest
+        nonces.
         """
         args = ["" if first is None else first, most]
         place, *found = self._read_reported([keys.round(round_id)], args)

@@ -1,4 +1,4 @@
-"""Loads the Lua scripts. Each script is its own file after those parts of lua/common.lua that it
+"""Loads the Lua scripts. A script is its own file after the functions of lua/common.lua that it
 uses.
 
 Redis keeps scripts only in memory, and loses them in a restart, a failover or SCRIPT FLUSH. If

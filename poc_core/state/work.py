@@ -241,7 +241,7 @@ class WorkStore(Store):
 
 
 def _key(lease: Lease) -> str:
-    """Returns the key of the hash of the job or round that a lease belongs to."""
+    """Returns the key of the hash of a lease's job or round."""
     return (keys.round if lease.of_round else keys.job)(lease.owner_id)
 
 

@@ -21,7 +21,7 @@ def pack(pairs: Sequence[tuple[int, JsonValue]]) -> str:
 def packed(
     pairs: Sequence[tuple[int, JsonValue]], most: int, most_bytes: int
 ) -> Iterator[tuple[int, str]]:
-    """Packs (nonce, value) pairs into entries. Yields each entry after its number of pairs.
+    """Packs (nonce, value) pairs into entries, and yields (number of pairs, entry).
 
     `most`: most pairs of an entry. `most_bytes`: most bytes of an entry with several pairs.
     """
@@ -35,11 +35,11 @@ def packed(
 
 
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
-    """Splits an outbox's entry into two halves, each prefixed with its number of artifacts.
+    """Splits an outbox's entry into two halves, each prefixed with its own count.
 
     Returns None if the entry cannot be split. `counted`: the entry with its prefix. `is_body`: True
-    if the entry is the body of a job's callback; then both halves are bodies, and only the first
-    has the excluded nonces.
+    if the entry is the body of a job's callback. Then both halves are bodies with the count 1, and
+    only the first has the excluded nonces.
     """
     entry = without_count(counted)
     body: dict[str, Any] = json.loads(entry) if is_body else {}

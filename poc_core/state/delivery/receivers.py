@@ -1,4 +1,7 @@
-"""Receivers of callbacks that do not answer. All jobs' callbacks share the pauses of a receiver."""
+"""Receivers of callbacks that do not answer.
+
+After unanswered tries, all jobs' callbacks to a receiver pause together.
+"""
 
 import random
 from collections.abc import Iterable, Sequence

@@ -47,7 +47,7 @@ local function join_line(job)
   return redis.call('ZADD', 'poc:jobs:line:' .. model, 'NX', string.format('%.6f', score), id) == 1
 end
 
--- Moves a lease of a job or round (`work`) from :leases to :free. Requests get such leases before new batches or nonces.
+-- Moves a lease of a job or round (`work`) from :leases to :free. Requests get free leases before new batches/nonces.
 local function free_lease(work, lease)
   redis.call('HDEL', work .. ':leases', lease)
   redis.call('ZADD', work .. ':free', string.match(lease, '^%d+'), lease)
@@ -70,8 +70,8 @@ local function lease_parts(lease)
   return worker or string.match(lease, '^(.*)|') or lease, token or ''
 end
 
--- Returns a lease's state: 'held', 'dead' if its worker is dead, or 'forgotten' if its live worker's heartbeat no longer
--- lists the lease. Such a worker has ended the lease, but Redis was killed and lost that write.
+-- Returns a lease's state: 'held', 'dead' if its worker is dead, or 'forgotten' if its live worker's heartbeat no
+-- longer lists the lease. Such a worker has ended the lease, but Redis was killed and lost that write.
 local beats = {} -- cache of the heartbeats that this script has read, by worker id
 local function lease_state(lease)
   local worker, token = lease_parts(lease)

@@ -40,8 +40,8 @@ end
 if by ~= 'request' or not engines or loading ~= wanted or now - asked_at > tonumber(kept_s) then
   engines = generation + 1
 end
--- Forgets earlier models, so that requests for them get the error "not served here", not "try again later". Workers that
--- serve such a model report it again.
+-- Forgets earlier models, so that requests for them get the error "not served here", not "try again later". Workers
+-- that serve such a model report it again.
 redis.call('DEL', models)
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', wanted, 'by', by, 'token', token, 'asked_at', now,

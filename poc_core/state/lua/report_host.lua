@@ -35,8 +35,8 @@ if state == 'SERVING' then
 elseif state == 'FAILED' then
   local living, lost = live_hosts(hosts), {}
   for _, other in ipairs(living) do
-    -- If one host of an engine fails, the engine's other hosts wait for that host, so they count as failed too. Not after
-    -- a start with --model, because then the failed host is started again.
+    -- If one host of an engine fails, the engine's other hosts wait for that host, so they count as failed too. They do
+    -- not after a start with --model, because then the failed host is started again.
     if by == 'request' and other.engine ~= '' and other.generation == current and other.state == 'FAILED' then
       lost[other.engine] = true
     end

@@ -1,6 +1,6 @@
--- Checks some of a model's active jobs. Frees leases that no worker holds, and removes ended jobs from the index. Counts
--- a dead worker as a loss during its batch, so that no batch kills workers forever. Adds a job with batches to lease to
--- the model's line if the job is missing there, because an earlier release stored it, or Redis has lost the entry.
+-- Checks some of a model's active jobs. Frees leases that no worker holds, and removes ended jobs from the index.
+-- Counts a dead worker as a loss during its batch, so that no batch kills workers forever. Adds a job with batches to
+-- lease to the model's line if the job is missing there, because an earlier release stored it, or Redis lost the entry.
 --
 -- KEYS: 1 active         the index: zset job id -> creation time
 -- ARGV: 1 first          rank of the job to begin with

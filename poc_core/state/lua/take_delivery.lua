@@ -9,7 +9,7 @@
 --       4 most            most artifacts per payload
 --       5 most_bytes      most bytes per payload
 --       6 ttl             seconds for which undelivered data is kept
---       7 breaks_at       unanswered tries in a row after which the receiver gets one payload of jobs at a time (a probe)
+--       7 breaks_at       unanswered tries in a row after which the receiver gets one job payload at a time, as a probe
 --       8 probe_until     seconds since the epoch: when another payload may be the probe, in case this courier dies
 -- Returns {} if nothing is due, or {'expired'} if the waiting data has expired. Otherwise returns {url, head, payload
 -- number, number of entries, number of artifacts, failed tries before this one}.

@@ -28,7 +28,7 @@ class Events(scripts.BaseStore):
     _note = scripts.of_store("note_event")
 
     def note(self, kind: Kind, text: str, about: str = "") -> None:
-        """Stores an event that happens now. `about`: see Event."""
+        """Stores an event with the current time. `about`: see Event."""
         self._note([], [kind, text, about, self._clock()])
 
     def count(self) -> int:

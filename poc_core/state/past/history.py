@@ -52,7 +52,7 @@ class History(scripts.BaseStore):
         """Returns the counts of `n` consecutive time steps of `step_s` seconds; {} for an empty
         step.
 
-        `first`: the begin of the first step, in seconds since the epoch.
+        `first`: the start of the first step, in seconds since the epoch.
         """
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
