@@ -133,7 +133,7 @@ def takes_engine_options(
 
     --help lists --model first, and the other options at the position of `engine_options`.
     `for_proofs` leaves out options that proofs do not need. Without `needs_model`, --model is
-    optional; then `model` is its type annotation.
+    optional, and `model` is the type annotation of the option.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:

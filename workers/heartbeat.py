@@ -96,9 +96,9 @@ class Heartbeat:
         self._beats.once()
 
     def _live_on(self) -> None:
-        """Extends the life of the worker's record in Redis, without GPU sensors, which can hang.
-        Triggers a full heartbeat if the record is missing, the worker began to drain, or its last
-        chat request ended.
+        """Extends the life of the worker's record in Redis. Does not read GPU sensors, which
+        can hang. Triggers a full heartbeat if the record is missing, the worker began to drain, or
+        its last chat request ended.
         """
         newly_draining = self._draining.is_set() and not self._told_draining
         chats = self._served and self._served[0].chat_stats().get("chat_active")

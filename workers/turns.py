@@ -17,7 +17,7 @@ _MOST_NAMED = 10
 
 
 class Turns:
-    """The turns of a worker, in each of which it computes its model's work for some seconds."""
+    """The turns of a worker: in each the worker computes its model's jobs and rounds for 10 s."""
 
     def __init__(
         self, model: str, work: Work, validations: Work, wake: Wake, turn_s: float = TURN_S

@@ -100,7 +100,7 @@ class Room:
     def _slow(self, asking: _Body) -> _Body | None:
         """Returns the body to drop so that `asking` gets memory.
 
-        Returns None if no body is to be dropped, and `asking` refused instead.
+        Returns None if no body should be dropped. The caller then refuses `asking`.
         """
         now = self._clock()
         others = [body for body in self._coming if body is not asking]

@@ -101,9 +101,7 @@ class HostUsers:
 
 @contextmanager
 def _with_advice() -> Iterator[None]:
-    """Converts Redis' refusals to manage users into UsersError, which says what the operator should
-    do.
-    """
+    """Raises a UsersError with advice for the operator if Redis refuses to change users."""
     try:
         yield
     except NoPermissionError as error:

@@ -81,19 +81,18 @@ def workers(
     """Run the workers of this machine in the foreground, one for each group of GPUs.
 
     Each worker sees only its own GPUs. A worker that dies is started again, after 1 s, then 2, 4,
-    ... 30 s. After nine ends in a row it is given up; when all are given up, this command ends.
-    SIGTERM or Ctrl-C lets the workers finish the running batches. All other work goes to the hosts
-    on which this command still runs with the same --redis-url.
+    ... 30 s. A worker that has exited nine times in a row is not started again. When no worker is
+    left, this command exits. SIGTERM or Ctrl-C lets the workers finish the running batches. All
+    other work goes to the hosts on which this command still runs with the same --redis-url.
 
     The workers' logs go to files in ~/.local/state/proofline; the start prints the folder. Use
     --verbose in a container.
 
     Without --model the workers serve the deployed model (`proofline deploy`, POST
-    /api/v1/inference/up), or wait for a deployment. A deployed model is served instead of that of
-    --model.
+    /api/v1/inference/up), or wait for a deployment. A deployed model takes precedence over --model.
 
     With --hosts 2 two hosts run one engine together: one runs this command with --rank 0, the other
-    with --rank 1. The parallelism is that of the complete engine. Each host waits for the other.
+    with --rank 1. Give the parallel sizes of the complete engine. Each host waits for the other.
 
     With --join and a token of `proofline hosts invite` a new host gets its settings from the API,
     and stores them, so that later starts need neither --join nor a token. Give the token by

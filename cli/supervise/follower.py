@@ -381,8 +381,9 @@ def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptio
     that the API has checked are checked again with this host's settings: any client with a worker's
     Redis password can write a deployment, and must not be able to run code here.
 
-    `defaults`: the command's own options, for what the deployment leaves open. Parallelism, memory
-    and number format are not used if the command has a --model, because they belong to that model.
+    `defaults`: the command's own options, used where the deployment sets nothing. If the command
+    has a --model, its parallelism, memory and number format are not used, because they were chosen
+    for that model.
     Engines other than vLLM use only model and number format of a deployment.
     """
     of_model = set(ModelOptions.model_fields) if defaults.model else {"model", "served_model_name"}

@@ -32,7 +32,7 @@ class State(StrEnum):
 
 
 class HostUser(BaseModel, frozen=True):
-    """A host's user of Redis. Only the operator can read this record."""
+    """The Redis user (ACL account) of a host. Only the operator can read this record."""
 
     user: str
     password_sha256: str

@@ -127,8 +127,8 @@ class RoundBody(Body):
 
     @staticmethod
     def common_of(config: RoundConfig) -> dict[str, Any]:
-        """Returns a round's configuration as the fields that all schemes' bodies share. `of` adds
-        the scheme's own fields.
+        """Returns the fields that the bodies of all schemes share, from a round's configuration.
+        Each scheme's method `of` adds its own fields.
         """
         return {
             "block_hash": config.spec.block_hash,

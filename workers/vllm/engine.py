@@ -245,10 +245,10 @@ class VllmEngine(Engine):
 
     def pulse(self) -> Pulse:
         """Returns a progress counter, and whether unfinished chat or a probe waits for progress.
-        Probes the engine core every few seconds, and whenever unfinished chat has made no step
-        since the last call. If the core is idle, also probes every rank, so that a hung engine is
-        detected before a client's request arrives. Does not probe during a call to the ranks,
-        because each call has its own time limit (rpc_timeout_s).
+        Sends a probe to the engine core every few seconds, and at once if unfinished chat has made
+        no step since `pulse` last ran. If the core is idle, also probes every rank, so that a hung
+        engine is detected before a client's request arrives. Sends no probe while an RPC to the
+        ranks runs, because each RPC has its own time limit (rpc_timeout_s).
         """
         chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
         self._seen_steps = self._steps

@@ -166,8 +166,9 @@ class KnownTokens:
         named: dict[str, Any],
         skip_cache: tuple[bool, ...] = (False, True),
     ) -> Rows:
-        """Scores all tokens in a single prefill of the prompt and all tokens but the last. If the
-        prefix cache skips tokens that must be scored, repeats the request without the cache.
+        """Scores all known tokens with one prefill of the prompt and of the known tokens except
+        the last. If the prefix cache skips tokens that must be scored, repeats the request
+        without the cache.
         """
         before = request.prompt_token_ids
         scoring = Scoring.of(

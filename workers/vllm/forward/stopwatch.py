@@ -119,7 +119,7 @@ class Spent:
 
     @contextmanager
     def in_part(self, part: str) -> Iterator[None]:
-        """Adds the host's time inside the context to the sum with this name."""
+        """Adds the CPU-side time spent inside the context to the sum of `part`."""
         began = time.perf_counter()
         yield
         self._add(part, time.perf_counter() - began)
