@@ -58,9 +58,9 @@ class ApiSettings(Theme):
     """Addresses and networks (CIDR, separated by commas) whose clients need no key, such as the
     network node's. private: loopback and private networks, except gateways (SECURITY.md)."""
     allowed_hosts: str = ""
-    """Names by which clients may call the API, separated by commas (.example.org: all below it; *:
-    any), in addition to addresses, this host's name, the --host, names without a dot, .localhost,
-    .local and .internal."""
+    """Names by which clients may call the API, separated by commas (.example.org: all names below;
+    *: any), in addition to addresses, this host's name, the --host, names without a dot,
+    .localhost, .local and .internal."""
     allowed_origins: Annotated[str, parsed(check_origins)] = ""
     """Origins (https://ui.example.org, separated by commas) whose web pages may use the API in
     addition to its own."""

@@ -61,17 +61,17 @@ class CallbackSettings(Theme):
     """Seconds that undelivered callbacks are kept after a round or job ended, and that a job
     without progress is kept."""
     outbox_max_bytes: int = Field(512 * 1024 * 1024, ge=1024)
-    """Bytes of Redis memory for a round's undelivered artifacts (some 80 for each of k_dim 12); at
-    the limit the round pauses. The callbacks of all jobs may use as much. Per 512 KiB one job may
-    have a url (at least 64 jobs); more get 429."""
+    """Bytes of Redis memory for a round's undelivered artifacts (about 80 per artifact of k_dim
+    12); at the limit the round pauses. The callbacks of all jobs may use as much again. Per 512 KiB
+    one job may have a url (at least 64 jobs); more get 429."""
     callback_allow: Annotated[str, parsed(CallbackPolicy.of)] = "public,private,loopback"
     """Where callbacks may go: public, private, loopback, names, addresses and networks
     (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses are allowed only
     if listed; the node's own ports are never allowed. `up` with a --host beyond loopback
     excludes loopback unless you set this."""
     callback_proxy: SecretStr | None = None
-    """HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which are
-    still resolved and checked here. Unset: no proxy; HTTP_PROXY is ignored."""
+    """HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which the
+    courier still resolves and checks. Unset: no proxy; HTTP_PROXY is ignored."""
     callback_tls_hosts: str = ""
     """Receivers' names and addresses, separated by commas, that get callbacks by https only, with
     the certificates of the next two settings."""
@@ -80,7 +80,7 @@ class CallbackSettings(Theme):
     separated by a comma. Read again when it changes."""
     callback_trusted_certs: Path | None = None
     """PEM file with the certificates, of receivers or authorities, that the courier trusts for
-    POC_CALLBACK_TLS_HOSTS. Unset: the system's. Read again when it changes."""
+    POC_CALLBACK_TLS_HOSTS. Unset: the system's certificates. Read again when it changes."""
 
     @field_validator("callback_proxy")
     @classmethod

@@ -23,12 +23,12 @@ class ProofSettings(Theme):
     computed. The default allows 1,600,000 artifacts of k_dim 12."""
     generate_chunk_timeout_sec: float = Field(60, gt=0)
     """Seconds that a client with wait=true waits for the next batch before it gets 503. Also the
-    seconds of constant chat after which rounds and jobs get 5 % of the time."""
+    seconds of constant chat after which rounds and jobs get 5 % of the engine's time."""
     generate_result_ttl_sec: int = Field(300, ge=1)
     """Seconds that a finished job can be fetched; later its request_id is unknown (404)."""
     honour_p_value_threshold: bool = False
-    """true: a validation uses stat_test.p_value_threshold, as the chain defines it. false: it is
-    ignored, as by the network's other nodes."""
+    """true: a validation uses stat_test.p_value_threshold, as the chain defines it. false: this
+    field is ignored, as by the network's other nodes."""
     decode_codebook: str = ""
     """The network's file of the 16 points of decode proofs (16 x 256 little-endian float32) on each
     worker's machine. Empty: Proofline's rebuild. Workers refuse other files."""
@@ -39,7 +39,7 @@ class ProofSettings(Theme):
     """Milliseconds that one call into the engine may take before the engine counts as lost."""
     worker_ttl_s: int = Field(10, ge=2)
     """A worker without a heartbeat for this many seconds counts as dead, and its leases are free.
-    Heartbeats are sent five times as often. A dead courier's callbacks continue after twice this
+    Five heartbeats are sent in this time. A dead courier's callbacks continue after twice this
     time."""
     engine_hung_s: float = Field(100, gt=0)
     """An engine without a step for this many seconds while requests wait counts as hanging: its
