@@ -71,7 +71,7 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 def check_id(name: str, value: int, of: str, count: int) -> None:
     """Raises a validation error unless `value` is smaller than `count`.
 
-    `name`, `of`: the names of the fields with these two values, for the error's text.
+    `name`: the field with `value`. `of`: the field with `count`. Both stand in the error's text.
     """
     if value >= count:
         raise PydanticCustomError(

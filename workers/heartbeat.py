@@ -63,8 +63,8 @@ class Heartbeat:
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """Sets for how many seconds requests have waited while the engine made no progress. 0 if
-        the engine makes progress.
+        """Records how many seconds requests have waited without progress of the engine. 0 if the
+        engine makes progress.
         """
         if not seconds:
             self._still_since = None

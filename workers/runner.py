@@ -29,7 +29,7 @@ class Source(Protocol):
         """Returns whether to continue the computation of these leases; False to give them back."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
-        """Stores a lease's values, one per nonce, either now or during the source's next call."""
+        """Stores a lease's values, one per nonce, now or when the next method is called."""
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
         """Gives back a lease that was not computed. `lost_engine`: True if the engine failed."""

@@ -157,6 +157,6 @@ def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
 def _weight(opening: bytes, worker_id: str) -> bytes:
     """Returns a worker's weight for rendezvous hashing; the worker with the lowest weight wins.
 
-    So few conversations change their worker when a worker joins or leaves.
+    Therefore most conversations keep their worker when a worker joins or leaves.
     """
     return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

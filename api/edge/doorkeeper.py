@@ -70,7 +70,7 @@ def keys_wanted(settings: Settings, listens_on: str) -> bool:
 
 
 def salts_wanted(settings: Settings, listens_on: str) -> bool:
-    """Returns True if clients share no blocks of the prefix cache (POC_CACHE_SALT).
+    """Returns True if clients must not share blocks of the prefix cache (POC_CACHE_SALT).
 
     `listens_on`: the address or name that the server listens on.
     """

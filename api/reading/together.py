@@ -27,7 +27,7 @@ class _Turn:
 
 
 class Together:
-    """Reads shared by concurrent requests. A request gets a read that began after the request."""
+    """Lets concurrent requests share a read, if the read began after the request."""
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()

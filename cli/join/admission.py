@@ -52,7 +52,7 @@ class Admission:
         self._looks.stop(timeout_s=0)
 
     def check(self) -> None:
-        """Raises ShutOutError if the last check found that this host is revoked.
+        """Raises ShutOutError if this host was revoked, as far as Redis last reported.
 
         Does nothing if Redis has only lost the host's user, for example in a restart, because the
         operator can restore the user.

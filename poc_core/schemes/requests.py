@@ -217,7 +217,7 @@ class SequenceRoundBody(PlacedRoundBody):
     @classmethod
     @abstractmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """Returns the fields of `params` that only this scheme has, with their values in `spec`."""
+        """Returns the `params` fields that only this scheme has, filled from `spec`."""
 
     @classmethod
     def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:

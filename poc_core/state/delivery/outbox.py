@@ -218,7 +218,7 @@ class Outbox(Store):
         return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
-        """Deletes the callbacks of jobs that keep failing. Returns the number of deleted callbacks.
+        """Deletes those callbacks of jobs that keep failing. Returns the number of them.
 
         A callback keeps failing if the callback, or its receiver, failed BREAKS_AT tries in a row.
         """

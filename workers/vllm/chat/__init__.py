@@ -1,1 +1,4 @@
-"""Chat that other nodes can validate. Known tokens are the tokens of another node's answer."""
+"""Chat that other nodes can validate.
+
+Known tokens are the tokens of another node's answer, which this node validates.
+"""

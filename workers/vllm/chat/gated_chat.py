@@ -66,11 +66,11 @@ class GatedChat:
         paths: Sequence[str] = USUAL,
         ids_for_all: bool = False,
     ) -> None:
-        """`is_lost()` returns whether the engine is dead; the error for an unanswered request then
-        has a header that lets another worker answer. `secret`: the gateway's; None accepts any
-        client. `paths`: the served paths (openai_paths.passed_on); vLLM's server has others, which
-        change or end the engine. `ids_for_all`: names tokens by id in the logprobs of all requests,
-        not only of those with the network's fields.
+        """`is_lost()`: whether the engine is dead. If so, the error for an unanswered request has a
+        header that lets another worker answer. `secret`: the gateway's secret; None accepts any
+        client. `paths`: the only paths that are served (openai_paths.passed_on), because other
+        paths of vLLM's server change or end the engine. `ids_for_all`: names tokens by id in the
+        logprobs of all requests, not only of those with the network's fields.
         """
         self._app = app
         self._gate = gate

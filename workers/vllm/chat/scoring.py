@@ -68,8 +68,8 @@ class Scoring:
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def packed(self) -> dict[str, Any]:
-        """Returns the fields as plain data. Tokens become bytes, because vLLM checks lists item by
-        item.
+        """Returns the request's scoring fields as plain data. Token ids become bytes, because vLLM
+        would check each item of a list.
         """
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 

@@ -155,7 +155,7 @@ def scales_are_powers() -> bool:
 def rows_of_experts(
     chosen: torch.Tensor, block: int, n_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sorts pairs of a token and a chosen expert by expert, and pads each expert's pairs to
+    """Sorts the (token, chosen expert) pairs by their expert, and pads each expert's pairs to
     complete blocks of `block` rows. Returns the sorted row indices, the expert of each block, and
     the number of valid indices (1,), all int32. `chosen`: (tokens, experts per token).
     """

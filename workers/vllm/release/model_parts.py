@@ -149,9 +149,7 @@ def final_hidden_states(output: Any) -> torch.Tensor:
 
 
 def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
-    """Makes vLLM in this process call `draw` to overwrite a model's weights, with --load-format
-    dummy.
-    """
+    """Lets vLLM in this process fill weights by `draw`, if --load-format is dummy."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
