@@ -1,7 +1,7 @@
 """An independent implementation of chains: a family's transformers class, step by step in float32.
 
-Of the product only the codebook file is used. Seeds, inputs, reflections, picks and experts are
-implemented again from the specification, so that a mistake is not repeated.
+This module uses only the codebook file of the product. Seeds, inputs, reflections, picks and
+experts are implemented again from the specification, so that a mistake is not repeated.
 """
 
 import hashlib

@@ -5,6 +5,7 @@ import random
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -127,16 +128,16 @@ def arriving(
     return [future.result() for future in futures]
 
 
-class Threads:
+class Threads(ABC):
     """Threads that run until the context ends, as a context manager."""
 
     def __init__(self, n: int) -> None:
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self.run, args=(n,)) for n in range(n)]
 
+    @abstractmethod
     def run(self, number: int) -> None:
         """Runs in each thread, and returns soon after `_stop` is set."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         for thread in self._threads:

@@ -206,9 +206,7 @@ class AsyncClient:
         await self.call(calls.deploy(model, dtype, additional_args))
 
     async def undeploy(self) -> None:
-        """Ends the round and stops the engines. Waits until the engines have stopped, but for at
-        most a minute.
-        """
+        """Ends the round and stops the engines. Waits at most a minute for the engines to stop."""
         await self.call(calls.undeploy())
 
     async def call(self, call: Call[T], *, patience_s: float | None = None) -> T:

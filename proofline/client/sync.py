@@ -200,9 +200,7 @@ class Client:
         self.call(calls.deploy(model, dtype, additional_args))
 
     def undeploy(self) -> None:
-        """Ends the round and stops the engines. Waits until the engines have stopped, but for at
-        most a minute.
-        """
+        """Ends the round and stops the engines. Waits at most a minute for the engines to stop."""
         self.call(calls.undeploy())
 
     def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
