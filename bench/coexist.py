@@ -374,11 +374,17 @@ def main(
     soak_minutes: Annotated[
         int, typer.Option(min=0, help="Minutes of the soak, for each policy; 0: none.")
     ] = 0,
+    verbose: Annotated[bool, typer.Option(help="Show the log of all processes.")] = False,
 ) -> bool:
     """Chat during proofs and proofs during chat. Exits with 1 when a target is missed."""
     for name in part or ():
         if name not in PARTS:
             raise typer.BadParameter(f"one of {', '.join(PARTS)}", param_hint="--part")
+
+    def log(name: str, line: str) -> None:
+        if verbose:
+            say(f"{name} | {line}", markup=False)
+
     work = Work(engine_options, seq_len, batch_size, max_step_ms, max_tokens)
     options = Options(work, requests, per_second or [], repeat, seconds, soak_minutes)
     say(f"{machine.describe()}; model {engine_options.model}, {engine_options.dtype}")
@@ -390,7 +396,7 @@ def main(
             if name in (part or PARTS) and one.split(":")[0] in policies
         ]
         if wanted:
-            with chat_node(work, one) as node:
+            with chat_node(work, one, log) as node:
                 passed += [measure(node, options) for measure in wanted]  # also after a miss
     return all(passed)
 

@@ -124,10 +124,11 @@ class Node:
 
 
 @contextmanager
-def chat_node(work: Work, policy: str) -> Iterator[Node]:
-    """Starts a node with a chat policy and warms up its chat."""
+def chat_node(work: Work, policy: str, on_line: Callable[[str, str], None]) -> Iterator[Node]:
+    """Starts a node with a chat policy and warms up its chat. `on_line`: as Stack's."""
     env = {"POC_CHAT_POLICY": policy, "POC_MAX_STEP_MS": str(work.max_step_ms)}
-    with running(OpenStack(work.engine, max_fast_crashes=0, env=env)) as (stack, http):
+    stack = OpenStack(work.engine, max_fast_crashes=0, env=env, on_line=on_line)
+    with running(stack) as (_, http):
         node = Node(stack, http, work, policy)
         if policy != "off":
             one_by_one(http, node.model, 5, ANSWER_TOKENS, seed=0)  # kernels, caches, connections
