@@ -17,6 +17,7 @@ from poc_core.serving.position_distance import position_distance
 from poc_core.settings import parse_chat_policy
 from tests.harness.chat_beside import serve_chat
 from tests.harness.chat_client import CHAT
+from tests.harness.waiting import wait_until
 from tests.stacks.deployments import Deployment
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
@@ -76,7 +77,7 @@ class Server(Client):
             yield
         finally:
             validations.way = before
-        assert validations.count[way] > counted
+        wait_until(lambda: validations.count[way] > counted, f"a validation by {way}")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Housekeeping of an idle worker: what others left behind in Redis, and a dying engine."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -277,13 +276,12 @@ def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
 def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
     workers: WorkerRegistry, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as full:  # takes connections and serves none
-        port = full.getsockname()[1]
+    # Its socket takes connections from the beginning.
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as answers:
         with monkeypatch.context() as patched:
             patched.setattr(housekeeping, "_ANSWER_S", 0.2)
-            keep(port)
+            keep(answers.server_port)
         assert isinstance(told(workers, "chat_mute_since"), float)
-    with ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as answers:
         monkeypatch.setattr(housekeeping, "_ANSWER_S", 60.0)
         thread = threading.Thread(target=answers.serve_forever)
         thread.start()

@@ -253,6 +253,12 @@ def test_more_nonces_than_may_ever_wait_must_be_split(jobs: JobStore) -> None:
         jobs.create(new_job(list(range(1001))))
 
 
+def test_a_count_of_waiting_nonces_below_zero_makes_no_room(jobs: JobStore, redis: Redis) -> None:
+    redis.set("poc:queued_nonces", -5)  # as a Redis that forgot what was added
+    jobs.create(new_job([1, 2]))
+    assert jobs.queued_nonces() == 2
+
+
 def test_more_jobs_than_may_wait_are_refused_and_leave_nothing(
     redis: Redis, clock: Clock, settings: Settings
 ) -> None:

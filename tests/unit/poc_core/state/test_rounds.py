@@ -140,6 +140,16 @@ def test_only_a_generating_round_has_the_models_workers_and_a_stopped_one_never_
     assert rounds.generating(MODEL) is None
 
 
+def test_a_round_that_is_not_current_takes_no_workers_from_the_one_that_generates(
+    rounds: RoundStore, redis: Redis
+) -> None:
+    earlier = start(rounds, RoundState.IDLE)
+    redis.delete("poc:round:current")  # as a Redis that forgot it
+    generating = start(rounds)
+    rounds.switch(earlier, RoundState.STOPPED)
+    assert rounds.generating(MODEL) == generating.round_id
+
+
 def test_an_expired_round_cannot_be_switched(rounds: RoundStore, redis: Redis) -> None:
     record = start(rounds)
     redis.flushall()

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ import pytest
 from redis import Redis
 
 from poc_core import life_signs
-from poc_core.periodic import Periodic
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
@@ -95,11 +93,11 @@ class Receiver:
         return [artifact["nonce"] for payload in self.taken for artifact in payload["artifacts"]]
 
 
-def poster(answer: Callable[[httpx.Request], httpx.Response]) -> Poster:
-    """One for which every name is an address of the operator's network."""
+def poster(answer: Callable[[httpx.Request], httpx.Response], address: str = ADDRESS) -> Poster:
+    """One for which every name is `address`, of the operator's network."""
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     return Poster(
-        client, Settings().callbacks, lookup=lambda name, port: [(0, 0, 0, "", (ADDRESS, port))]
+        client, Settings().callbacks, lookup=lambda name, port: [(0, 0, 0, "", (address, port))]
     )
 
 
@@ -459,10 +457,14 @@ def ticker(
     outbox: Outbox, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Ticker]:
     monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "alive")
-    monkeypatch.setattr(ticker_module, "TICK_S", 0.01)
     ticker = Ticker(outbox, cast(Courier, offers))
     yield ticker
     ticker.stop()
+
+
+def tick(ticker: Ticker) -> None:
+    """What its thread does each TICK_S."""
+    ticker._ticks.once()
 
 
 @pytest.mark.parametrize("worker_ttl_s", [30, 3600])
@@ -474,19 +476,12 @@ def test_a_sign_of_life_comes_twice_in_what_containers_wait_for_one(
     (minutes,) = re.findall(r"proofline-courier -mmin -(\d+)", compose)
     now = 0.0
     signs: list[float] = [0.0]
-    made: list[Periodic] = []
-
-    class ByHand(Periodic):
-        def start(self) -> None:
-            made.append(self)
-
-    monkeypatch.setattr(ticker_module, "Periodic", ByHand)
     monkeypatch.setattr(ticker_module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(ticker_module.life_signs, "show", lambda _: signs.append(now))
-    Ticker(outbox, cast(Courier, offers)).start()
+    ticker = Ticker(outbox, cast(Courier, offers))
     while now < 300:
         now += ticker_module.TICK_S
-        made[0].once()
+        tick(ticker)
     signs.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(signs)]
     assert max(gaps) <= 60 * int(minutes) / 2 + ticker_module.TICK_S
@@ -495,9 +490,8 @@ def test_a_sign_of_life_comes_twice_in_what_containers_wait_for_one(
 def test_what_is_due_is_offered_once(
     ticker: Ticker, offers: Offers, scene: Scene, tmp_path: Path
 ) -> None:
-    ticker.start()
-    wait_until(lambda: bool(offers.all))
-    time.sleep(0.1)
+    for _ in range(3):
+        tick(ticker)
     (due,) = offers.all
     assert (due.outbox_id, due.receiver, due.is_round) == (
         scene.record.round_id,
@@ -509,8 +503,8 @@ def test_what_is_due_is_offered_once(
 
 
 def test_its_sign_of_life_ends_with_it(ticker: Ticker, tmp_path: Path) -> None:
-    ticker.start()
-    wait_until((tmp_path / "alive").exists)
+    tick(ticker)
+    assert (tmp_path / "alive").exists()
     ticker.stop()
     assert list(tmp_path.iterdir()) == []
 
@@ -519,8 +513,8 @@ def test_a_sign_of_life_of_another_user_keeps_no_lock_from_being_renewed(
     ticker: Ticker, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "of another" / "alive")
-    ticker.start()
-    wait_until(lambda: bool(offers.renewed))
+    tick(ticker)
+    assert offers.renewed
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -532,8 +526,8 @@ def test_a_link_planted_for_its_sign_of_life_is_not_followed(
         target.touch()
         os.utime(target, (1, 1))
     (tmp_path / "alive").symlink_to(target)
-    ticker.start()
-    wait_until(lambda: bool(offers.renewed))
+    tick(ticker)
+    assert offers.renewed
     ticker.stop()
     assert target.exists() == is_there
     assert not is_there or target.stat().st_mtime == 1
@@ -546,8 +540,8 @@ def test_its_sign_of_life_is_renewed_in_a_folder_of_its_own(
     alive = tmp_path / "alive"
     alive.mkdir()  # of one that was killed
     os.utime(alive, (1, 1))
-    ticker.start()
-    wait_until(lambda: alive.stat().st_mtime > 1)
+    tick(ticker)
+    assert alive.stat().st_mtime > 1
     found = subprocess.run(["find", alive, "-mmin", "-1"], capture_output=True, check=True)
     assert found.stdout  # as the health checks of containers look
     ticker.stop()
@@ -556,22 +550,24 @@ def test_its_sign_of_life_is_renewed_in_a_folder_of_its_own(
 
 
 def test_what_is_due_again_is_offered_again(ticker: Ticker, offers: Offers, scene: Scene) -> None:
-    ticker.start()
-    wait_until(lambda: len(offers.all) == 1)
+    tick(ticker)
     scene.deliver()
-    time.sleep(0.1)  # some ticks see that nothing is due
+    tick(ticker)
+    assert len(offers.all) == 1
     scene.compute()
     scene.clock.now += LAST_BACKOFF_S
-    wait_until(lambda: len(offers.all) == 2)
+    tick(ticker)
+    assert len(offers.all) == 2
 
 
 def test_what_a_courier_that_died_was_offered_is_offered_again(
     ticker: Ticker, offers: Offers, scene: Scene
 ) -> None:
-    ticker.start()
-    wait_until(lambda: len(offers.all) == 1)
+    tick(ticker)
+    assert len(offers.all) == 1
     scene.clock.now += scene.outbox.lock_s
-    wait_until(lambda: len(offers.all) == 2)
+    tick(ticker)
+    assert len(offers.all) == 2
 
 
 def test_the_ticker_outlives_a_redis_that_is_away(
@@ -583,26 +579,21 @@ def test_the_ticker_outlives_a_redis_that_is_away(
 ) -> None:
     caplog.set_level(logging.WARNING)
     server.connected = False
-    ticker.start()
-    wait_until(lambda: "courier-ticker failed and is repeated" in caplog.text)
+    tick(ticker)
+    assert "courier-ticker failed and is repeated" in caplog.text
     server.connected = True
-    wait_until(lambda: bool(offers.all))
+    tick(ticker)
+    assert offers.all
 
 
 def test_the_ticker_outlives_a_mistake(
     ticker: Ticker, offers: Offers, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = threading.Event()
-
-    def fails(_trouble: str) -> None:
-        failed.set()
-        raise ValueError("a mistake")
-
     with monkeypatch.context() as patch:
-        patch.setattr(scene.outbox, "announce", fails)
-        ticker.start()
-        assert failed.wait(60)
-    wait_until(lambda: bool(offers.all))
+        patch.setattr(scene.outbox, "announce", lambda _: {"": 0}["a mistake"])
+        tick(ticker)
+    tick(ticker)
+    assert offers.all
 
 
 # What one receiver cannot do to the others.
@@ -690,13 +681,10 @@ def test_an_outbox_is_offered_once_however_long_it_waits_for_its_turn(
     workers.heartbeat(worker_record("w1"))
     ids = [finished_job(jobs, "http://hangs:9000") for _ in range(60)]
     other = Ticker(outbox, cast(Courier, offers))  # another courier's
-    ticker.start()
-    other.start()
-    wait_until(lambda: len(offers.all) >= 60)
     for _ in range(20):
+        tick(ticker)
+        tick(other)
         clock.now += outbox.lock_s / 50
-        time.sleep(0.01)
-    other.stop()
     assert sorted(due.outbox_id for due in offers.all) == sorted(ids)
 
 
@@ -740,7 +728,12 @@ def test_a_receiver_that_does_not_answer_is_remembered_and_one_that_refuses_is_n
     for _ in range(BREAKS_AT):
         scene.deliver()
         scene.clock.now += LAST_BACKOFF_S
-    assert [spared.receiver for spared in spared_receivers(scene.redis)] == ["receiver:9000"]
+    spared = spared_receivers(scene.redis)
+    assert [one.receiver for one in spared] == ["receiver:9000"]
+    scene.deliver(courier=scene.courier_of(poster(scene.receiver.answer, "169.254.169.254")))
+    assert len(scene.receiver.requests) == BREAKS_AT  # nothing was sent, so nothing was learned
+    assert spared_receivers(scene.redis) == spared
+    scene.clock.now += LAST_BACKOFF_S
     scene.deliver()
     assert spared_receivers(scene.redis) == []
 

@@ -359,12 +359,19 @@ def test_failures_are_shown_until_a_delivery(box: Box, waiting: RoundRecord) -> 
     assert (status.failures, status.last_error) == (0, None)
 
 
-def test_failures_are_counted_over_tries(box: Box, waiting: RoundRecord) -> None:
+def test_failures_are_counted_over_tries_and_dated_from_the_first(
+    box: Box, waiting: RoundRecord
+) -> None:
+    began = box.clock.now
     for failures in range(3):
         delivery = box.take(waiting.round_id)
         assert delivery.failures == failures
         box.outbox.failed(delivery, "500")
+        assert box.status(waiting.round_id).failing_since == began
         box.clock.now += LAST_BACKOFF_S
+    box.compute(waiting)
+    box.outbox.delivered(box.take(waiting.round_id))
+    assert box.status(waiting.round_id).failing_since is None
 
 
 # Who.
@@ -548,6 +555,13 @@ def test_a_job_whose_retention_ended_no_longer_counts(box: Box) -> None:
     assert (due_now(box.outbox), n_outboxes(box.redis), box.outbox.n_jobs()) == ([], 0, 0)
 
 
+def test_a_jobs_outbox_without_its_entry_is_no_longer_due(box: Box) -> None:
+    job_id = box.finish()
+    box.redis.delete(f"poc:outbox:{job_id}:entries")
+    assert box.outbox.take(job_id) is None
+    assert due_now(box.outbox) == []
+
+
 def test_a_round_that_was_delivered_to_the_end_expires_in_silence(
     box: Box, waiting: RoundRecord
 ) -> None:
@@ -670,11 +684,16 @@ def test_a_single_artifact_that_is_too_large_is_still_its_deliverers_to_end(box:
     assert (status.waiting, status.failures, status.last_error) == (1, 1, "answered 413")
 
 
-def test_a_jobs_answer_that_is_too_large_goes_in_halves(box: Box) -> None:
+@pytest.mark.parametrize(
+    ("most", "parts"), [(2, [[0, 1], [2], [3, 4]]), (1, [[0], [1], [2], [3], [4]])]
+)
+def test_a_jobs_answer_that_is_too_large_goes_in_halves(
+    box: Box, most: int, parts: list[list[int]]
+) -> None:
     job_id = box.finish(nonces=list(range(5)))
-    taken = deliver_below(box.outbox, job_id, most=2)
-    assert [nonces_of(delivery) for delivery in taken] == [[0, 1], [2], [3, 4]]
-    assert len({delivery.payload_id for delivery in taken}) == 3
+    taken = deliver_below(box.outbox, job_id, most)
+    assert [nonces_of(delivery) for delivery in taken] == parts  # each is a complete body
+    assert len({delivery.payload_id for delivery in taken}) == len(parts)
     for delivery in taken:
         told = content(delivery)
         assert (told["request_id"], told["payload_id"]) == (job_id, delivery.payload_id)
