@@ -76,33 +76,29 @@ async def whole_body(request: Request) -> bytes:
 
 
 def job_bodies() -> dict[str, type[JobBody]]:
-    """Returns the pydantic model of the body of POST /generate, by the scheme's name."""
+    """Returns the models of bodies of POST /generate, by scheme."""
     return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
 
 
 def round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the pydantic model of a body that starts a round, by the scheme's name."""
+    """Returns the models of bodies that start a round, by scheme."""
     return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
 
 
 def phased_round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the pydantic model of a body that stores a round, by the scheme's name.
-
-    Only for schemes whose rounds have phases (generating, then validating).
-    """
+    """Returns the models of bodies that store a round, for schemes whose rounds have phases."""
     bodies = batch_bodies()
     return {name: body for name, body in round_bodies().items() if name in bodies}
 
 
 def batch_bodies() -> dict[str, type[BatchBody]]:
-    """Returns the pydantic model of the body of POST /validate, by the scheme's name."""
+    """Returns the models of bodies of POST /validate, by scheme."""
     return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
 
 
 def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
     """Parses a JSON body that lists nonces. Returns the scheme's name and the parsed body.
 
-    `max_nonces`: the most nonces that can be queued. `bodies`: the allowed models, by scheme.
     HTTPException 422 if the body is invalid, 413 if it has too many items for `max_nonces`.
     """
     if raw.count(b",") > _MAX_COMMAS_PER_NONCE * max_nonces + _MAX_COMMAS_BESIDE:
@@ -113,11 +109,7 @@ def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tu
 
 
 async def round_body(request: Request, bodies: dict[str, type[RoundBody]]) -> RoundBody:
-    """Reads and parses a request's body that starts or stores a round.
-
-    `bodies`: the allowed models, by scheme. HTTPException 413 if the body is too large, 422 if it
-    is invalid.
-    """
+    """Parses a body that starts or stores a round. HTTPException 413 or 422 if it is invalid."""
     raw = await whole_body(request)
     # Checked before parsing: 32 MB of short items would take a gigabyte, and block the event loop.
     if len(raw) > _MAX_ROUND_BYTES:
@@ -128,10 +120,7 @@ async def round_body(request: Request, bodies: dict[str, type[RoundBody]]) -> Ro
 
 
 def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Recognises a JSON body's scheme. Returns the scheme's name and the parsed body.
-
-    Builds no dict in between, because a body can have 10 MB.
-    """
+    """Returns the scheme's name and the body. Builds no dict, because a body can have 10 MB."""
     candidates = [contract for contract in contracts() if contract.name in bodies]
     try:
         scheme = recognised(_marks(raw, candidates), candidates).name
@@ -141,10 +130,7 @@ def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
 
 
 def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
-    """Returns those fields of a body by which its scheme is recognised (Contract.marks).
-
-    Returns no fields if there is only one candidate.
-    """
+    """Returns the fields by which a body's scheme is recognised, if there are several schemes."""
     if len(candidates) < 2:
         return {}
     marked = _marks_model(
@@ -161,10 +147,7 @@ def _marks_model(names: tuple[str, ...]) -> type[BaseModel]:
 
 
 def config_of(config: RoundConfig) -> dict[str, Any]:
-    """Returns a round's configuration, with the field names of the body that started the round.
-
-    The callback URL is redacted.
-    """
+    """Returns a round's configuration in the form of its body, with a redacted callback URL."""
     body = contract_of(config.spec.scheme).round_body
     assert body is not None  # otherwise no request could have started it
     return body.of(config.model_copy(update={"url": redacted(config.url)}))

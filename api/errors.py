@@ -37,10 +37,7 @@ def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPExc
 
 
 def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:
-    """Returns an HTTPException 422 that lists a body's wrong fields.
-
-    `problems`: errors in pydantic's form (`loc`, `msg`, `type`).
-    """
+    """Returns an HTTPException 422 that lists a body's wrong fields (pydantic's errors)."""
     return HTTPException(422, [_problem(problem) for problem in list(problems)[:_MAX_PROBLEMS]])
 
 

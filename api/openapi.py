@@ -92,9 +92,8 @@ def json_examples(
 
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], without_key: Collection[str]) -> None:
-    """Makes the app serve a completed /openapi.json.
+    """Makes the app serve a completed /openapi.json, with `bodies`, common errors and API keys.
 
-    Adds the schemas of `bodies`, the errors that every operation can return, and the API keys.
     `without_key`: paths that never need a key.
     """
 

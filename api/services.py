@@ -57,10 +57,7 @@ REPORT_S = 1.0
 
 
 class Services:
-    """The services of one app: stores in Redis, readers and middleware state.
-
-    Tests pass their own Redis, dispatcher and clock.
-    """
+    """The services of one app. Tests pass their own Redis, dispatcher and clock."""
 
     def __init__(
         self,

@@ -1,3 +1,1 @@
-"""The command line of Proofline: the command `proofline`, and the supervisor of the processes that
-`proofline up` starts.
-"""
+"""The command line: the command `proofline`, and the supervisor of `proofline up`."""

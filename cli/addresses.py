@@ -10,10 +10,9 @@ _ALLOW = "POC_CALLBACK_ALLOW"
 
 
 def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables for the environment of the API and the courier: POC_API_PORT, and
-    POC_CALLBACK_ALLOW if other hosts can reach the API and `env` does not set it.
+    """Returns POC_API_PORT for API and courier, and perhaps POC_CALLBACK_ALLOW.
 
-    This POC_CALLBACK_ALLOW forbids callbacks to this host's loopback addresses.
+    The latter forbids callbacks to loopback, if other hosts can reach the API and `env` lacks it.
     """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)
@@ -23,9 +22,9 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
 
 
 def head_of(text: str) -> tuple[str, int]:
-    """Parses the value of --head, such as "10.0.0.1:7070" or "[fd00::1]:7070", to host and port.
+    """Parses --head, such as "10.0.0.1:7070" or "[fd00::1]:7070", to host and port.
 
-    Raises UsageError for any other form, and for an address that stands for all interfaces.
+    Raises UsageError for another form, and for the address of all interfaces.
     """
     try:
         parts = urlsplit(f"//{text}")

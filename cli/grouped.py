@@ -7,9 +7,7 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator for commands with NamedTuple parameters: every field of such a parameter becomes an
-    option on the command line.
-    """
+    """Decorator that turns each field of a command's NamedTuple parameters into an option."""
     flat: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command).parameters.items():
@@ -37,11 +35,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def with_parameters(
     command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Makes Typer read a command's options from `parameters` instead of the function's own
-    signature.
+    """Makes Typer read a command's options from `parameters` instead of its signature.
 
-    All of them become keyword-only, so that parameters with a default may precede parameters
-    without.
+    All become keyword-only, so that those with a default may come first.
     """
     kind = inspect.Parameter.KEYWORD_ONLY
     signature = inspect.Signature([parameter.replace(kind=kind) for parameter in parameters])

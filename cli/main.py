@@ -1,5 +1,4 @@
-"""The command `proofline`, a group that imports a subcommand's module only when that subcommand is
-called.
+"""The command `proofline`, which imports a subcommand's module only when it is called.
 
 `proofline --help` imports none of these modules: it reads the docstrings from their files.
 """
@@ -27,9 +26,7 @@ ALONE = "Without a queue"
 
 
 class Command(NamedTuple):
-    """A subcommand: where its function or group is defined, its panel in --help, and the help text
-    of a group.
-    """
+    """Where a subcommand is defined, its panel in --help, and the help text of a group."""
 
     target: str
     panel: str | None
@@ -46,9 +43,7 @@ class Command(NamedTuple):
         return typer.main.get_command(app)
 
     def summary(self, name: str) -> TyperCommand:
-        """Returns the command as `proofline --help` lists it, without importing the command's
-        module.
-        """
+        """Returns the command for `proofline --help`, without importing its module."""
         module, _, attribute = self.target.partition(":")
         file = (ROOT / module.replace(".", "/")).with_suffix(".py")
         functions = (
@@ -123,9 +118,7 @@ class LoadedWhenCalled(Mapping[str, Any]):
 
 
 class ProoflineGroup(TyperGroup):
-    """A command group that prints a ProoflineError as one line instead of a traceback, and sets the
-    exit code.
-    """
+    """A command group that prints a ProoflineError in one line, and sets the exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -138,9 +131,7 @@ class ProoflineGroup(TyperGroup):
 
 
 class LazyGroup(ProoflineGroup):
-    """The group `proofline`, which imports a subcommand's module only when that subcommand is
-    called.
-    """
+    """The group `proofline`, which imports a subcommand's module when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

@@ -1,6 +1,4 @@
-"""Finds the model that --model names: a shipped model, the demo model, a directory, or a repository
-on the Hugging Face hub.
-"""
+"""Finds the model of --model: a shipped model, the demo model, a directory, or on the hub."""
 
 import itertools
 import os
@@ -25,12 +23,10 @@ _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
 
 
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
-    """Returns the directory or hub name that the engine loads, and the name that clients use for
-    the model.
+    """Returns what the engine loads (a directory or hub name), and the name for clients.
 
-    Clients use `served_model_name`; if it is None, the given name or the last part of the
-    directory. Raises ModelChoiceError if there is no such model, a directory has no config.json, or
-    a shipped model's name is misspelt.
+    The latter is `served_model_name`; if None, the given name or the directory's last part. Raises
+    ModelChoiceError for a model that does not exist, or a misspelt shipped model.
     """
     shipped = shipped_models()
     directory = _directory(model)
@@ -57,7 +53,6 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
 
 
 def _directory(model: str) -> Path | None:
-    """Returns the directory that `model` names; None if it names no directory."""
     try:
         directory = Path(model).expanduser()
         return directory if model and directory.is_dir() else None
@@ -66,9 +61,7 @@ def _directory(model: str) -> Path | None:
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """Returns the options with both results of `choose_model`: what the engine loads, and the name
-    for clients.
-    """
+    """Returns the options with both results of `choose_model`."""
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})
 
@@ -92,9 +85,7 @@ def check_is_there(options: EngineOptions) -> None:
 
 
 def _revision(vllm_args: Sequence[str]) -> str | None:
-    """Returns the value of the last --revision, which is the one that vLLM uses; None without
-    --revision.
-    """
+    """Returns the value of the last --revision, which vLLM uses; None without one."""
     found = None
     for word, after in itertools.zip_longest(vllm_args, vllm_args[1:]):
         option, _, value = word.partition("=")
@@ -116,11 +107,10 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
 
 
 def _here(name: str, revision: str | None) -> str | None:
-    """Returns None if the wanted revision is in this machine's cache. Otherwise describes what the
-    cache has of the model.
+    """Returns None if the cache has the revision, otherwise a phrase about what it has.
 
     One cached file suffices, because missing files are downloaded later. Without `revision` any
-    cached revision suffices, unless HF_HUB_OFFLINE is set: then vLLM uses only the revision `main`.
+    does, unless HF_HUB_OFFLINE is set: then vLLM uses only `main`.
     """
     cache, repo = ModelCache(), name.partition(":")[0]
     if revision is None and huggingface_hub.constants.HF_HUB_OFFLINE:

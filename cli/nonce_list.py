@@ -35,9 +35,7 @@ def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
 
 
 def parse_item(item: str) -> tuple[int, int]:
-    """Returns the first and last nonce of a list's item, such as 5 and 5 for "5", or 10 and 19 for
-    "10-19".
-    """
+    """Returns the first and last nonce of an item such as "5" or "10-19"."""
     match = ITEM.fullmatch(item)
     if match is None:
         what = (

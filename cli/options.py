@@ -87,9 +87,7 @@ class Proof(NamedTuple):
 
 
 def _to_settings(redis_url: str | None) -> str | None:
-    """Copies the value of --redis-url to the environment, where this process and its children read
-    their settings.
-    """
+    """Copies --redis-url to the environment, for the settings of this process and its children."""
     if redis_url is not None:
         os.environ["POC_REDIS_URL"] = redis_url
     return redis_url

@@ -11,9 +11,7 @@ _EVERY_S = 10.0
 
 
 class ProgressLines(Progress):
-    """A progress display for logs: prints a line when a task starts, every 10 s, and when
-    it ends.
-    """
+    """A progress display for logs: a line at a task's start and end, and every 10 s."""
 
     def __init__(
         self, unit: str, tell: Callable[[str], None], get_time: Callable[[], float] | None = None

@@ -1,6 +1,4 @@
-"""Functions for a command's input and output: messages to the user go to stderr, results to
-stdout.
-"""
+"""Input and output of commands: messages go to stderr, results to stdout."""
 
 import json
 import sys
@@ -60,8 +58,7 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """Returns a progress bar on stderr with the count, the elapsed and the remaining time. `unit`:
-    what is counted, such as "nonces".
+    """Returns a progress bar on stderr. `unit`: what is counted, such as "nonces".
 
     If stderr is no terminal, prints a line every 10 s instead, because a log cannot redraw a bar.
     """
@@ -85,9 +82,7 @@ def progress_bar(unit: str) -> "Progress":
 
 
 def check_output(output: Path | None, option: str = "--output") -> None:
-    """Raises UsageError if the file of --output cannot be written. Call it before hours of work.
-    `option`: the option's name for the error.
-    """
+    """Raises UsageError if --output cannot be written. `option`: its name for the error."""
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise UsageError(
             f"{output} cannot be written: it is a directory or lies in none; choose another"
@@ -104,9 +99,7 @@ def read_ascii(path: Path, option: str) -> str:
 
 
 def read_json(path: Path, what_to_do: str, stdin: TextIO | None = None) -> Any:
-    """Reads JSON from the file `path`, or from `stdin` if that is given. Raises UsageError, whose
-    text ends with `what_to_do`.
-    """
+    """Reads JSON from `path`, or from `stdin`. A UsageError's text ends with `what_to_do`."""
     try:
         text = stdin.read() if stdin else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

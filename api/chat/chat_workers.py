@@ -22,10 +22,7 @@ _WITHOUT_REDIS_S = 60.0
 
 
 class ChatWorkers:
-    """A cached list of the workers that are ready for chat, as last read from Redis.
-
-    Runs on the event loop only, without locks.
-    """
+    """A cached list of the workers that are ready for chat. Runs on the event loop only."""
 
     def __init__(
         self,
@@ -67,10 +64,7 @@ class ChatWorkers:
             return self._left()
 
     async def is_ready(self, worker_id: str) -> bool:
-        """Returns whether the worker was ready when Redis was last read (at most `cache_s` ago).
-
-        Returns False if the workers are unknown because Redis is unavailable.
-        """
+        """Returns whether the worker was last read as ready; False if Redis is unavailable."""
         try:
             await self.remembered()
         except (TimeoutError, *TRANSIENT):
@@ -86,10 +80,10 @@ class ChatWorkers:
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Records that a worker's engine died during a request.
+        """Records that a worker's engine died during a request. Returns how many have died so.
 
-        Returns how many engines have died during equal requests; 0 if Redis is unavailable.
         `request`: the request's fingerprint. `what`: the request in words, for the event log.
+        Returns 0 if Redis is unavailable.
         """
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
@@ -100,10 +94,7 @@ class ChatWorkers:
         return n
 
     async def outlived(self, request: str) -> None:
-        """Records that an engine survived a request, which resets the request's count of deaths.
-
-        `request`: the request's fingerprint.
-        """
+        """Records that an engine survived the request with this fingerprint."""
         with suppress(RedisError):
             await to_thread.run_sync(self._registry.outlived, request)
 
@@ -136,6 +127,6 @@ class ChatWorkers:
 
 
 def _retrieve_error(reading: asyncio.Task[None]) -> None:
-    """Marks a task's exception as retrieved, because asyncio logs exceptions never retrieved."""
+    """Retrieves a task's exception, because asyncio logs exceptions that are never retrieved."""
     if not reading.cancelled():
         reading.exception()

@@ -22,10 +22,9 @@ class UnreadableError(ValueError):
 
 
 def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """Parses a request's body, a JSON object or a form, and returns its fields by name.
+    """Parses a request's body, a JSON object or a form, and returns its fields without files.
 
-    Omits a form's files. An empty body has no fields. UnreadableError if the body is neither a JSON
-    object nor a form, or if its field `model` is not a string.
+    UnreadableError if the body is neither, or if its field `model` is not a string.
     """
     fields = _of_form(content_type, body) if is_form(content_type) else _of_json(body)
     if not isinstance(fields, dict):
@@ -57,10 +56,9 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """Returns a `cache_salt` for vLLM's prefix cache, so that clients share no cached blocks.
+    """Returns a `cache_salt`, so that clients share no blocks of vLLM's prefix cache.
 
-    The salt is a hash of the client's name and the request's original `cache_salt`. `asked`: the
-    request's fields.
+    The salt is a hash of the client's name and the request's own `cache_salt`.
     """
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
@@ -69,10 +67,9 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Adds the fields `more` to a request. Returns the new fields and the new JSON body.
+    """Returns a request's fields and JSON body, with `more` added or replaced.
 
-    `asked`, `body`: the request's fields and body. A field of `more` replaces the client's field
-    with the same name. A form or an empty body stays unchanged.
+    A form or an empty body stays unchanged.
     """
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it

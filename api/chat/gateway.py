@@ -109,18 +109,17 @@ class Gateway:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Returns the workers in the order in which a request should try them.
+        """Returns the workers in the order of attempts.
 
-        The first is the worker whose prefix cache probably has the prompt's beginning, unless that
-        worker is overloaded. The others follow, the least busy first.
+        The first probably has the prompt's beginning in its prefix cache, unless it is overloaded.
+        The others follow, the least busy first.
         """
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
         """Returns the workers, the least busy first.
 
-        Compares the workers' requests from this API process. If these are equal, compares the
-        number of chats in the workers' last heartbeats.
+        Compares this process's requests, then the chats in the workers' last heartbeats.
         """
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
@@ -129,7 +128,7 @@ class Gateway:
         return sorted(workers, key=load)
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
-        """Sends a GET to a worker's server, for a path that needs no engine. Returns the answer.
+        """Returns a worker's answer to a GET that needs no engine.
 
         httpx.HTTPError if the worker does not answer in time, or if the answer is too large.
         """
@@ -297,10 +296,7 @@ class Gateway:
 
 
 class ProxiedAnswer(Response):
-    """A response that waits for a worker's answer and forwards it to the client.
-
-    Cancels the worker's request if the client disconnects.
-    """
+    """A response that forwards a worker's answer, until the client disconnects."""
 
     def __init__(
         self, gateway: Gateway, workers: Sequence[WorkerRecord], request: ProxyRequest
@@ -347,10 +343,7 @@ class ProxiedAnswer(Response):
 async def _passed_on(
     path: str, answer: httpx.Response, body: AsyncIterator[bytes], sending: Sending
 ) -> None:
-    """Sends a worker's answer to the client.
-
-    If a stream begins with an error event, sends an error response with the event's status instead.
-    """
+    """Sends a worker's answer to the client; an error that begins a stream with its status."""
     first, failed = await _next(body), None
     if _is_stream(answer):
         failed = failure(path, first)
@@ -373,7 +366,6 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def _is_stream(response: httpx.Response) -> bool:
-    """Returns True if an answer is a stream of server-sent events."""
     return bool(response.headers.get("content-type", "").startswith("text/event-stream"))
 
 
@@ -414,10 +406,7 @@ def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Reque
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    """Returns the headers that a proxy forwards (RFC 9110, 7.6.1).
-
-    Removes hop-by-hop headers, and headers that the header Connection lists.
-    """
+    """Returns the headers without hop-by-hop headers and those that Connection lists."""
     named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
     hop = _HOP_HEADERS | {token.strip().lower() for tokens in named for token in tokens}
     return [(name, value) for name, value in headers if name.lower() not in hop]

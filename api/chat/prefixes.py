@@ -42,10 +42,7 @@ NO_PREFIX = Prefix()
 
 
 def prefix_of(asked: Mapping[str, Any]) -> Prefix:
-    """Returns the hashed prompt of a chat or completion; NO_PREFIX if there is no prompt.
-
-    `asked`: the request's fields.
-    """
+    """Returns the hashed prompt of a chat or completion; NO_PREFIX if there is no prompt."""
     salt = json.dumps(asked.get("cache_salt"))  # vLLM shares no block between different salts
     match asked:
         case {"messages": [*messages]}:
@@ -80,10 +77,7 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """Returns the hash of each block of `text`. Empty text counts as one block.
-
-    Each hash depends on all blocks before. `last`: the hash of the block before `text`.
-    """
+    """Returns a hash for each block of `text` with all blocks before. `last`: the hash before."""
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
@@ -93,10 +87,7 @@ def _chain(text: str, last: bytes) -> list[bytes]:
 
 
 class PrefixMemory:
-    """Remembers which worker last computed each block of prompts, and probably caches it.
-
-    Runs on the event loop only, without locks.
-    """
+    """Remembers which worker last computed each block of prompts. Runs on the event loop only."""
 
     def __init__(self, size: int = _MEMORY) -> None:
         self._size = size
@@ -116,12 +107,12 @@ class PrefixMemory:
     def order(
         self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
     ) -> list[WorkerRecord]:
-        """Returns the workers in the order in which a request should try them.
+        """Returns the workers in the order of attempts.
 
         The first is the worker that has computed most of the prompt; if there is none, a worker
         chosen by the hash of the conversation's opening. A worker with too many requests in
-        progress (`share`) is not moved to the front.
-        `workers`: sorted by load. `active`: returns a worker's requests in progress, by its id.
+        progress (`share`) is not moved to the front. `workers`: sorted by load. `active`: a
+        worker's requests in progress, by its id.
         """
         if not prefix.blocks:
             return list(workers)
@@ -145,18 +136,14 @@ class PrefixMemory:
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """Returns the number of requests in progress from which `order` no longer prefers a worker.
+    """Returns from how many requests in progress `order` no longer prefers a worker.
 
     This is 1.25 times the mean of all workers, including the new request, rounded up.
-    `active`: returns a worker's requests in progress, by its id.
     """
     under_way = sum(active(worker.id) for worker in workers) + 1
     return ceil(_MOST_OVER_MEAN * under_way / len(workers))
 
 
 def _weight(opening: bytes, worker_id: str) -> bytes:
-    """Returns a worker's weight for rendezvous hashing; the worker with the lowest weight wins.
-
-    Therefore most conversations keep their worker when a worker joins or leaves.
-    """
+    """Returns a weight for rendezvous hashing, so that most conversations keep their worker."""
     return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

@@ -25,10 +25,7 @@ _EARLY = {"response.created", "response.queued", "response.in_progress"}
 
 
 async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
-    """Reads a stream up to the first event that shows whether the answer failed.
-
-    Returns all bytes read so far.
-    """
+    """Reads and returns a stream up to the first event that shows whether the answer failed."""
     head = b""
     while _decisive(head) is None:
         chunk = await anext(chunks, b"")
@@ -39,10 +36,7 @@ async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def failure(path: str, head: bytes) -> tuple[int, Any] | None:
-    """Returns the HTTP status and the JSON of an error that begins a stream.
-
-    Returns None if the stream does not begin with an error. `head`: the stream's first events.
-    """
+    """Returns the HTTP status and the JSON of an error that begins a stream; None without one."""
     event = _decisive(head)
     if event is None:
         return None
@@ -62,10 +56,7 @@ def failure(path: str, head: bytes) -> tuple[int, Any] | None:
 
 
 def _decisive(head: bytes) -> tuple[str, bytes] | None:
-    """Returns name and data of the first event that shows whether the answer failed.
-
-    Returns None if `head` has no such event yet, or only a part of it.
-    """
+    """Returns name and data of the first event that shows whether the answer failed, or None."""
     for event in head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         name, data = "", b""
         for line in event.split(b"\n"):

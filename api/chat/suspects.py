@@ -37,10 +37,7 @@ class LostError(Exception):
 
 
 def fingerprint(path: bytes, body: bytes) -> str:
-    """Returns a hash of a request that is equal for requests that cause the same computation.
-
-    Ignores the query and fields such as `seed` and `user`.
-    """
+    """Returns a hash that is equal for requests that cause the same computation."""
     try:
         asked = from_json(body)
         told = {name: one for name, one in asked.items() if name not in _IGNORED}
@@ -51,10 +48,7 @@ def fingerprint(path: bytes, body: bytes) -> str:
 
 
 class Engine:
-    """The suspects sent to one engine. Only one starts at a time, so that the deadly one is blamed.
-
-    Runs on the event loop only. Requests are compared by identity.
-    """
+    """The suspects sent to one engine. One starts at a time, so that the deadly one is blamed."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

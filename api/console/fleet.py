@@ -36,18 +36,12 @@ def _row(seat: Seat) -> dict[str, Any]:
 
 
 def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Returns nonces per second by worker name, rounded to two decimals.
-
-    `per_second`, `names`: nonces per second and name for each worker id.
-    """
+    """Returns nonces per second by worker name, rounded to two decimals."""
     return {name: round(rate, 2) for name, rate in summed_by_name(per_second, names).items()}
 
 
 def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
-    """Returns use, memory and temperature of each worker's GPUs, by worker name.
-
-    For a worker with several GPUs: the mean use, the sum of memory, and the highest temperature.
-    """
+    """Returns mean use, total memory and highest temperature of each worker's GPUs, by name."""
     found: dict[str, JsonValue] = {}
     for seat in seats:
         devices = devices_of(seat.worker) if seat.worker else []
@@ -63,10 +57,7 @@ def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
 
 
 def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
-    """Returns the mean use of the workers' GPUs in percent, each GPU counted once.
-
-    Returns None if no GPU reports its use.
-    """
+    """Returns the mean use of all GPUs in percent; None if no GPU reports its use."""
     gpus = {
         (worker.host, device.get("index")): device
         for worker in workers
@@ -81,10 +72,7 @@ def _values(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
 
 
 def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
-    """Returns the records of the GPUs that a worker is pinned to.
-
-    Returns those of all GPUs of its machine if the worker is not pinned.
-    """
+    """Returns the records of a worker's GPUs: those it is pinned to, or all of its machine."""
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):
         return []

@@ -43,10 +43,7 @@ _LATE_S = 1.5
 
 @dataclass
 class View:
-    """Reads the node's state for the console's page, and caches data that no longer changes.
-
-    Not thread-safe.
-    """
+    """Reads the node's state for the console, and caches what no longer changes."""
 
     _settings: Settings
     _overviews: Overviews
@@ -63,10 +60,7 @@ class View:
     _first_token: float | None = None
 
     def read(self) -> Sections:
-        """Returns the node's state in named sections.
-
-        While Redis is unavailable, returns only `now`, `problem` and `health`.
-        """
+        """Returns the node's state in named sections; only three while Redis is unavailable."""
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:
@@ -102,10 +96,7 @@ class View:
         return found | {f"steps{step_s}": told for step_s, told in self._steps.items()}
 
     def _health_section(self, health: Health) -> dict[str, Any]:
-        """Returns the section `health`, without the field `text` of each reason.
-
-        `text` changes each second, and a changed section is sent again.
-        """
+        """Returns the section `health` without the reasons' texts, which change each second."""
         whole = self._health.answer(health)
         for reason in whole["reasons"]:
             del reason["text"]
@@ -162,21 +153,14 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 
 
 def steps_of(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str, Any]:
-    """Returns the history of the last `n` completed steps for the console's charts.
-
-    `step_s`: the length of a step in seconds, one of STEPS. `now`: Unix time in seconds.
-    """
+    """Returns the last `n` completed steps of `step_s` seconds for the console's charts."""
     end = math.floor((now - _LATE_S) / step_s) * step_s
     first = end - n * step_s
     return {"step_s": step_s, "first": first} | _columns(history.read(step_s, first, n), step_s)
 
 
 def _columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
-    """Returns a list with one value per step for each figure of the charts.
-
-    The figures are: nonces per second of each worker, new, failed and active chats, and the 95th
-    percentile of the seconds to the first token.
-    """
+    """Returns a list with one value per step for each figure of the charts."""
     names = sorted({name for step in steps for name in step if not name.startswith(":")})
     return {
         "workers": {

@@ -1,6 +1,4 @@
-"""Reads jobs and rounds for the console: summaries for its list, and all details of one job or
-round.
-"""
+"""Reads jobs and rounds for the console: summaries for its list, and all details of one."""
 
 import json
 from dataclasses import dataclass
@@ -37,9 +35,9 @@ class Work:
     _redis: Redis
 
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns summaries (`job_line`, `round_line`) of the newest jobs and rounds, newest first.
+        """Returns summaries of the newest jobs and rounds, newest first.
 
-        `ended`: a cache of the summaries of finished jobs, by job id. This call updates the cache.
+        `ended`: a cache of finished jobs' summaries by job id, which this call updates.
         """
         newest = self._rounds.newest(_MOST_ROUNDS)
         found = self._listed_jobs(ended) + [round_line(record) for record in newest]

@@ -62,7 +62,7 @@ class Room:
         return _Body(client, now, now)
 
     def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
-        """Reserves `n_bytes` more for a body, and drops other bodies if the memory is full.
+        """Reserves `n_bytes` more for a body; drops other bodies if the memory is full.
 
         Returns False if there is still not enough memory. `is_last`: no more bytes follow.
         """
@@ -98,10 +98,7 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """Returns the body to drop so that `asking` gets memory.
-
-        Returns None if no body should be dropped. The caller then refuses `asking`.
-        """
+        """Returns the body to drop for `asking`; None to refuse `asking` instead."""
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]

@@ -72,7 +72,7 @@ class Limits:
 
     @property
     def answers(self) -> int:
-        """Returns the most answers in progress, not counting answers to health probes."""
+        """The most answers in progress, not counting answers to health probes."""
         return self.connections - max(2, int(self.connections * _NEWCOMERS))
 
 
@@ -107,7 +107,7 @@ class Places:
         self.put(connection, None)
 
     def put(self, connection: "_Limited", where: "Holdings[_Limited] | None") -> None:
-        """Moves a connection to the group `where` (None: to no group).
+        """Moves a connection to another group (None: to no group).
 
         If there are then too many answers in progress, closes the connection of one.
         """
@@ -130,10 +130,7 @@ class Places:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """Returns the most connections that a process can hold, but no more than `wanted`.
-
-    `files`: the number of files that the process can open. Returns at least 8.
-    """
+    """Returns how many connections fit into `files` open files: 8 to `wanted`."""
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 

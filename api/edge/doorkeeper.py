@@ -49,10 +49,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def role_of(path: str | None, method: str) -> Role:
-    """Returns the role that a key needs for a route and a method.
-
-    `path`: the route's path template; None if no route matches.
-    """
+    """Returns the role that a key needs for a path template (None: unknown) and a method."""
     role = ROLES.get(path or "")
     if role is Role.PROOFS and method in ("GET", "HEAD"):
         return Role.READ
@@ -60,29 +57,21 @@ def role_of(path: str | None, method: str) -> Role:
 
 
 def keys_wanted(settings: Settings, listens_on: str) -> bool:
-    """Returns True if clients need a key (POC_REQUIRE_KEYS).
-
-    `listens_on`: the address or name that the server listens on.
-    """
+    """Returns True if clients need a key (POC_REQUIRE_KEYS). `listens_on`: the server's address."""
     if settings.require_keys == "auto":
         return listens_on not in _LOOPBACK and not listens_on.startswith("127.")
     return settings.require_keys == "always"
 
 
 def salts_wanted(settings: Settings, listens_on: str) -> bool:
-    """Returns True if clients must not share blocks of the prefix cache (POC_CACHE_SALT).
-
-    `listens_on`: the address or name that the server listens on.
-    """
+    """Returns True if clients must not share blocks of the prefix cache (POC_CACHE_SALT)."""
     if settings.cache_salt == "auto":
         return keys_wanted(settings, listens_on)
     return settings.cache_salt == "always"
 
 
 class Doorkeeper:
-    """Middleware: refuses requests without a valid key (401), with a key that lacks the role (403),
-    and beyond the client's rate (429).
-    """
+    """Middleware: refuses requests without a key (401) or its role (403), or too many (429)."""
 
     def __init__(
         self,
@@ -112,10 +101,7 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """Decides whether a request is admitted, by its key or network, and by the client's rate.
-
-        Returns the inner app or an error response, and the scope to call it with.
-        """
+        """Returns the inner app or an error response, and the scope to call it with."""
         path = self._route(scope)
         if path in OPEN | OF_HOSTS:
             return self._app, scope
@@ -170,10 +156,7 @@ class Doorkeeper:
         return any(address in network for network in self._trusted)
 
     def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
-        """Returns name and roles of the key in these headers.
-
-        Returns None if the key is unknown, or if the headers contain different keys.
-        """
+        """Returns the key's caller; None for an unknown key, or several different keys."""
         keys = {_key(name, value.decode("latin-1")) for name, value in given}
         return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 
@@ -223,10 +206,7 @@ class Rates:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str) -> float:
-        """Takes a token from the client's bucket and returns 0.
-
-        If the bucket is empty, takes none and returns the seconds until it has a token.
-        """
+        """Takes a token and returns 0. Without a token, returns the seconds until there is one."""
         now = self._clock()
         full_at = max(now, self._full_at.get(client, now)) + 1 / self._per_second
         if full_at - now > self._burst_s:

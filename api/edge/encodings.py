@@ -26,8 +26,7 @@ _WINDOW_LOG_MAX, _WINDOW_LOG = 100, 23
 class Decoded:
     """Middleware: decodes compressed bodies, and answers 415 to unknown encodings.
 
-    Decodes piece by piece, so that BodyLimit, which is inside this middleware, can stop a body
-    that becomes too large.
+    Decodes piece by piece, so that BodyLimit can stop a body that becomes too large.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -59,10 +58,7 @@ class _Decoder(Protocol):
     is_whole: bool  # the encoded data is complete
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Decodes the next bytes of the body and yields the result in pieces.
-
-        ValueError if the bytes are invalid.
-        """
+        """Yields the decoded bytes in pieces. ValueError if the bytes are invalid."""
 
 
 class _Body:

@@ -69,7 +69,6 @@ class _Answer:
 
 
 def _reshaped(path: str, status: int, body: bytes) -> bytes:
-    """Returns an error's body in the form that clients of this path expect."""
     said = said_by(body)
     right = shaped(path, status, said)
     return body if right == said else json.dumps(right).encode()

@@ -79,10 +79,7 @@ class KeyFile:
         self._callers: Mapping[str, Caller] = self._beside
 
     def caller(self, key: str) -> Caller | None:
-        """Returns the name and roles of a key; None if the key is unknown.
-
-        Compares hashes, so that the time taken reveals nothing about the keys.
-        """
+        """Returns a key's caller; None for an unknown key. Compares hashes (timing attacks)."""
         self._reload()
         return self._callers.get(_hash(key))
 
@@ -100,7 +97,7 @@ class KeyFile:
             ) from None
 
     def add(self, name: str, roles: Collection[Role]) -> str:
-        """Creates a key, stores its hash in the file, and returns the key.
+        """Creates a key, stores its hash, and returns the key.
 
         KeysError if the name is invalid or in use, or if the file cannot be changed.
         """

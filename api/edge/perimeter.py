@@ -85,10 +85,7 @@ class Perimeter:
         return None
 
     def knows(self, authority: str) -> bool:
-        """Returns True if a Host header is accepted as a name of this node.
-
-        `authority`: the header's value, HOST or HOST:PORT.
-        """
+        """Returns True if a Host header (HOST or HOST:PORT) is accepted as a name of this node."""
         match = _AUTHORITY.fullmatch(authority)
         if match is None:
             return False
@@ -99,16 +96,15 @@ class Perimeter:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Returns True if the header Origin names the same host and port as the header Host."""
     scheme, separator, authority = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
 
 
 def _type(scope: Scope) -> None:
-    """Adds the header Content-Type: application/json to a request below /api/ without that header.
+    """Adds Content-Type: application/json to a request below /api/ that has none.
 
-    Skips requests with the header Origin, because a web page can have sent them. Changes the scope
-    in place, because outer middleware reads data that inner middleware adds to this scope.
+    Not with an Origin, because a web page can have sent it. Changes the scope in place, because
+    outer middleware reads data that inner middleware adds to this scope.
     """
     names = {name.lower() for name, _ in scope["headers"]}
     if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:

@@ -36,15 +36,14 @@ def is_private(address: Address) -> bool:
 
 @lru_cache(maxsize=1)
 def _recent_gateways(_period: float) -> set[Address]:
-    """Returns `gateways()`, cached by the number of the current period of _FRESH_S seconds."""
+    """Returns `gateways()`, cached for a period of _FRESH_S seconds."""
     return gateways()
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
-    """Returns the addresses of gateways, as listed in the kernel's routing tables.
+    """Returns the gateways in the kernel's routing tables.
 
-    These are the gateways of this machine's routes, and the first address of each local network,
-    which Docker uses for its gateway.
+    Includes the first address of each local network, which Docker uses for its gateway.
     """
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
@@ -63,8 +62,8 @@ def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
 def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None]:
     """Returns the client addresses in X-Forwarded-For and X-Real-IP.
 
-    The list has None for each address that cannot be parsed, and for the header Forwarded. It is
-    [None] if there are more than MOST_FORWARDED addresses.
+    Contains None for an unreadable address and for the header Forwarded. Only [None] if there are
+    more than MOST_FORWARDED addresses.
     """
     found: list[Address | None] = []
     for name, value in headers:
@@ -77,10 +76,7 @@ def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None
 
 
 def address_of(text: str) -> Address | None:
-    """Parses an IP address. Returns None if the text is not an address.
-
-    Returns an IPv4-mapped IPv6 address as IPv4.
-    """
+    """Parses an IP address, IPv4-mapped ones as IPv4. Returns None if it is no address."""
     try:
         address = ip_address(text.strip())
     except ValueError:

@@ -1,6 +1,4 @@
-"""Shares resources fairly among clients: identifies a request's client, and finds the client that
-holds the most connections or is next to start a request.
-"""
+"""Identifies a request's client, and shares connections and starts fairly among clients."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -41,10 +39,7 @@ def of_address(host: str) -> str:
 
 
 class Holdings(Generic[T]):
-    """Things that clients hold, such as connections. All operations take constant time.
-
-    Finds the oldest or youngest thing of the client that holds the most.
-    """
+    """Things that clients hold, such as connections. All operations take constant time."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[T, None]] = {}
@@ -71,10 +66,7 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """Returns the oldest thing of the client that holds the most things.
-
-        If several clients hold the most, selects the client that reached this number first.
-        """
+        """Returns the oldest thing of the client that holds the most (on a tie, the first)."""
         return next(iter(self._largest()))
 
     def youngest(self) -> T:
@@ -97,10 +89,7 @@ class Holdings(Generic[T]):
 
 
 class InTurns:
-    """Middleware: limits how many requests start at once. The other requests wait.
-
-    The first to start is a request of the client with the fewest started requests.
-    """
+    """Middleware: limits how many requests start at once, fairly among clients."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

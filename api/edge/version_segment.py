@@ -1,7 +1,4 @@
-"""Removes a version at the beginning of a path.
-
-The network node requests, for example, /v3.0.16/api/v1/state.
-"""
+"""Removes a version at the beginning of a path, such as /v3.0.16/api/v1/state."""
 
 from urllib.parse import unquote
 
@@ -22,10 +19,7 @@ _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
-    """Middleware: removes a path's first segment if the rest is a path of this API.
-
-    Escaped characters such as %2F stay escaped in `raw_path`.
-    """
+    """Middleware: removes a path's first segment if the rest is a path of this API."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,4 @@
-"""Derives the node's health from the records in Redis.
-
-`judge` is a pure function, so all API processes report the same health.
-"""
+"""Derives the node's health from the records in Redis alone, so all API processes agree."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -119,8 +116,7 @@ def judge(snapshot: Snapshot) -> Health:
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
     """Returns a sentence if a generating round waits for a worker to restart, else None.
 
-    A round waits if no worker of its model is ready, and if a supervisor is restarting a worker
-    that ended less than REPLACED_S seconds ago.
+    It waits if no worker of its model is ready and one of them comes back (`_comes_back`).
     """
     record = seen.round.record if seen.round is not None else None
     if record is None or record.state is not RoundState.GENERATING:
@@ -133,10 +129,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """Returns True if a supervisor is restarting the worker.
-
-    Returns False if the worker ended more than REPLACED_S seconds ago.
-    """
+    """Returns True if a supervisor restarts the worker, for at most REPLACED_S seconds."""
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")
@@ -157,7 +150,6 @@ def _workers(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
 
 
 def _nobody(seen: Overview) -> Reason:
-    """Returns the reason why the node has no workers."""
     record, hosts = seen.deployment.record, seen.deployment.hosts
     if record is not None and seen.deployment.state is DeploymentState.FAILED:
         name = record.wanted.name if record.wanted else "a model"
@@ -260,10 +252,7 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
 
 
 def _named(seats: Sequence[Seat]) -> str:
-    """Returns a phrase with the first three workers and why each is not ready.
-
-    If the reason is the same for all workers, the phrase names no worker.
-    """
+    """Returns the first three workers and why each is not ready; a shared reason without names."""
     if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
         return f"each {seats[0].why}"
     told = [f"{seat.name} {seat.why}" for seat in seats[:_MOST_NAMED]]

@@ -21,10 +21,7 @@ class HealthReader:
     now: Callable[[], float]  # seconds since the epoch
 
     def read(self) -> tuple[Health, Overview | None]:
-        """Returns the node's health and the overview that it is derived from.
-
-        The overview is None if Redis is unavailable.
-        """
+        """Returns the node's health and the overview that it is derived from (None: no Redis)."""
         if self.watch.is_mute:  # asking Redis would take seconds
             return self.of(None), None
         try:
@@ -37,10 +34,7 @@ class HealthReader:
         return self.of(seen), seen
 
     def of(self, seen: Overview | None) -> Health:
-        """Returns the node's health, derived from an overview that was read from Redis.
-
-        `seen`: the overview; None if Redis does not answer.
-        """
+        """Returns the health that follows from an overview; None if Redis does not answer."""
         if seen is not None:
             self.watch.note_back()
         return judge(
@@ -55,10 +49,7 @@ class HealthReader:
         )
 
     def replacement(self, seen: Overview) -> str | None:
-        """Returns a sentence if a generating round waits for a worker's restart, else None.
-
-        See judgement.replacement.
-        """
+        """See judgement.replacement."""
         return replacement(seen, self.of(seen).seats, self.now())
 
     def answer(self, health: Health) -> dict[str, Any]:

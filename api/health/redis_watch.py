@@ -1,7 +1,7 @@
-"""Detects within seconds that Redis is unavailable, and logs it, also if no requests come.
+"""Detects within seconds that Redis is unavailable, and logs it.
 
-Reloads Lua scripts that Redis has lost, because only the API has the right to load scripts. Kills a
-script that blocks Redis for 5 s or more.
+Reloads lost Lua scripts, because only the API may load scripts. Kills a script that blocks Redis
+for 5 s or more.
 """
 
 import logging

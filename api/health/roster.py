@@ -1,7 +1,4 @@
-"""Lists the node's seats. A seat is a worker that the node has or should have.
-
-A worker's process can restart; its seat and its name stay.
-"""
+"""Lists the node's seats: workers that the node has or should have, over restarts."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,8 +52,8 @@ class Seat:
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
     """Returns the seats of hosts that start or serve a model, sorted by name.
 
-    Includes workers that no supervisor runs. An engine that spans several hosts has one seat, on
-    its head host. `ttl_s`: the TTL in seconds of a worker's record after its last heartbeat.
+    Includes workers without a supervisor. An engine over several hosts has one seat, on its head.
+    `ttl_s`: the TTL in seconds of a worker's record after its last heartbeat.
     """
     silent_s = {name: max(0.0, ttl_s - left_s) for name, left_s in seen.left_s.items()}
     by_process = {(worker.host_id, worker.pid): worker for worker in seen.workers}
@@ -113,10 +110,7 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _distinct(seats: list[Seat]) -> Iterator[Seat]:
-    """Yields the seats with unique names: adds a suffix to equal names.
-
-    Omits a silent worker without a supervisor if another worker with the same name is not silent.
-    """
+    """Yields the seats with unique names. Omits a silent worker that another one has replaced."""
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [
         seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive
@@ -130,10 +124,7 @@ def _distinct(seats: list[Seat]) -> Iterator[Seat]:
 
 
 def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) -> DeploymentState:
-    """Returns the state of the deployment.
-
-    If no host has reported, derives it from the workers' states.
-    """
+    """Returns the deployment's state; derived from the workers if no host has reported."""
     if status.hosts or status.state is DeploymentState.FAILED:
         return status.state
     states = {worker.state for worker in workers}
@@ -143,11 +134,7 @@ def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) 
 
 
 def summed_by_name(values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Sums values over the processes of each worker. Returns the sums by worker name, sorted.
-
-    `values`, `names`: a value and a worker's name for each worker id. A restarted worker has a new
-    id but its old name.
-    """
+    """Sums values of worker ids by worker name: a restart changes the id, not the name."""
     found: dict[str, float] = defaultdict(int)
     for worker_id, value in values.items():
         found[names.get(worker_id) or name_of(worker_id)] += value

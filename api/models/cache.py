@@ -1,7 +1,4 @@
-"""Reads the Hugging Face cache of this machine, with complete and partial models.
-
-An unreadable model causes an error only for that model, not for the list of all models.
-"""
+"""Reads this machine's Hugging Face cache. An unreadable model does not affect the others."""
 
 import os
 import shutil
@@ -65,8 +62,7 @@ class ModelCache:
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
         """Returns whether the cache has a model completely, partially or not at all.
 
-        `hf_commit`: a commit, branch or tag. None for `main`, or for any revision if there is no
-        `main`.
+        `hf_commit`: as for `revisions`.
         """
         try:
             revisions = self.revisions(hf_repo, hf_commit)
@@ -104,10 +100,10 @@ class ModelCache:
         )
 
     def models(self) -> Iterator[tuple[str, str | None, Stage]]:
-        """Yields (repository, commit, stage) for each cached revision of each model.
+        """Yields (repository, commit, stage) for each cached revision; the commit is None if
+        unreadable.
 
-        The commit is None if a model has no readable revision. CacheError if the cache's folder
-        cannot be read.
+        CacheError if the cache's folder cannot be read.
         """
         for name in self._entries():
             hf_repo = name.removeprefix(_PREFIX).replace("--", "/")
@@ -159,17 +155,14 @@ class ModelCache:
         return [one for one in found if "main" in one.refs] or found
 
     def begun_bytes(self, hf_repo: str) -> int:
-        """Returns how many bytes a model's incomplete downloads take on disk.
-
-        Returns 0 if there are no incomplete downloads.
-        """
+        """Returns how many bytes a model's incomplete downloads take; 0 if there are none."""
         begun = (self.folder(hf_repo) / "blobs").glob("*.incomplete")
         return sum(1 + _size(path) for path in begun)
 
     def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Deletes the revision `hf_commit` of a model; if that is None, the complete model.
+        """Deletes a model or its revision `hf_commit`. Returns False if there was nothing.
 
-        Returns False if there was nothing to delete. CacheError if a file could not be deleted.
+        CacheError if a file could not be deleted.
         """
         folder = self.folder(hf_repo)
         try:
@@ -196,10 +189,7 @@ class ModelCache:
         return bool(wanted)
 
     def space(self) -> DiskSpace:
-        """Returns the size of the cache and the free space on its disk.
-
-        CacheError if the cache's folder cannot be read.
-        """
+        """Returns the cache's size and its disk's free space. CacheError if it cannot be read."""
         path = self.path
         used = sum(
             _size(os.path.join(folder, name))
@@ -249,10 +239,7 @@ def _refs(folder: Path) -> dict[str, str]:
 
 
 def _blobs(repo: Path, revisions: list[Revision]) -> set[str]:
-    """Returns the paths of all blobs (`blobs/`) that the files of these revisions link to.
-
-    OSError if a folder cannot be read.
-    """
+    """Returns the paths of these revisions' blobs. OSError if a folder cannot be read."""
 
     def fail(error: OSError) -> None:
         raise error

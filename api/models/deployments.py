@@ -51,11 +51,10 @@ class Deploying:
     _jobs: JobStore
 
     def deploy(self, body: DeployBody) -> int:
-        """Makes all hosts start a model. Ends an earlier model's round and jobs.
+        """Makes all hosts start a model, and ends old work. Returns the new generation.
 
-        Returns the deployment's generation, a number that grows with each change. BodyError if a
-        vLLM argument is not allowed. HTTPException 409 if a model runs or starts, 503 if there is
-        no host.
+        BodyError if a vLLM argument is not allowed. HTTPException 409 if a model runs or starts,
+        503 if there is no host.
         """
         wanted = deployment_of(body, self._settings)
         try:
@@ -69,10 +68,9 @@ class Deploying:
         return generation
 
     def withdraw(self, keeps: bool) -> int:
-        """Ends the round and the jobs, and makes all hosts stop the model.
+        """Makes all hosts stop the model, and ends its work. Returns the new generation.
 
-        Returns the new generation, for `until_gone`. `keeps`: hosts keep engines that are still
-        loading for a while, see DeploymentStore.withdraw.
+        `keeps`: hosts keep engines that are still loading for a while (DeploymentStore.withdraw).
         """
         self._end_work()
         return self._deployments.withdraw(keeps)
@@ -127,7 +125,6 @@ class Deploying:
             await anyio.sleep(_LOOK_S)
 
     def _end_work(self) -> None:
-        """Stops the round and cancels all jobs. The round's results are still delivered."""
         current = self._rounds.current()
         if current is not None:
             self._rounds.switch(current, RoundState.STOPPED)

@@ -33,10 +33,7 @@ class Downloads:
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
-        """Starts a process for a download. Does nothing if this API already runs such a process.
-
-        This API must have claimed the download before (DownloadStore.claim).
-        """
+        """Starts a process for a download that this API has claimed, unless it runs already."""
         command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
         # The URL may contain a password: the environment is private, a command line is not.
         environment = {**os.environ, "POC_REDIS_URL": self._redis_url}
@@ -46,10 +43,7 @@ class Downloads:
                 self._processes[download.task_id] = process
 
     def tend(self) -> None:
-        """Starts a new process for each of this machine's downloads whose process has died.
-
-        Also for downloads that an earlier API process had started.
-        """
+        """Starts new processes for this machine's downloads whose process has died."""
         with self._lock:
             ended = [task_id for task_id, one in self._processes.items() if one.poll() is not None]
             for task_id in ended:

@@ -37,10 +37,9 @@ class BrokenModelError(ProoflineError):
 
 
 def chosen(names: Collection[str]) -> tuple[set[str], str]:
-    """Selects the weight files that vLLM loads from all file names of a model.
+    """Selects the weight files that vLLM loads, and returns them with their index.
 
-    Also returns the name of the index of these weights. The index need not exist; its name is ""
-    if the weights' format has none.
+    The index need not exist; its name is "" if the weights' format has none.
     """
     for pattern, index in _FORMS[_CONFIGS[1] not in names :]:
         found = {
@@ -54,10 +53,7 @@ def chosen(names: Collection[str]) -> tuple[set[str], str]:
 
 
 def small(names: Collection[str]) -> set[str]:
-    """Selects the files that vLLM reads besides the weights from all file names of a model.
-
-    These are the configuration, the tokenizer, the chat templates, code, and the weights' index.
-    """
+    """Selects the files besides the weights: configuration, tokenizer, templates, code, index."""
     others = {index for _, index in _FORMS} - {chosen(names)[1]}
     return {
         name
@@ -68,10 +64,7 @@ def small(names: Collection[str]) -> set[str]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Returns what a model's folder lacks: file names, "weights" or "a tokenizer".
-
-    BrokenModelError if the folder or one of its files cannot be read.
-    """
+    """Returns the files that a folder lacks. BrokenModelError if one of its files is unreadable."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -96,10 +89,7 @@ def missing(folder: Path) -> list[str]:
 
 
 def indexed(path: Path) -> set[str]:
-    """Reads an index of weights and returns the names of its weight files.
-
-    BrokenModelError if the file is not such an index.
-    """
+    """Returns the weight files that an index names. BrokenModelError if it is no index."""
     named = parsed(path).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise BrokenModelError(f"{path} is no index of weights")

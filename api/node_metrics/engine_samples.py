@@ -1,7 +1,4 @@
-"""Extracts the samples of schema v1 from the metrics of an engine's vLLM.
-
-vLLM reports the same series each time with other values, so `_shape` caches the parsed series.
-"""
+"""Extracts the samples of schema v1 from the metrics of an engine's vLLM."""
 
 from __future__ import annotations
 
@@ -59,10 +56,9 @@ class EngineSamples:
 
 
 def samples_of(text: str) -> EngineSamples:
-    """Parses an engine's metrics. Returns the series that are in schema v1, with their values.
+    """Parses an engine's metrics, in Prometheus' text format, to series of schema v1.
 
     If two engines behind one server report the same series, keeps only the first engine's.
-    `text`: vLLM's answer in Prometheus' text format.
     """
     heads, values = [], []
     # Split by family: most families are not in the schema, and parsing their lines would take most
@@ -78,7 +74,7 @@ def samples_of(text: str) -> EngineSamples:
 
 @lru_cache(maxsize=256)
 def _shape(heads: tuple[str, ...]) -> Shape:
-    """Parses an engine's series. `heads`: its sample lines (name and labels) without values."""
+    """Parses sample lines without their values. Cached, because only values change."""
     found: dict[tuple[str, str], Series] = {}
     for place, head in enumerate(heads):
         name, _, named = head.partition("{")
@@ -96,20 +92,14 @@ def as_replica(model: str, replica: int) -> str:
 
 
 def shown_name(model: str) -> str:
-    """Returns a model's name as shown in the metrics.
-
-    If the name is a path, returns only its last part, because the folders are private.
-    """
+    """Returns a model's name for the metrics: of a path only the last part (privacy)."""
     if _SERVED.fullmatch(model) and not model.startswith((".", "~")):
         return model
     return re.sub(r"[^\w.-]", "_", PurePath(model).name, flags=re.ASCII)
 
 
 def _harmless_labels(named: str) -> str:
-    """Returns the labels of a sample in text form, without those in _DROPPED.
-
-    Values that could be private (not _HARMLESS) become empty.
-    """
+    """Returns a sample's labels as text. Values that could be private become empty."""
     kept = {name: value for name, value in _LABEL.findall(named) if name not in _DROPPED}
     return ",".join(
         f'{name}="{value if _HARMLESS.fullmatch(value) else ""}"' for name, value in kept.items()
@@ -119,9 +109,8 @@ def _harmless_labels(named: str) -> str:
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
     """Returns the series to report for each shape; if possible, at most `most_series` in total.
 
-    If there are too many series, removes histogram buckets: buckets are cumulative, so a histogram
-    with fewer buckets is coarser but correct. All engines keep the same evenly chosen bounds,
-    including +Inf, so that sums over engines stay correct. `engines`: the shape of each engine.
+    Removes cumulative histogram buckets if necessary: all engines keep the same evenly chosen
+    bounds, including +Inf, so that sums over engines stay correct.
     """
     n_buckets = sum(shape.n_buckets for shape in engines)
     others = sum(len(shape.series) for shape in engines) - n_buckets

@@ -26,10 +26,7 @@ class Reading:
 
 
 class EngineReadings:
-    """Fetches and remembers the last metrics of each engine.
-
-    Runs on the event loop only, without locks.
-    """
+    """Fetches and remembers the last metrics of each engine. Runs on the event loop only."""
 
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.time) -> None:
         self._ask = ask
@@ -39,10 +36,9 @@ class EngineReadings:
         self._late: set[str] = set()
 
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
-        """Fetches the metrics of all workers' engines. Returns the last reading by worker id.
+        """Fetches all workers' metrics. Returns the last reading by worker id, if there is one.
 
-        An engine that does not answer within DEADLINE_S keeps its earlier reading. An engine that
-        has never answered is missing from the result.
+        An engine that does not answer within DEADLINE_S keeps its earlier reading.
         """
         ids = {worker.id for worker in workers}
         self._forget(

@@ -1,6 +1,4 @@
-"""Formats metrics in Prometheus' text format 0.0.4, at most 5,000 series and 2 MiB (the
-network's limits).
-"""
+"""Formats metrics in Prometheus' text format 0.0.4, within the network's limits."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,10 +18,7 @@ Lines = dict[str, list[str]]
 
 
 def line(name: str, labels: str, value: str) -> str:
-    """Formats one sample.
-
-    `name`: the family's name, with the suffix of a histogram's sample. `labels`: without braces.
-    """
+    """Formats one sample. `labels`: without braces."""
     return f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
@@ -38,10 +33,9 @@ def number(value: float) -> str:
 
 
 def text(lines: Mapping[str, Sequence[str]]) -> str:
-    """Formats all families that have samples, in the order of families.ALL.
+    """Formats families in the order of families.ALL.
 
     Omits each family that would exceed the limits of series and bytes, and logs its name.
-    `lines`: the sample lines of each family.
     """
     blocks: list[str] = []
     n_series = n_bytes = 0

@@ -1,7 +1,7 @@
 """Fetches metrics from a worker's vLLM, over a new connection for each request.
 
-httpx, which the gateway uses, searches all connections of a client for each request. For requests
-to 64 workers at a time, this would take several times as long as everything else.
+httpx searches all connections of a client for each request: of 64 workers that takes several times
+as long as everything else.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ class FetchError(Exception):
 
 
 async def fetch(worker: WorkerRecord) -> str:
-    """Returns the metrics of a worker's vLLM in Prometheus' text format.
-
-    FetchError if the worker does not return them in time.
-    """
+    """Returns a worker's metrics as text. FetchError if it does not return them in time."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(worker.chat_host, worker.port)

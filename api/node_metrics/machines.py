@@ -17,10 +17,9 @@ class CpuShares:
         self._shares: dict[str, dict[str, float]] = {}
 
     def since_last(self, machine: MachineFigures) -> dict[str, float]:
-        """Returns the host's shares of busy and stolen CPU time since its previous report, by name.
+        """Returns the host's shares (0 to 1) of busy and stolen CPU time since its previous report.
 
-        Each share is 0 to 1. Returns no shares at the first report, and the same shares again if
-        the host has not reported since the last call.
+        Empty at the first report; the same shares again if the host has not reported since.
         """
         now, before = machine.cpu, self._times.get(machine.host)
         if now is None or before == now:
@@ -39,8 +38,7 @@ class CpuShares:
 def machine_samples(machines: Sequence[MachineFigures], cpu: CpuShares) -> Lines:
     """Returns the sample lines of all hosts and their GPUs.
 
-    The label `gpu_index` numbers the GPUs of all hosts, as /api/v1/gpu/devices does. The label
-    `host_index` distinguishes several hosts by numbers, because their names are private.
+    Labels number hosts, whose names are private, and GPUs, as /api/v1/gpu/devices does.
     """
     lines: Lines = {}
     gpus: dict[str, tuple[int, GpuFigures]] = {}

@@ -44,10 +44,7 @@ class Page:
         clock: Callable[[], float] = time.time,
         fresh_s: float = FRESH_S,
     ) -> None:
-        """`look`: reads the node's records from Redis; called in a thread.
-
-        `ask`: fetches a worker's metrics. `fresh_s`: seconds for which the answer is cached.
-        """
+        """`look`: reads the node's records from Redis, in a thread. `ask`: fetches metrics."""
         self._look = look
         self._readings = EngineReadings(ask, clock)
         self._cpu = CpuShares()
@@ -57,10 +54,7 @@ class Page:
         self._making: asyncio.Task[None] | None = None
 
     async def text(self) -> bytes:
-        """Returns the answer, rendered `fresh_s` seconds ago at most.
-
-        RedisError if Redis is unavailable.
-        """
+        """Returns the answer, at most `fresh_s` seconds old. RedisError without Redis."""
         if time.monotonic() - self._made_at > self._fresh_s:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(self._make())
@@ -105,19 +99,13 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """Returns the Unix time of the data in an engine's metrics.
-
-    This is when the metrics were read, or when an engine without progress last made progress.
-    """
+    """Returns the Unix time of an engine's data: of its last progress if it hangs."""
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at
 
 
 def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
-    """Returns the samples about versions (schema, release) and about each model's settings.
-
-    `engines`: the workers that are ready.
-    """
+    """Returns the samples about versions (schema, release) and about each model's settings."""
     lines: Lines = {
         SCHEMA.name: [line(SCHEMA.name, labels(version=_SCHEMA_VERSION), "1")],
         RELEASE.name: [line(RELEASE.name, labels(version=VERSION), "1")],
@@ -129,11 +117,7 @@ def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lin
 
 
 def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> str:
-    """Returns the sample line with one model's settings.
-
-    The limits and the dtype are those of the first engine; the parallelism is as requested in the
-    deployment. `engines`: the ready workers of the model.
-    """
+    """Returns the sample with one model's settings: the first engine's, and the deployment's."""
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
     wanted: dict[str, Any] = {}  # explicitly requested values; a host's defaults may differ

@@ -32,10 +32,9 @@ class Admission:
     _large: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_AT_ONCE))
 
     async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
-        """Checks and stores the job that a body requests, in a thread.
+        """Checks and stores the job of a JSON body. Returns the job's id and the job.
 
-        Returns the job's id and the job. Raises the errors that the client gets. `raw`: the JSON
-        body. `client`: identifies the client.
+        Raises the errors that the client gets. `client`: identifies the client.
         """
         limiter = self._large if len(raw) >= _LARGE_BYTES else None
         return await to_thread.run_sync(self._submit, raw, client, limiter=limiter)
@@ -48,8 +47,7 @@ class Admission:
     def queue(self, job: NewJob) -> str:
         """Stores a job, wakes the model's workers, and returns the job's id.
 
-        For an inline job, whose request waits for the result, counts the request as waiting.
-        HTTPException 429 if too many requests wait.
+        Counts the request of an inline job as waiting. HTTPException 429 if too many wait.
         """
         if job.inline:
             self._inline.enter()
@@ -65,10 +63,9 @@ class Admission:
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """Checks a parsed body, and returns the job that it requests.
+    """Returns the job that a parsed body requests.
 
-    BodyError if the callback URL is forbidden. ClaimsError if the artifacts to validate are
-    invalid. HTTPException 409 or 503 if the node cannot compute the job (`checks`).
+    BodyError, ClaimsError or HTTPException (`checks`) if the node must refuse it.
     """
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()

@@ -71,10 +71,7 @@ def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
 
 
 def _mismatch(message: str, fields: Mapping[str, tuple[Any, Any]]) -> HTTPException:
-    """Returns HTTPException 409 for parameters that do not match the deployed model.
-
-    `fields`: the requested and the deployed value of each parameter, by name.
-    """
+    """Returns HTTPException 409. `fields`: the requested and the deployed values, by name."""
     return HTTPException(
         409,
         {

@@ -21,8 +21,7 @@ _PIPELINED = 100
 class Dispatcher:
     """Sends wake-up messages to the workers of a model. Thread-safe.
 
-    Only logs a failure of the broker, because the work is already stored and each worker polls for
-    work every few seconds.
+    Only logs a failure of the broker, because stored work is also found by polling.
     """
 
     def __init__(self, settings: Settings) -> None:

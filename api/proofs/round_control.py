@@ -30,10 +30,9 @@ class RoundControl:
     _dispatcher: Dispatcher
 
     def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
-        """Checks and stores a round, and wakes the workers if its state is GENERATING.
+        """Checks and stores a round, and wakes the workers if it generates. Returns ready workers.
 
-        Returns the ready workers of the round's model. HTTPException 409 if another round is
-        generating; other errors as in `_admitted`.
+        HTTPException 409 if another round is generating; other errors as in `_admitted`.
         """
         config = _admitted(body, self._settings, self._workers)
         try:
@@ -46,7 +45,7 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the current round's state, and wakes the workers if the state is GENERATING.
+        """Sets the current round's state, and wakes the workers if it generates.
 
         HTTPException 400 if there is no round, or if the round was stopped.
         """
@@ -61,7 +60,7 @@ class RoundControl:
             self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
-        """Stops the current round and cancels queued jobs. Returns the number of cancelled jobs.
+        """Stops the round, and returns how many queued jobs were cancelled.
 
         Also drops callbacks whose delivery has failed repeatedly (Outbox.drop_failing).
         """
@@ -74,8 +73,7 @@ class RoundControl:
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
         """Returns the fields of /status about the round: state, configuration, figures, scheme.
 
-        Before the first round, the state is IDLE and there is no configuration. `first`, `most`:
-        which of the round's reported nonces to list (RoundStore.reported).
+        `first`, `most`: which of its reported nonces to list (RoundStore.reported).
         """
         record = seen.round.record if seen.round is not None else None
         state, stats = record.state if record is not None else RoundState.IDLE, self.stats_of(seen)
@@ -88,10 +86,7 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """Returns the figures of the current or last round: nonces, rates, workers, outbox.
-
-        Before the first round, the total and the rate are those of all jobs.
-        """
+        """Returns the figures of the current or last round; before the first, of all jobs."""
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
         record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
@@ -142,10 +137,7 @@ class RoundControl:
         first: int | None,
         most: int,
     ) -> dict[str, Any]:
-        """Returns the fields of /status that only the round's scheme has.
-
-        Before the first round, returns the fields of all schemes.
-        """
+        """Returns the scheme's own fields of /status; before the first round, all schemes'."""
         if record is None:
             return {k: v for one in contracts() for k, v in one.status_without_round.items()}
         contract = contract_of(record.config.spec.scheme)
@@ -158,10 +150,9 @@ class RoundControl:
 
 
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """Checks a parsed body, and returns the configuration of the round that it requests.
+    """Returns the configuration of the round that a parsed body requests.
 
-    BodyError if the callback URL is forbidden. HTTPException 409, 422 or 503 if the node cannot
-    compute the round.
+    BodyError or HTTPException 409, 422 or 503 if the node must refuse it.
     """
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
@@ -174,7 +165,7 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """Returns the only served model, for requests of older clients, which name no model.
+    """Returns the only served model, for older clients' requests, which name none.
 
     HTTPException 409 if several models are served, 503 if none is.
     """

@@ -24,10 +24,7 @@ _JSON = "application/json"
 
 
 def result_response(jobs: JobStore, job_id: str) -> Response | None:
-    """Returns a response with a completed job's result; None if the result has expired.
-
-    Streams a large result. Reads Redis, so call it in a thread.
-    """
+    """Returns a completed job's result, or None if it has expired. Call it in a thread."""
     answer = jobs.result(job_id)
     if answer is None:
         return None
@@ -50,7 +47,7 @@ class InlineJobs:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Counts one more waiting request. The caller must later call `leave`. Thread-safe.
+        """Counts one more waiting request, until `leave`. Thread-safe.
 
         HTTPException 429 if too many requests wait (POC_MAX_WAITING_REQUESTS).
         """
@@ -108,8 +105,7 @@ class InlineJobs:
     def _look(self, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
         """Returns the job's record, and a tuple that changes when the job makes progress.
 
-        Time that the job waits for chat or for a round's end also counts as progress. The record is
-        None if Redis lost the job.
+        A wait for chat or for a round's end counts as progress. None if Redis lost the job.
         """
         record = self._jobs.read(job_id)
         if record is None:

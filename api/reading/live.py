@@ -23,10 +23,7 @@ Read = Callable[[], Sections]
 
 
 class Live:
-    """The node's state in named sections, read every second while a page follows the stream.
-
-    For one event loop, without locks.
-    """
+    """The node's state in named sections, read every second while a page follows the stream."""
 
     def __init__(self, pause_s: float = PAUSE_S, longest_s: float = LONGEST_S) -> None:
         self._pause_s = pause_s

@@ -33,10 +33,7 @@ class Together:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
 
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Returns the result of `read`, or raises its exception.
-
-        Calls `read` in a thread, once for all requests with the same `key` that wait for the call.
-        """
+        """Returns the result of `read`, called once in a thread for all requests of `key`."""
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(loop, _Turn())
         if key not in turn.asked:

@@ -72,10 +72,6 @@ def backend_number(worker: WorkerRecord) -> int:
 def _backend(
     worker: WorkerRecord, current: RoundRecord | None, stats: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns a worker's entry in the status for aggregators.
-
-    `current`: the current round. `stats`: the worker's figures in this round.
-    """
     serves = current is not None and current.config.model == worker.model
     generates = serves and current is not None and current.state is RoundState.GENERATING
     return {

@@ -1,7 +1,6 @@
 """/api/v1/hosts: joining a new host with the token of `proofline hosts invite`.
 
-The host authenticates with the token's id. Neither the token nor the host's Redis password is ever
-sent to the API.
+The host shows the token's id; neither the token nor a password is ever sent to the API.
 """
 
 from fastapi import APIRouter, HTTPException, Request
@@ -49,10 +48,7 @@ def standing(
 
 
 def _peer(request: Request, rates: Rates) -> str:
-    """Returns the address of a request's peer.
-
-    HTTPException 429 if the peer sends too many requests.
-    """
+    """Returns the peer's address. HTTPException 429 if it sends too many requests."""
     peer = request.client.host if request.client else ""
     if rates.take(of_address(peer)) > 0:
         raise unavailable("Too many tokens were tried from here; wait a little.", 429)

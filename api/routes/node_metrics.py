@@ -20,10 +20,7 @@ VARIABLE = "GONKA_METRICS"
 
 
 def is_on(environment: Mapping[str, str]) -> bool:
-    """Returns True if GONKA_METRICS is `full` or unset, False if it is `off`.
-
-    SettingsError if it has another value.
-    """
+    """Returns whether GONKA_METRICS is `full` or unset, not `off`; else raises SettingsError."""
     chosen = environment.get(VARIABLE, "").strip().lower() or "full"
     if chosen not in ("full", "off"):
         raise SettingsError(f"{VARIABLE}: must be full or off, not {chosen!r}.")

@@ -175,10 +175,9 @@ async def model(request: Request, chat: OfChat, model: str) -> Response:
 
 
 async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
-    """Asks the workers for their entries of /v1/models. Returns the entries by model name.
+    """Returns the entries of all workers' /v1/models, by model name.
 
-    Also returns the last error that a worker answered, such as for a wrong API key; None if no
-    worker answered with an error.
+    Also returns a worker's last error answer, such as for a wrong API key, if any.
     """
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
@@ -213,7 +212,6 @@ for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
 
 
 def _not_served(model: str, path: str) -> Response:
-    """Returns a 404 response for a path that none of the model's workers has."""
     if path.endswith(_EMBEDDINGS):
         lacks = "makes no embeddings; deploy one that does, under its own name"
     else:
@@ -224,8 +222,7 @@ def _not_served(model: str, path: str) -> Response:
 def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
     """Returns the error for a model without a worker: 503 if it could have one soon, else 404.
 
-    After 503 the network tries another node. After a 404 to a validator, the
-    network convicts the executor.
+    After 503 the network tries another node; for 404 it convicts the executor.
     """
     if not models or model in chat.workers.known_models() or _loads(chat):
         who = f"the model {model}" if model else "a model"

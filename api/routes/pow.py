@@ -179,7 +179,6 @@ async def status(
 
 
 def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) -> bytes:
-    """Returns the JSON answer of /status. `round_status`: the answer's fields about the round."""
     health = reader.of(seen)
     names = health.names_of(seen.workers)
     whole = round_status | {
@@ -200,7 +199,6 @@ def _status(seen: Overview, round_status: dict[str, Any], reader: HealthReader) 
 
 
 def _seat(seat: Seat) -> dict[str, Any]:
-    """Returns a dict with the fields of answers.Seat."""
     place = seat.place
     return {
         "name": seat.name,

@@ -51,11 +51,7 @@ async def validate(
 
 
 def _validating_round(rounds: RoundStore, scheme: str) -> RoundConfig:
-    """Returns the current round's configuration.
-
-    HTTPException 400 if the round is not validating or has another scheme; the text names the
-    missing step.
-    """
+    """Returns the current round's configuration. HTTPException 400 unless it validates."""
     current = rounds.current()
     if current is None or current.config.spec.scheme != scheme:
         raise HTTPException(

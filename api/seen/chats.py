@@ -71,10 +71,7 @@ class Chat:
 
 
 class Chats:
-    """Counts this process's chats since the last `report`, and measures how long they take.
-
-    Thread-safe.
-    """
+    """Counts this process's chats since the last `report`, and times them. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -100,10 +97,7 @@ class Chats:
             self._counts[field] += 1
 
     def report(self, history: History, second: float) -> None:
-        """Adds the counts since the last report to the history, at Unix time `second`.
-
-        After a RedisError, the next report adds these counts again.
-        """
+        """Adds the counts since the last report to the history; again after a RedisError."""
         self._change(0)
         with self._lock:
             whole_ms = int(self._busy_ms)

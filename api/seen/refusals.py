@@ -1,7 +1,6 @@
 """Writes refused requests and used keys to the event log.
 
-The first refusal of a kind is written at once; later refusals of that kind are combined into one
-event a minute, so that thousands of wrong requests do not fill the log.
+The first refusal of a kind is written at once; later ones become one event a minute.
 """
 
 import threading
@@ -81,10 +80,7 @@ class Refusals:
 
 
 class Watch:
-    """Middleware: records refused requests and used keys.
-
-    Must be outside all middleware that refuses requests.
-    """
+    """Middleware, outside all that refuse requests: records refused requests and used keys."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -8,10 +8,7 @@ PATIENCE_S = 15.0
 
 
 def connect(url: str) -> Client:
-    """Returns a client for the API at `url`, the value of --url.
-
-    Raises UsageError for an invalid url.
-    """
+    """Returns a client for the API at --url. Raises UsageError for an invalid url."""
     try:
         return Client(url, patience_s=PATIENCE_S, on_wait=_say)
     except UrlError as error:
@@ -19,11 +16,7 @@ def connect(url: str) -> Client:
 
 
 def only_model(client: Client) -> str:
-    """Returns the name of the model that the node serves.
-
-    Raises ApiError if the node serves no model. Raises UsageError, which lists the models, if it
-    serves several.
-    """
+    """Returns the served model's name. Raises ApiError if there is none, UsageError if several."""
     models = sorted({worker.model for worker in client.status().workers})
     if not models:
         raise ApiError(

@@ -1,6 +1,4 @@
-"""`proofline deploy` and `proofline undeploy`: deploy a model on all hosts, and stop it. Normally
-the network node sends these requests.
-"""
+"""`proofline deploy` and `undeploy`: deploy a model on all hosts, and stop it."""
 
 import time
 from http import HTTPStatus
@@ -81,10 +79,7 @@ def deploy(
 
 
 def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> None:
-    """Checks that the new model can be found, before the current model is stopped.
-
-    Raises ProoflineError if the model is unknown or cannot be downloaded.
-    """
+    """Raises ProoflineError if the new model is unknown or cannot be downloaded."""
     try:
         check_can_be_found(model, vllm_args)
     except ProoflineError as error:
@@ -97,9 +92,7 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
 
 
 def is_on_node(client: Client, model: str) -> bool:
-    """Returns True if the node serves the model now, or if the model is in the cache of the API's
-    machine.
-    """
+    """Returns True if the node serves the model, or has it in the API's model cache."""
     found = client.deployment()
     if found.is_running and found.model == model:
         return True
@@ -118,10 +111,7 @@ def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
 
 
 def wait_served(client: Client) -> None:
-    """Waits until the deployed model is served, and shows the progress.
-
-    Raises DeployError, with the reason, if the model cannot be served.
-    """
+    """Waits until the deployed model is served. Raises DeployError if it cannot be served."""
     said_at = time.monotonic()
     while True:
         found = client.deployment()

@@ -1,6 +1,4 @@
-"""Functions for `generate`, `validate` and `demo`: build the request body of a job, and wait for
-the job's result.
-"""
+"""Builds request bodies of jobs, and waits for their results."""
 
 from typing import Any
 
@@ -32,9 +30,7 @@ def job_body(
     proof: Proof,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    """Returns the body of POST /generate for a job (protocol.md, section 5; `max_tokens`: section
-    8).
-    """
+    """Returns the body of POST /generate (protocol.md, sections 5 and 8)."""
     body: dict[str, Any] = {
         **place_of(block_hash, block_height, public_key),
         "nonces": nonces,
@@ -51,10 +47,9 @@ def job_body(
 def await_job(
     client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str = ""
 ) -> Document:
-    """Waits for a job's result, and shows a progress bar meanwhile.
+    """Waits for a job's result with a progress bar.
 
-    Ctrl-C ends only the waiting; it prints `how_to_resume`, or by default the command that fetches
-    the job's result.
+    Ctrl-C ends only the waiting, and prints `how_to_resume` (default: `proofline generate`).
     """
     resume = how_to_resume or f"proofline generate --url {client.base} --request-id {request_id}"
     try:

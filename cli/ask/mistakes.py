@@ -24,9 +24,7 @@ def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> 
 
 
 def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each possible mistake: a description, and a copy of `body` with the inputs changed
-    accordingly.
-    """
+    """Yields each possible mistake: a description, and `body` with that mistake."""
     stronger = not body["poc_stronger_rng"]
     yield f"poc_stronger_rng {str(stronger).lower()}", body | {"poc_stronger_rng": stronger}
     for seq_len in _USUAL_LENGTHS:
@@ -43,9 +41,7 @@ def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_spellings(text: str) -> list[str]:
-    """Returns other spellings of a hash or key (with or without 0x, upper or lower case, without
-    spaces), the likeliest first.
-    """
+    """Returns `text` in other cases and with or without 0x or spaces, the likeliest first."""
     bare = text.removeprefix("0x").removeprefix("0X")
     other = [bare, f"0x{bare}", text.upper(), text.lower(), bare.upper(), bare.lower()]
     return [one for one in dict.fromkeys([*other, text.strip()]) if one and one != text]

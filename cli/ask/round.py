@@ -176,9 +176,7 @@ def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) ->
 
 
 def check_scheme(vectors: Vectors, distances: Distances) -> None:
-    """Raises UsageError if options of artifact rounds and of distance rounds are combined, or if
-    --r-target is out of range.
-    """
+    """Raises UsageError for options of different schemes, or an --r-target out of range."""
     r_target = distances.r_target
     if r_target is None:
         flags = {
@@ -262,11 +260,9 @@ def watch(
 
 
 def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
-    """Yields the round's status every `interval_s` until the round ends. Yields the ApiError
-    instead while the API is unavailable.
+    """Yields the round's status every `interval_s` until it ends; an ApiError during an outage.
 
-    Raises the ApiError once the API has been unavailable for POLL_PATIENCE_S, or if retrying cannot
-    help.
+    Raises the ApiError after POLL_PATIENCE_S of outage, or if retrying cannot help.
     """
     answered = time.monotonic()
     while True:
@@ -285,9 +281,7 @@ def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
 
 
 def show(looks: Iterator[Document | ApiError], console: Console) -> dict[str, Any]:
-    """Prints each status of `looks` as it arrives, and returns the last. A terminal shows only the
-    newest; a log gets one line per status.
-    """
+    """Prints each status: a terminal shows the newest, a log all. Returns the last status."""
     last: dict[str, Any] = {}
     if not console.is_terminal or console.is_dumb_terminal:
         for look in looks:

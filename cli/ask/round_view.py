@@ -1,6 +1,4 @@
-"""Formats a round's status, as tables for terminals or as a line for logs, and a deployment's
-status.
-"""
+"""Formats the status of rounds (as tables or as log lines) and of deployments."""
 
 from datetime import timedelta
 from typing import Any
@@ -70,9 +68,7 @@ def _head(status: dict[str, Any]) -> Table:
 
 
 def _workers(status: dict[str, Any]) -> RenderableType:
-    """Returns a table of the live workers, and of workers that took part in the round and have
-    ended.
-    """
+    """Returns a table of the live workers, and of those that have left the round."""
     seats = status.get("seats") or []
     states = {seat["name"]: seat["state"] for seat in seats} or {
         worker["id"]: worker["state"] for worker in status["workers"]
@@ -121,15 +117,12 @@ def _outbox(status: dict[str, Any], now: float) -> RenderableType:
 
 
 def _health(status: dict[str, Any]) -> list[str]:
-    """Returns the reasons why the node is not healthy; an empty list if it is healthy."""
     health = status.get("health") or {"reasons": []}  # earlier releases report none
     return [f"{reason['level']}: {reason['text']}" for reason in health["reasons"]]
 
 
 def troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
-    """Returns one line per problem of a round: full outbox, failing delivery, dropped artifacts
-    and, with `with_error`, the round's error.
-    """
+    """Returns one line for each problem of a round. `with_error`: includes the round's error."""
     outbox = stats.get("outbox") or {}
     troubles = []
     if outbox.get("full"):
@@ -173,9 +166,7 @@ def _share(config: dict[str, Any]) -> str:
 
 
 def grid() -> Table:
-    """Returns an empty table without borders. Its first column is for names, its second for their
-    values.
-    """
+    """Returns an empty table without borders, for names and their values."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=9)
     table.add_column()

@@ -1,6 +1,4 @@
-"""Builds the request body of any proof scheme from `--scheme NAME --param KEY=VALUE`, according to
-the scheme's contract.
-"""
+"""Builds a request body of any proof scheme from `--scheme NAME --param KEY=VALUE`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,9 +19,7 @@ _URLS = ("url", "callback_url")
 
 
 class OfScheme(NamedTuple):
-    """The options --scheme and --param, which select a proof scheme by name and set its
-    parameters.
-    """
+    """The options --scheme and --param, which name a proof scheme and its parameters."""
 
     scheme: Annotated[
         str | None,
@@ -37,8 +33,8 @@ class OfScheme(NamedTuple):
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
         """Returns True if --scheme is given.
 
-        `flags`: the options that belong to a single scheme, with their values. Raises UsageError if
-        one of them is combined with --scheme, or if --param is given without --scheme.
+        Raises UsageError if one of `flags` (options of a single scheme) is combined with --scheme,
+        or if --param is given without --scheme.
         """
         if self.scheme is None:
             if self.param:
@@ -54,9 +50,7 @@ class OfScheme(NamedTuple):
 def flags_of_artifacts(
     k_dim: int | None, stronger_rng: bool, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Returns the options of artifact and decode proofs by name. An option's value is true if the
-    user changed it from its default, otherwise false or None.
-    """
+    """Returns the options of artifact and decode proofs; the values of changed options are true."""
     return {
         "--k-dim": k_dim not in (None, DEFAULT_K_DIM),
         "--stronger-rng": stronger_rng,
@@ -65,18 +59,14 @@ def flags_of_artifacts(
 
 
 def job_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Returns the body of POST /generate for the scheme of --scheme. `common`, `fields`: see
-    `_body`.
-    """
+    """Returns the body of POST /generate for --scheme. `common`, `fields`: see `_body`."""
     contract = contract_of(of_scheme.scheme or "")
     instead = "jobs; start a round of it"
     return _body(contract, contract.job_body, instead, of_scheme.param or [], common, fields)
 
 
 def round_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Returns the body of POST /init/generate for the scheme of --scheme. `common`, `fields`: see
-    `_body`.
-    """
+    """Returns the body of POST /init/generate for --scheme. `common`, `fields`: see `_body`."""
     contract = contract_of(of_scheme.scheme or "")
     instead = "rounds; `proofline generate` asks it"
     return _body(contract, contract.round_body, instead, of_scheme.param or [], common, fields)
@@ -92,11 +82,10 @@ def _body(
 ) -> dict[str, Any]:
     """Returns a request body that is valid for the scheme's `model`.
 
-    Raises UsageError if a parameter is missing or unknown. Also raises UsageError if `model` is
-    None, because the scheme has no such request; `instead` completes this message.
-
-    `common`: fields that are the same in all schemes. `fields`: model, seq_len, batch_size and url,
-    whose position in the body depends on the scheme; None if not given.
+    `instead`: completes the UsageError if the scheme has no such request (`model` is None).
+    `common`: fields that are the same in all schemes. `fields`: model, seq_len, batch_size and url
+    (None if not given), whose position depends on the scheme. Raises UsageError for a missing or
+    unknown parameter.
     """
     if model is None:
         raise UsageError(f"The {contract.name} scheme has no {instead}.")
@@ -129,17 +118,13 @@ def _body(
 
 
 def _inner(model: type[BaseModel]) -> set[str]:
-    """Returns the names of the fields inside the body's `params`; an empty set if the body has no
-    `params`.
-    """
+    """Returns the names of the fields inside the body's `params`, if it has `params`."""
     field = model.model_fields.get("params")
     return set(getattr(field.annotation, "model_fields", ())) if field else set()
 
 
 def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
-    """Returns the names of the fields that --param may set: those of this scheme alone, without
-    nested objects.
-    """
+    """Returns the names that --param may set: this scheme's own fields without nested objects."""
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (JobBody, RoundBody, SequenceRoundBody, Params):
         shared |= set(base.model_fields)
@@ -149,10 +134,9 @@ def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
 
 
 def named_value(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, Any]:
-    """Parses "NAME=VALUE" to name and value. VALUE is parsed as JSON; if it is not JSON, it is kept
-    as a string.
+    """Parses "NAME=VALUE". VALUE is JSON, or else a string.
 
-    Raises UsageError for another form. `option`, `form`: the option and its syntax, for the error.
+    `option`, `form`: the option and its syntax, for the UsageError about another form.
     """
     name, equals, value = text.partition("=")
     if not name or not equals:

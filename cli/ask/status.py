@@ -46,9 +46,7 @@ def status(
 
 
 def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
-    """Prints a node's state as a table, from the API's answers about the node and about its
-    deployment. `now`: seconds since the epoch.
-    """
+    """Prints the node's state as a table. `now`: seconds since the epoch."""
     table = grid()
     at_work = {worker["id"] for worker in node["workers"]}
     away = [seat for seat in node.get("seats", ()) if seat["worker_id"] not in at_work]
@@ -91,9 +89,7 @@ def _deployment(found: Mapping[str, Any]) -> Rows:
 
 
 def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: float) -> Rows:
-    """Yields the table's rows about workers. `away`: records of workers that send no
-    heartbeat now.
-    """
+    """Yields the rows about workers. `away`: workers that send no heartbeat now."""
     n_ready = sum(worker["state"] == "ready" for worker in workers)
     n_all = len(workers) + len(away)
     yield "workers", Text(f"{n_ready} of {n_all} ready", style="" if n_ready else _BAD)

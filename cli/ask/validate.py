@@ -20,9 +20,7 @@ MOST_NAMED = 10  # mismatching nonces that are listed
 
 
 class OfFile(NamedTuple):
-    """Options for the proof's inputs. An input without an option is taken from the file of
-    artifacts.
-    """
+    """Options for the proof's inputs. Without an option, the input's value is the file's."""
 
     block_hash: Annotated[
         str | None, typer.Option(help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False)
@@ -55,9 +53,7 @@ class OfFile(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Options for the thresholds of a validation: when two artifacts agree, and how many mismatches
-    are a fraud.
-    """
+    """Options for the validation's thresholds: of a distance, and of the number of mismatches."""
 
     dist_threshold: Annotated[
         float | None,
@@ -173,10 +169,9 @@ def validate(
 
 
 def the_one(file: Path | None, artifacts: Path | None) -> Path:
-    """Returns the path of the file to validate. `artifacts`: the value of --artifacts, an older
-    option for the same file.
+    """Returns the file to validate. Raises UsageError unless exactly one is named.
 
-    Raises UsageError unless exactly one file is named.
+    `artifacts`: the value of --artifacts, an older option for the same file.
     """
     named = [path for path in (file, artifacts) if path is not None]
     if len(named) != 1:
@@ -218,9 +213,7 @@ def is_artifact(item: Any) -> bool:
 
 
 def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
-    """Returns the number of decode steps that most of the decode proofs have; None if `artifacts`
-    has no decode proofs.
-    """
+    """Returns the number of steps of most of the decode proofs; None if there are none."""
     lengths = [
         len(points)
         for item in artifacts
@@ -230,9 +223,7 @@ def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
 
 
 def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict[str, Any]]:
-    """Returns the artifacts of `nonces`, in this order. Raises UsageError if a nonce has no
-    artifact.
-    """
+    """Returns the artifacts of `nonces`. Raises UsageError if a nonce has no artifact."""
     by_nonce = {item["nonce"]: item for item in artifacts}
     missing = [nonce for nonce in nonces if nonce not in by_nonce]
     if missing:
@@ -243,9 +234,7 @@ def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict
 
 
 def describe_verdict(verdict: dict[str, Any]) -> str:
-    """Returns a text about a verdict: the first line gives the result, further lines the
-    details.
-    """
+    """Returns a text about a verdict: one line for the result, then the details."""
     word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
     excluded = (
         f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
@@ -272,6 +261,6 @@ def describe_verdict(verdict: dict[str, Any]) -> str:
 
 
 def some(nonces: list[int]) -> str:
-    """Returns the first MOST_NAMED nonces as text, and how many more there are."""
+    """Returns the first MOST_NAMED nonces, and how many more there are."""
     more = f" and {len(nonces) - MOST_NAMED} more" if len(nonces) > MOST_NAMED else ""
     return ", ".join(map(str, nonces[:MOST_NAMED])) + more

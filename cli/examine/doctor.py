@@ -111,9 +111,7 @@ def doctor(
 
 
 def _settings() -> tuple[Settings, Iterable[Finding]]:
-    """Returns the settings, and findings about them. If a setting is invalid, returns the
-    defaults.
-    """
+    """Returns the settings (the defaults if one is invalid), and findings about them."""
     found: list[Finding] = []
     try:
         settings = load_settings()
@@ -164,9 +162,7 @@ def _of_workers(
 def _of_the_model(
     settings: Settings, name: str, dtype: Dtype, gpus: Sequence[Gpu], size: int
 ) -> Iterator[Finding]:
-    """Yields findings about the model of --model. `gpus`: the GPUs of one worker. `size`: how many
-    GPUs one worker needs.
-    """
+    """Yields findings about --model. `gpus`, `size`: a worker's GPUs, and how many it needs."""
     found, findings = model.find(name)
     yield from findings
     if found is None:

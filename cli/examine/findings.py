@@ -11,9 +11,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check. `about`: the subject; `says`: what was found; `remedy`: what the
-    operator should do, empty if nothing.
-    """
+    """The result of a check. `remedy`: what the operator should do; empty if nothing."""
 
     about: str
     level: Level
@@ -32,9 +30,7 @@ class Subject(str):
         return Finding(self, "ok", says)
 
     def warning(self, says: str, remedy: str) -> Finding:
-        """Returns a finding about something that works, but is not as good as possible or looks
-        unintended.
-        """
+        """Returns a finding about something that works, but not as well as possible."""
         return Finding(self, "warning", says, remedy)
 
     def problem(self, says: str, remedy: str = "As it says.") -> Finding:
@@ -43,9 +39,7 @@ class Subject(str):
 
 
 def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Runs the checks in order, and yields their findings. An error in a check becomes a
-    finding.
-    """
+    """Runs the checks in order. An exception in a check becomes a finding too."""
     for about, look in checks:
         try:
             yield from look()

@@ -17,9 +17,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def gpus(machine: MachineGpus) -> Iterator[Finding]:
-    """Checks whether each GPU answers and how much of its memory is free, and whether the installed
-    vLLM can use GPUs.
-    """
+    """Checks each GPU and its free memory, and whether the installed vLLM can use GPUs."""
     if not machine.devices:
         if vllm_needs_cuda():
             yield _GPU.problem(
@@ -67,10 +65,7 @@ def _gpu(device: Gpu) -> Finding:
 
 
 def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
-    """Checks whether the machine's GPUs are connected by NVLink. Yields nothing for a single GPU.
-
-    `group_size`: GPUs that share one model. NVLink matters only if there are several.
-    """
+    """Checks whether the GPUs are connected by NVLink. `group_size`: GPUs that share one model."""
     if len(machine.devices) < 2:
         return
     links = [_links(device.index) for device in machine.devices]
@@ -89,9 +84,7 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
 
 
 def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Finding]:
-    """Warns that NVLink multicast can fail between the GPUs of a virtual machine, unless
-    NCCL_NVLS_ENABLE is 0.
-    """
+    """Warns that NVLink multicast can fail in a virtual machine, unless NCCL_NVLS_ENABLE is 0."""
     if len(machine.devices) < 2 or os.environ.get("NCCL_NVLS_ENABLE") == "0":
         return
     if _is_virtual(cpuinfo):
@@ -103,7 +96,6 @@ def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Findin
 
 
 def _is_virtual(cpuinfo: Path) -> bool:
-    """Returns True if /proc/cpuinfo shows that this is a virtual machine."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,6 +1,4 @@
-"""Checks of a host that joins a node, or has joined it: the API, the token and the connection to
-Redis.
-"""
+"""Checks of a host that joins or has joined a node: API, token, and connection to Redis."""
 
 import os
 import socket
@@ -24,10 +22,9 @@ _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts inv
 
 
 def checks(options: Join) -> list[Check]:
-    """Returns the checks of a host that joins or has joined a node; an empty list for other hosts.
+    """Returns the checks of a host that joins or has joined a node, otherwise no checks.
 
-    Does not spend the token. If the host has joined, sets this process's environment like that of
-    its workers.
+    Does not spend the token. Sets a joined host's environment like that of its workers.
     """
     try:
         token = token_of(options, os.environ)
@@ -77,9 +74,7 @@ def _joined(api: Api, kept: Access) -> Iterator[Finding]:
 
 
 def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding | None]:
-    """Yields findings about the API, the host's clock and the token. Returns the token's state, or
-    None if the API did not give it.
-    """
+    """Yields findings about API, clock and token. Returns the token's state; None if unknown."""
     try:
         skew_s = api.skew_s()
         trust = "its very certificate" if api.pin else "a trusted certificate" if api.is_tls else ""

@@ -20,9 +20,7 @@ SOME_DATA_GIB = 10.0
 
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
-    """Checks the free disk space at `path` for `what`, such as models. Less than `least_gib` is a
-    problem, less than `some_gib` a warning.
-    """
+    """Checks the free disk space: a problem below `least_gib`, a warning below `some_gib`."""
     free = free_disk_bytes(path) / _GIB
     text = f"{free:.1f} GiB are free for {what} ({path})"
     if free < least_gib:
@@ -34,9 +32,7 @@ def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[F
 
 
 def memory(left: int, limit: int) -> Iterator[Finding]:
-    """Checks whether this machine or container has enough free memory. `left`: free bytes. `limit`:
-    all bytes.
-    """
+    """Checks the free memory of this machine or container, in bytes."""
     text = f"{left / _GIB:.1f} of {limit / _GIB:.1f} GiB of memory are left"
     if is_short_of_memory(left, limit):
         remedy = "End what uses it (ps aux --sort -rss), or raise the container's limit."
@@ -46,9 +42,7 @@ def memory(left: int, limit: int) -> Iterator[Finding]:
 
 
 def port(host: str, number: int) -> Iterator[Finding]:
-    """Checks whether the API can listen at this address. An address where a node already answers is
-    no problem.
-    """
+    """Checks whether the API can listen there. A running node at the address is no problem."""
     try:
         reserve_port(host, number)
     except AddressError as error:

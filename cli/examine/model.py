@@ -1,6 +1,4 @@
-"""Checks the model that is to be served: its files, its size, and known problems of its family
-(docs/models.md).
-"""
+"""Checks a model: its files, its size, and known problems of its family (docs/models.md)."""
 
 import json
 import os
@@ -41,9 +39,7 @@ _NEED_TORCHVISION = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
 
 @dataclass(frozen=True)
 class Model:
-    """A model to check. `folder`: the folder with its files; None if the files are not on this
-    machine.
-    """
+    """A model to check. `folder`: its files; None if they are not on this machine."""
 
     name: str
     folder: Path | None
@@ -60,9 +56,7 @@ class Model:
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
-    """Returns the model that --model names, and findings about its files. The model is None if the
-    name is invalid.
-    """
+    """Returns the model of --model (None if the name is invalid), and findings about its files."""
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:
@@ -131,8 +125,7 @@ def _snapshot(name: str, cache: ModelCache) -> Path | None:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Checks whether the model fits in the GPU memory of one worker, or in this machine's memory if
-    `uses_gpus` is False.
+    """Checks whether the model fits into the memory of one worker's GPUs, or of this machine.
 
     `gpus`: the GPUs of one worker. `group_size`: how many GPUs one worker needs.
     """
@@ -164,9 +157,7 @@ def room(
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Reports whether proofs apply reflections after the layers of this model family, and known
-    problems of the family.
-    """
+    """Reports whether this family's layers are reflected, and known problems of the family."""
     config = model.config
     if not config:
         return

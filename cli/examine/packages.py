@@ -1,6 +1,4 @@
-"""Checks the releases of Python, torch and vLLM, and packages that can make the imports of torch or
-vLLM fail.
-"""
+"""Checks the releases of Python, torch and vLLM, and packages that break their imports."""
 
 import importlib.util
 import json
@@ -78,9 +76,7 @@ def vllm() -> Iterator[Finding]:
 def imports(
     gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")
 ) -> Iterator[Finding]:
-    """Checks that the installed packages among `names` can be imported. `gpus`: the GPUs that the
-    driver reports, which torch should see.
-    """
+    """Checks that the packages can be imported. `gpus`: the driver's GPUs, for torch to see."""
     installed = [name for name in names if importlib.util.find_spec(name)]
     told, why = imported(installed)
     if "torch" in names and "torch" not in installed:
@@ -102,11 +98,9 @@ def imports(
 def imported(
     names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Imports packages in a separate process. Returns the version or the error of each package by
-    name, and an explanation.
+    """Imports packages in a separate process. Returns each package's version or error, by name.
 
-    If the process crashed or took more than `timeout_s`, some packages are missing; the explanation
-    says why.
+    Also returns why packages are missing, if the process crashed or took more than `timeout_s`.
     """
     if not names:
         return {}, ""

@@ -34,9 +34,7 @@ _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
-    """Checks that the node may call the receiver's address and that TLS works, then sends a GET
-    request. An answer with any HTTP status is accepted.
-    """
+    """Checks that the node may call the receiver, that TLS works, and that a GET is answered."""
     yield _look(url, settings)
 
 
@@ -90,9 +88,7 @@ def _look(url: str, settings: Settings) -> Finding:
 
 
 def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
-    """Returns the proxy through which the courier would reach the receiver's addresses; None
-    without a proxy.
-    """
+    """Returns the proxy through which the courier reaches these addresses; None without one."""
     if settings.callback_proxy is None or not all(
         ipaddress.ip_address(address).is_global for address in addresses
     ):
@@ -101,9 +97,7 @@ def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
 
 
 def _node_ports(settings: Settings) -> Own:
-    """Returns the node's own ports, to which callbacks are forbidden. Ports stored in Redis are
-    missing if Redis is unavailable.
-    """
+    """Returns the node's own ports; without those stored in Redis if Redis is unavailable."""
     redis = connect(settings, patient=False, timeout_s=_REDIS_S)
     own = NodePorts.of(settings, WorkerRegistry(redis, settings))
     with suppress(RedisError):

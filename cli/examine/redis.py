@@ -43,9 +43,7 @@ def local_server() -> Iterator[Finding]:
 def server(
     settings: Settings, clock: Callable[[], float] = time.time, timeout_s: float = REDIS_TIMEOUT_S
 ) -> Iterator[Finding]:
-    """Checks the Redis server at POC_REDIS_URL, with its Sentinels if the url names some. `clock`
-    returns this host's time in seconds since the epoch.
-    """
+    """Checks the Redis at POC_REDIS_URL, and its Sentinels. `clock`: this host's time."""
     at = RedisUrl.of(settings.redis_url)
     if at.master:
         found = list(sentinels.sentinels(at))
@@ -154,9 +152,7 @@ def _speed(client: Redis) -> Iterator[Finding]:
 
 
 def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Finding:
-    """Compares this host's clock with Redis' clock. Leases and due times only work if the clocks
-    agree.
-    """
+    """Compares this host's clock with Redis' clock, because leases need equal clocks."""
     before = clock()
     seconds, microseconds = client.time()
     skew_s = (before + clock()) / 2 - (seconds + microseconds / 1e6)
@@ -164,9 +160,7 @@ def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Fin
 
 
 def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
-    """Returns a finding about a clock difference of `skew_s` seconds. More than `most_s` is a
-    problem, because live workers would be considered dead.
-    """
+    """Returns a finding about a clock difference; a problem if it exceeds `most_s`."""
     text = f"his host's clock and {whose} differ by {abs(skew_s):.2f} s"
     if abs(skew_s) <= min(_SKEWED_S, most_s):
         return _CLOCK.ok(f"t{text}")

@@ -20,9 +20,7 @@ _DOCUMENT = "docs/redis.md, A Redis that fails over"
 
 
 def sentinels(at: RedisUrl) -> Iterator[Finding]:
-    """Checks the Sentinels that a url names: whether they answer, and whether they know the url's
-    master.
-    """
+    """Checks that the url's Sentinels answer, and that they know the url's master."""
     asked = Sentinels(at.hosts, at.sentinel)
     told, silent = [], []
     for sentinel in asked.sentinels:
@@ -45,10 +43,7 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Checks the Sentinels' reports about one master: whether all name the same primary server,
-    whether there are enough Sentinels with a suitable quorum, and whether a failover begins soon
-    enough.
-    """
+    """Checks whether the Sentinels name the same primary, and can replace it soon enough."""
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:
         yield _SENTINEL.problem(
@@ -75,9 +70,7 @@ def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
-    """Checks a primary's replicas. `info`: the primary's answer to INFO. `needed`: True if there
-    must be a replica, because Sentinels choose the next primary among them.
-    """
+    """Checks the primary's replicas in its INFO. `needed`: a failover needs a replica."""
     found = [value for name, value in info.items() if _is_replica(name, value)]
     if not found:
         if needed:

@@ -32,9 +32,7 @@ _SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting and its value. `source`: where the value was set, such as "default" or
-    "environment".
-    """
+    """A setting and its value. `source`: where it was set, such as "environment"."""
 
     name: str
     value: Any
@@ -42,10 +40,7 @@ class Setting:
 
 
 def settings_in_effect(settings: Settings, env: Mapping[str, str], dotenv: Path) -> list[Setting]:
-    """Returns the settings that a process started here would use. Passwords and keys are hidden.
-
-    `env`: the environment. `dotenv`: path of the .env file that Compose reads.
-    """
+    """Returns the settings in effect, without passwords. `dotenv`: the .env file of Compose."""
     # In upper case, because pydantic reads names in any case.
     given = {name.upper(): value for name, value in env.items()}
     in_file = read_dotenv(dotenv)
@@ -61,9 +56,7 @@ def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
 
 
 def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns the variables whose names begin with POC_ but are no settings. Each has the setting
-    with the most similar name, or None.
-    """
+    """Returns the POC_ variables that are no settings, each with the most similar setting."""
     known = [f"POC_{field.upper()}" for field in Settings.model_fields]
     unknown = sorted(
         name for name in env if name.upper().startswith("POC_") and name.upper() not in known
@@ -94,9 +87,7 @@ def _without_password(url: str) -> str:
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Reads the NAME=VALUE lines of a .env file; returns no variables if the file does not
-    exist.
-    """
+    """Reads the NAME=VALUE lines of a .env file, if it exists."""
     if not path.is_file():
         return {}
     pairs = re.findall(

@@ -1,3 +1,1 @@
-"""Joining: the operator invites a host to a node, and the host joins with a token that
-works once.
-"""
+"""Joining: the operator invites a host, which joins the node with a token that works once."""

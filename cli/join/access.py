@@ -1,6 +1,4 @@
-"""Stores the data with which a joined host reaches its node, in a private file, so that a restart
-needs no token.
-"""
+"""Stores a joined host's access to its node in a private file, for restarts without a token."""
 
 import os
 from collections.abc import Iterator
@@ -14,9 +12,7 @@ from poc_core.errors import ProoflineError
 
 
 class AccessError(ProoflineError):
-    """The file with this host's access cannot be read or written, or is not private. The text says
-    what to do.
-    """
+    """The access file is unreadable, not writable or not private. The text says what to do."""
 
 
 class Access(BaseModel, frozen=True):
@@ -33,9 +29,9 @@ class Access(BaseModel, frozen=True):
 
 
 def read_access(path: Path) -> Access | None:
-    """Reads the access file. Returns None if the file does not exist.
+    """Reads the access file; None if it does not exist.
 
-    Raises AccessError if the file is unreadable or invalid, or if other users may access it.
+    Raises AccessError if it is invalid, unreadable, or accessible to other users.
     """
     path = path.expanduser()
     try:
@@ -61,9 +57,7 @@ def read_access(path: Path) -> Access | None:
 
 
 def check_writable(path: Path) -> None:
-    """Raises AccessError if `write_access` could not write this file. Call it before the token is
-    spent.
-    """
+    """Raises AccessError if the file cannot be written. Call it before spending the token."""
     path = path.expanduser()
     probe = path.with_name(f"{path.name}.new")
     with _writing(path):
@@ -73,18 +67,15 @@ def check_writable(path: Path) -> None:
 
 
 def write_access(path: Path, access: Access) -> None:
-    """Writes the access file. Other users cannot read it at any moment.
-
-    Raises AccessError if the file cannot be written.
-    """
+    """Writes the access file, never readable by other users. Raises AccessError if it cannot."""
     _write(path.expanduser(), access.model_dump_json(indent=1))
 
 
 def redis_url_of(path: Path, access: Access) -> str:
     """Returns the url with which this host connects to Redis.
 
-    If the node gave certificates for Redis, writes them to a file next to `path`, and names this
-    file in the url. Raises AccessError if that fails.
+    Writes the node's certificates for Redis, if it gave any, to a file next to `path` that the url
+    names. Raises AccessError if that fails.
     """
     if access.redis_ca is None:
         return access.redis_url

@@ -1,6 +1,4 @@
-"""Checks repeatedly whether Redis still accepts this host's user, so that a revoked host stops by
-itself.
-"""
+"""Checks repeatedly whether Redis still accepts this host's user; a revoked host stops."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,10 +37,7 @@ class Admission:
         self._looks = Periodic("admission", LOOK_S, self.look)
 
     def begin(self) -> None:
-        """Makes the first check, and starts the thread that makes the further checks.
-
-        Raises ShutOutError if Redis refuses this host.
-        """
+        """Makes the first check, and starts the thread. Raises ShutOutError if Redis refuses."""
         self.look()
         if self._refusal is not None:
             raise ShutOutError(self._refusal)
@@ -61,10 +56,9 @@ class Admission:
             raise ShutOutError(self._refusal)
 
     def look(self) -> None:
-        """Connects to Redis, and announces whether Redis still accepts this host if that has
-        changed. If Redis refuses the host, asks the API for the reason.
+        """Connects to Redis, and announces a change of its answer; asks the API for the reason.
 
-        Each check makes a new connection, because Redis does not check open connections again.
+        Uses a new connection each time, because Redis does not check open connections again.
         """
         before, self._refusal = self._refusal, self._refused()
         if before != self._refusal:

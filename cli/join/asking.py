@@ -1,6 +1,4 @@
-"""A joining host's requests to the API. With TLS they go only to a server whose certificate this
-host trusts.
-"""
+"""A joining host's requests to the API. TLS requests go only to a trusted server."""
 
 import hashlib
 import hmac
@@ -62,11 +60,9 @@ class Api:
 
     @classmethod
     def at(cls, url: str, ca: str | None = None, allow_http: bool = False) -> "Api":
-        """Returns the API at `url`: https://HOST:PORT, or https://HOST:PORT#sha256=FINGERPRINT to
-        trust a single certificate.
+        """Returns the API at `url`, https://HOST:PORT or https://HOST:PORT#sha256=FINGERPRINT.
 
-        Raises UsageError if the url is invalid, or if it is not encrypted and `allow_http` is
-        False.
+        Raises UsageError for an invalid url, or for http:// without `allow_http`.
         """
         try:
             parts = urlsplit(url)
@@ -104,8 +100,7 @@ class Api:
     def join(self, token_id: str) -> SealedOffer:
         """Spends the token: fetches its offer, which the API returns only once.
 
-        Raises the errors of `standing`. Also raises RefusedError if the token was used, has expired
-        or is revoked.
+        Raises the errors of `standing`, and RefusedError if the token is used, expired or revoked.
         """
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
@@ -117,10 +112,7 @@ class Api:
         return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
 
     def skew_s(self) -> float:
-        """Returns by how many seconds this host's clock is ahead of the API's clock.
-
-        Raises the errors of `standing`.
-        """
+        """Returns this host's clock minus the API's in seconds. Raises `standing`'s errors."""
         before = time.time()
         answer, body = self._ask("GET", "/api/v1/clock")
         if "X-Server-Recv-Ns" not in answer.headers:
@@ -186,9 +178,7 @@ class Api:
         )
 
     def _check_pin(self, connection: http.client.HTTPConnection) -> None:
-        """Raises CertificateError if the url pins a certificate and the server shows another. Must
-        be called before a request is sent.
-        """
+        """Raises CertificateError if the server shows another certificate than the pinned one."""
         if self.pin is None:
             return
         assert isinstance(connection.sock, ssl.SSLSocket)

@@ -34,9 +34,7 @@ _FORGETS = (
 
 
 class HostsError(ProoflineError):
-    """The node has no host of this name, or the name of a new host is taken. The text says what to
-    do.
-    """
+    """No host has this name, or a new host's name is taken. The text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,10 @@ class Inviting:
         valid_s: float,
         env: Mapping[str, str],
     ) -> tuple[Token, str]:
-        """Creates a host's Redis user and invitation. Returns the token for the host, and a warning
-        if the user would not survive a restart of Redis ("" if it would).
+        """Creates a host's Redis user and invitation. Returns the token, and `_forgets`' warning.
 
-        `redis_url`: a result of `address_for_hosts`. `valid_s`: seconds until the token expires.
-        Raises HostsError if the name is taken.
+        `redis_url`: of `address_for_hosts`. `valid_s`: the token's lifetime in seconds. Raises
+        HostsError if the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
@@ -122,9 +119,8 @@ class Inviting:
     def revoke(self, name: str) -> int:
         """Ends a host's access to the node. Returns how many workers of the host were removed.
 
-        When this method returns, no chat is sent to the host, even if it registered workers under
-        other names. Raises HostsError if no host has this name. Raises UsersError if Redis cannot
-        write its aclfile; even then the host has lost its access.
+        Afterwards no chat is sent to the host. Raises HostsError for an unknown name, and
+        UsersError if Redis cannot write its aclfile; even then the access has ended.
         """
         hosts = self._invitations.hosts()
         if name not in hosts:
@@ -139,9 +135,7 @@ class Inviting:
         return n_workers
 
     def _drop_workers(self, host: str) -> int:
-        """Removes the records of a host and its workers from Redis, and waits until no chat is sent
-        to them. Returns the number of removed workers.
-        """
+        """Removes the host's and its workers' records, and waits until no chat is sent there."""
         # An honest host's records are removed by name. A dishonest host may have written other
         # names: silent workers are removed too, while live ones send heartbeats.
         workers = [worker for worker in self._registry.live() if worker.host == host]
@@ -159,11 +153,9 @@ class Inviting:
         return n_workers
 
     def restore(self) -> tuple[int, str]:
-        """Creates the Redis users of all hosts again, with the rights of this release, and removes
-        users that belong to no host.
+        """Creates the Redis users of all hosts again, and removes users that belong to no host.
 
-        Returns the number of hosts, and a warning if the users would not survive a restart of Redis
-        ("" if they would).
+        The users get this release's rights. Returns the number of hosts, and `_forgets`' warning.
         """
         self._users.check()
         hosts = self._invitations.hosts().values()
@@ -181,10 +173,9 @@ class Inviting:
 
 
 def address_for_hosts(url: str) -> str:
-    """Checks the url that other hosts are to use for Redis, and returns it with database 0.
+    """Checks the url by which hosts are to reach Redis, and returns it with database 0.
 
-    Raises UsageError if other hosts cannot reach Redis by this url, or if it has more than scheme,
-    host, port and database, such as a user or a query.
+    Raises UsageError for loopback, a user, a query, or a Redis with Sentinels.
     """
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):

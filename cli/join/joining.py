@@ -1,6 +1,4 @@
-"""Joins this host to a node: fetches the node's offer once, stores it, and sets the workers'
-environment.
-"""
+"""Joins this host to a node: fetches and stores the offer, and sets the environment."""
 
 import socket
 from collections.abc import MutableMapping
@@ -15,10 +13,10 @@ from poc_core.joining.tokens import Token
 
 
 def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
-    """Returns this host's access to its node. Joins the node first if the options ask for that.
+    """Returns this host's access to its node, after joining if the options ask for that.
 
-    Returns None if this host has not joined a node, or if POC_REDIS_URL is set. Raises
-    ProoflineError if the node does not admit the host, or if options contradict each other.
+    None if this host has not joined a node, or if POC_REDIS_URL is set. Raises ProoflineError if
+    the node refuses, or if options contradict each other.
     """
     token = token_of(options, env)
     by_hand = bool(env.get("POC_REDIS_URL"))
@@ -42,8 +40,7 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
 def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
     """Returns the token from --token, --token-file or the environment; None if there is none.
 
-    Removes the token from `env`, so that child processes cannot see it. Raises UsageError or
-    TokenError if the file or the token is invalid.
+    Removes it from `env`, so that child processes cannot see it. Raises UsageError or TokenError.
     """
     env.pop(TOKEN_VARIABLE, None)
     if options.token_file is None:
@@ -56,11 +53,7 @@ def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
 
 
 def api_of(options: Join, kept: Access | None) -> Api:
-    """Returns the API that --join names. Without --join, returns the API of the stored access,
-    `kept`.
-
-    Raises UsageError as `Api.at` does.
-    """
+    """Returns the API of --join, or of the stored access. Raises UsageError as `Api.at` does."""
     if options.join is not None:
         ca = read_ascii(options.ca, "--ca") if options.ca is not None else None
         return Api.at(options.join, ca, options.allow_http)
@@ -71,9 +64,8 @@ def api_of(options: Join, kept: Access | None) -> Api:
 def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
     """Sets the environment with which this host's workers reach the node.
 
-    POC_REDIS_URL and POC_HOST_NAME are overwritten; the node's other settings do not overwrite
-    existing variables. `file`: the access file. Raises AccessError if the file with Redis'
-    certificates cannot be written.
+    Overwrites only POC_REDIS_URL and POC_HOST_NAME. `file`: the access file. Raises AccessError if
+    Redis' certificates cannot be written.
     """
     env["POC_REDIS_URL"] = redis_url_of(file, access)
     told = {name: value for name, value in access.settings.items() if name in SHARED}
@@ -93,11 +85,7 @@ def use_stored_access(env: MutableMapping[str, str]) -> None:
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """Returns the local IP address that this host uses for connections to `host`; None if it has no
-    route to `host`.
-
-    Sends no packet.
-    """
+    """Returns this host's IP address for connections to `host`; None without a route."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -11,9 +11,7 @@ DEFAULT_FILE = Path("~/.proofline/joined.json")
 
 
 class Join(NamedTuple):
-    """The options that name the node to join, the token, and the file where the access is
-    stored.
-    """
+    """The options for the node to join, the token, and the file that stores the access."""
 
     join: Annotated[
         str | None,

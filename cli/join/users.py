@@ -1,8 +1,6 @@
-"""The Redis users of joined hosts. Each host has its own user, with the rights of the user
-`worker`.
+"""The Redis users of joined hosts, one a host, with the rights of the user `worker`.
 
-Only the operator may create and remove users. If the API could create users, it could give itself
-all rights.
+Only the operator may create users: an API that could would be able to give itself all rights.
 """
 
 from collections.abc import Iterator
@@ -45,9 +43,7 @@ class HostUsers:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
 
     def check(self) -> None:
-        """Raises UsersError if this client has no right to create users, or if anybody can use this
-        Redis without a password.
-        """
+        """Raises UsersError if users cannot be created, or if Redis needs no password."""
         with _with_advice():
             default = self._redis.acl_getuser("default") or {}
         if {"on", "nopass"} <= set(default.get("flags", ())):
@@ -74,15 +70,12 @@ class HostUsers:
             self._redis.execute_command("ACL", "SETUSER", host.user, *words)
 
     def remove(self, user: str) -> None:
-        """Removes a user and closes its connections, so that none of its further commands is
-        executed.
-        """
+        """Removes a user and closes its connections."""
         with _with_advice():
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
-        """Makes Redis write its users to its aclfile. Returns False if Redis has no aclfile; a
-        restart would then remove the users.
+        """Makes Redis write its users to its aclfile; False if it has none and would forget them.
 
         Raises UsersError if Redis cannot write the file.
         """

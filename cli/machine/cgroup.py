@@ -1,6 +1,4 @@
-"""Reads how much memory this process's cgroup (version 1 or 2) or the machine uses, and the
-limit.
-"""
+"""Reads the used memory and its limit, of this process's cgroup or of the machine."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +21,9 @@ class Memory(NamedTuple):
 
 
 def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
-    """Returns the memory of this process's cgroup. Without a cgroup, returns the machine's memory.
+    """Returns the memory of this process's cgroup, or of the machine.
 
-    `root`: folder of the cgroup file system. `own`: file with this process's cgroup. Raises OSError
-    or ValueError if the memory cannot be read.
+    Raises OSError or ValueError if the memory cannot be read.
     """
     for folder, (usage, limit, droppable) in _folders(root, own):
         if not (folder / usage).exists():
@@ -50,8 +47,7 @@ def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) ->
 
 
 def memory_left() -> tuple[int, int]:
-    """Returns (left, limit) in bytes: the memory that this process can still use, and the limit of
-    the cgroup or machine.
+    """Returns (left, limit) in bytes: what this process can still use, and the limit.
 
     Raises OSError or ValueError if the memory cannot be read.
     """
@@ -60,10 +56,9 @@ def memory_left() -> tuple[int, int]:
 
 
 def _folders(root: Path, own: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Returns the folders in which this process's memory counters can be, each with the counters'
-    file names.
+    """Returns the folders of this process's memory counters, with the counters' file names.
 
-    The process's cgroup has its own folder on the host, but is `root` itself in a container.
+    A process's cgroup is a folder of its own on the host, but `root` itself in a container.
     """
     found = []
     lines = own.read_text().splitlines() if own.exists() else []

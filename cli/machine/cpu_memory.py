@@ -21,10 +21,9 @@ GIB = 1024**3
 
 
 def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
-    """Returns the variable that sets the KV cache's size for each of `processes` vLLM processes on
-    this machine.
+    """Returns the variable for the KV cache's size of each of `processes` vLLM processes.
 
-    Returns no variable if vLLM runs on GPUs, or if the operator has set VARIABLE.
+    Returns none if vLLM runs on GPUs, or if the operator has set VARIABLE.
     """
     if VARIABLE in os.environ or (visible_gpus() and not vllm_runs_on_cpu()):
         return {}

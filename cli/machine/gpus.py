@@ -81,9 +81,7 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
 
 
 def version_of(package: str) -> str | None:
-    """Returns the version of an installed package, without importing it; None if it is not
-    installed.
-    """
+    """Returns an installed package's version without importing it, otherwise None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -97,20 +95,14 @@ def vllm_runs_on_cpu() -> bool:
 
 
 def vllm_needs_cuda() -> bool:
-    """Returns True if the installed vLLM is built for CUDA: its version has no local part, or one
-    such as +cu130.
-    """
+    """Returns True if the installed vLLM is built for CUDA, such as 0.32.0 or 0.32.0+cu130."""
     found = version_of("vllm")
     local = (found or "").partition("+")[2]
     return found is not None and (not local or "cu" in local)
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:
-    """Gives each worker `group_size` consecutive GPUs: worker i gets gpus[i*group_size :
-    (i+1)*group_size].
-
-    Raises GpuError if there are too few GPUs.
-    """
+    """Gives each worker `group_size` consecutive GPUs. Raises GpuError if there are too few."""
     needed = workers * group_size
     if needed > len(gpus):
         raise GpuError(
@@ -122,9 +114,7 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
 
 
 def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
-    """Divides all GPUs into groups of `group_size` consecutive GPUs. Raises GpuError if some are
-    left over.
-    """
+    """Divides the GPUs into consecutive groups. Raises GpuError if some are left over."""
     if len(gpus) < group_size or len(gpus) % group_size:
         usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
         instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"
@@ -136,8 +126,7 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """Divides GPUs into as many groups of `group_size` consecutive GPUs as possible, but at most
-    `at_most`. The rest stay unused.
+    """Divides GPUs into consecutive groups, as many as possible but at most `at_most`.
 
     Raises GpuError if there are too few for one group.
     """

@@ -28,9 +28,8 @@ def check_fits(
 ) -> None:
     """Raises UsageError if a model's weights alone exceed the memory of a worker's GPUs.
 
-    `groups`: each worker's GPUs. `share`: the part of the weights that this host loads, if several
-    hosts share the engine. Does nothing if the size of the loaded weights or of the memory is
-    unknown.
+    `groups`: each worker's GPUs. `share`: the part of the weights that this host loads. Does
+    nothing if the size of the weights or of the memory is unknown.
     """
     if any(word.split("=", 1)[0] in CHANGES_SIZE for word in vllm_args):
         return
@@ -48,10 +47,9 @@ def check_fits(
 def short_of_memory(
     model: str, dtype: str, n_workers: int, n_ranks: int, kv_gib: str | None
 ) -> str | None:
-    """Returns a warning if the workers need more memory than this machine has left, otherwise None.
+    """Returns a warning if the workers need more memory than is left, otherwise None.
 
-    `n_ranks`: processes per worker. `kv_gib`: GiB per process for chat's KV cache on a CPU; None on
-    GPUs, whose own memory holds weights and KV cache.
+    `n_ranks`: processes per worker. `kv_gib`: their KV caches on a CPU; None on GPUs.
     """
     needs = n_workers * n_ranks * PROCESS_GIB * GIB
     if kv_gib is not None:
@@ -69,9 +67,7 @@ def short_of_memory(
 
 
 def weights_bytes(directory: Path, dtype: str) -> int:
-    """Returns how many bytes a model's weights take when loaded as `dtype`; 0 if `directory` has no
-    readable model.
-    """
+    """Returns the size of a model's weights, loaded as `dtype`; 0 if they cannot be read."""
     try:
         names = os.listdir(directory)
         stored, index = chosen(names)

@@ -1,6 +1,4 @@
-"""Assigns GPUs, or CPU cores and memory, to each worker of this machine, by environment
-variables.
-"""
+"""Assigns GPUs, or CPU cores and memory, to each worker, by environment variables."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,10 +23,7 @@ def wants_gpus(options: EngineOptions) -> bool:
 
 
 def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
-    """Returns the GPUs of each worker; an empty list if the engine or the machine has none.
-
-    Raises GpuError if there are too few GPUs.
-    """
+    """Returns each worker's GPUs; none without GPUs. Raises GpuError if there are too few."""
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
 
@@ -36,10 +31,9 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
 def environments_of_most(
     options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
 ) -> list[dict[str, str]]:
-    """Returns the environment variables of each worker, for as many workers as the GPUs suffice
-    for, but at most `at_most`.
+    """Returns the environment variables of as many workers as the GPUs suffice for.
 
-    `without_gpus`: the number of workers if the engine uses no GPUs. Raises UsageError as
+    `at_most`: limits the workers. `without_gpus`: their number without GPUs. Raises UsageError as
     `environments` does, and if the GPUs do not suffice for one worker.
     """
     groups = (
@@ -78,9 +72,7 @@ def environments(
 
 
 def short_of_memory(options: EngineOptions, places: Sequence[Mapping[str, str]]) -> str | None:
-    """Returns a warning if this machine has too little memory for these workers, otherwise None.
-    `places`: each worker's environment variables.
-    """
+    """Returns a warning if this machine has too little memory for these workers, else None."""
     if options.engine == "synthetic":
         return None
     on_cpu = options.engine == "vllm" and vllm_runs_on_cpu()

@@ -53,9 +53,7 @@ _GPU: dict[str, Sensor] = {
 
 
 class _Device(NamedTuple):
-    """A GPU as it was identified at the start. It is kept even if the GPU falls off the bus
-    later.
-    """
+    """A GPU as identified at the start, which is kept even if the GPU fails later."""
 
     handle: Any  # None if the GPU was unavailable at the start
     uuid: str
@@ -63,11 +61,7 @@ class _Device(NamedTuple):
 
 
 class Sensors:
-    """A context manager that keeps NVML open and reads the sensors. Only one thread may use it.
-    Without an NVIDIA driver it reports no GPUs.
-
-    NVML must stay open, because it reports events only to processes that registered for them.
-    """
+    """Keeps NVML open, which is needed for its events, and reads the sensors. For one thread."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.time) -> None:
         self._host = host
@@ -90,10 +84,9 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Waits for `seconds`, and counts the errors (XID events) that the GPU driver reports
-        meanwhile.
+        """Waits for `seconds`, and counts the driver's errors (XID events) meanwhile.
 
-        Returns False, possibly before the time is over, if NVML cannot report events here.
+        Returns False, possibly early, if NVML cannot report events here.
         """
         if self._events is None:
             return False
@@ -157,9 +150,7 @@ def _device(nv: Any, index: int, host: str) -> _Device:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Returns the CPU time of all cores since boot: busy, stolen and total. Returns None if this
-    machine does not report it.
-    """
+    """Returns the CPU time of all cores since boot; None if this machine does not report it."""
     try:
         times = psutil.cpu_times()
         whole = sum(times) - times.guest - times.guest_nice  # user and nice include guest times

@@ -82,11 +82,10 @@ def api(
 
 
 def _give_memory_back() -> None:
-    """Makes glibc return the memory of large request bodies to the system, and use one heap for all
-    threads.
+    """Makes glibc return large bodies' memory to the system, and use one heap for all threads.
 
-    With its defaults glibc keeps 180 MB between blocks that are in use, and 60 to 100 MB in the
-    heaps of 15 threads, although the GIL rarely lets two threads allocate at the same time.
+    By default glibc keeps 180 MB between blocks that are in use, and 60 to 100 MB in the heaps of
+    15 threads, although the GIL rarely lets two threads allocate at the same time.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # neither musl nor macOS has it

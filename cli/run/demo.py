@@ -1,6 +1,4 @@
-"""`proofline demo`: shows a proof on any machine, from the request to the verdict, with a tiny
-model.
-"""
+"""`proofline demo`: shows a proof, from the request to the verdict, with a tiny model."""
 
 import importlib.util
 import signal
@@ -85,10 +83,9 @@ def demo(
 
 
 def prove(stack: Stack, figures: Figures) -> None:
-    """Computes artifacts, has them validated, and then has a forged copy validated.
+    """Computes artifacts, and has them and a forged copy validated.
 
-    Raises DemoError if the first verdict finds a mismatch, or the second does not find all forged
-    artifacts.
+    Raises DemoError unless exactly the forged artifacts mismatch.
     """
     with connect(stack.base_url) as client:
         body = body_of_job(stack.model_name)
@@ -133,9 +130,7 @@ def run_job(client: Client, body: dict[str, Any], title: str) -> Any:
 
 
 def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a copy of the artifacts in which every TAMPERED_EVERY-th artifact has the vector of
-    the artifact after it.
-    """
+    """Returns a copy in which every TAMPERED_EVERY-th artifact has the next one's vector."""
     copy = [dict(item) for item in artifacts]
     for index in range(0, len(copy) - 1, TAMPERED_EVERY):
         copy[index]["vector_b64"] = artifacts[index + 1]["vector_b64"]

@@ -1,6 +1,4 @@
-"""`proofline flower`: runs Flower, Celery's web monitor, for Proofline's queues, behind a
-password.
-"""
+"""`proofline flower`: runs Flower, Celery's web monitor, behind a password."""
 
 import contextlib
 import os
@@ -65,8 +63,7 @@ def flower(
 
 
 def credentials(password_file: Path | None) -> str:
-    """Returns USER:PASSWORD for Flower: the password from the file, or the value of
-    FLOWER_BASIC_AUTH, or a generated password.
+    """Returns USER:PASSWORD from the file, from FLOWER_BASIC_AUTH, or generated.
 
     Raises UsageError if the file cannot be read or has no usable password.
     """

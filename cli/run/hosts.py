@@ -111,9 +111,7 @@ def restore(redis_url: options.RedisUrl = None) -> None:
 
 @contextmanager
 def _as_operator() -> Iterator[Inviting]:
-    """Yields an object that invites, lists, revokes and restores hosts. Converts errors of Redis
-    into ProoflineError.
-    """
+    """Yields an Inviting of the operator. Converts errors of Redis into ProoflineError."""
     settings = load_settings()
     try:
         with connect(settings) as redis:

@@ -1,6 +1,4 @@
-"""Records the callbacks that a receiver gets: which payloads and nonces came, came twice, or are
-missing.
-"""
+"""Records received callbacks, and finds repeated and missing payloads and nonces."""
 
 import hashlib
 import json
@@ -33,11 +31,10 @@ class Sender:
     gapless: bool = False  # True if all nonces of a sequence must come
 
     def missing(self) -> list[int]:
-        """Returns the nonces that are missing between the lowest and the highest received nonce; an
-        empty list if the sender may leave out nonces.
+        """Returns the missing nonces between the lowest and highest; none unless `gapless`.
 
-        Each of N nodes computes every N-th nonce. Payloads do not contain N, so N is taken as the
-        greatest common divisor of the differences between nonces.
+        Each of N nodes computes every N-th nonce. N is not in payloads, so it is the greatest
+        common divisor of the nonces' differences.
         """
         if not self.gapless or len(self.nonces) < 2:
             return []
@@ -65,9 +62,7 @@ class Receipts:
         self.n_faults = 0
 
     def take(self, path: str, body: dict[str, Any]) -> Receipt:
-        """Records a received payload. Raises ValueError if the body is not a payload of a round or
-        job.
-        """
+        """Records a payload. Raises ValueError if the body is none of a round or job."""
         payload_id, nonces = body.get("payload_id"), _nonces_of(body)
         name, number = _origin(body, payload_id)
         sender = self.senders.setdefault(name, Sender(name))
@@ -106,9 +101,7 @@ class Receipts:
 
 
 def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | None]:
-    """Returns the name of the round or job that sent a payload, and the payload's number within the
-    round (None if it has none).
-    """
+    """Returns the name of a payload's round or job, and the payload's number in a round."""
     if "request_id" in body:
         return f"job {body['request_id']}", None
     numbered = re.fullmatch(r"(.+)-(\d+)", payload_id or "")
@@ -118,9 +111,7 @@ def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | No
 
 
 def _nonces_of(body: dict[str, Any]) -> list[int]:
-    """Returns the nonces in a payload of artifacts or distances. Raises ValueError if they cannot
-    be read.
-    """
+    """Returns a payload's nonces. Raises ValueError if they cannot be read."""
     found = body.get("nonces", [])
     if "artifacts" in body:
         try:
@@ -143,9 +134,7 @@ def _described(body: dict[str, Any], nonces: list[int]) -> str:
 
 
 def _why(body: dict[str, Any]) -> str:
-    """Returns text that explains a verdict: distances, threshold and likely cause, as far as the
-    payload has them.
-    """
+    """Returns a verdict's distances, threshold and likely cause, if the payload has them."""
     said = ""
     try:
         low, median, high = (body["distances"][name] for name in ("min", "median", "max"))

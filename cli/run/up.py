@@ -106,9 +106,7 @@ def up(
 
 
 def ignored_variables(names: Iterable[str]) -> str | None:
-    """Returns a sentence about the variables in `names` that Proofline ignores: misspelt settings,
-    and variables of MLNode. Returns None if there are none.
-    """
+    """Returns a sentence about variables that Proofline ignores, such as MLNode's, or None."""
     ours = {f"POC_{field.upper()}" for field in Settings.model_fields} | {"GONKA_METRICS"}
     found = sorted(
         name
@@ -124,9 +122,7 @@ def ignored_variables(names: Iterable[str]) -> str | None:
 
 
 def words_of_ready(stack: Stack) -> str:
-    """Returns the end of the line that `up` prints when the stack is ready: pages, model and
-    workers.
-    """
+    """Returns the end of the line that `up` prints when the stack is ready."""
     pages = "(/console to see it, /docs for its API)"
     if stack.waits_for_a_model:
         return (

@@ -177,8 +177,7 @@ def workers(
 def with_span(
     engine_options: EngineOptions, hosts: int, rank: int, head: str | None
 ) -> EngineOptions:
-    """Returns the options, extended by this host's part in an engine that spans `hosts` hosts.
-    Returns them unchanged if `hosts` is 1.
+    """Returns the options with this host's part in an engine of `hosts` hosts, if several.
 
     Raises UsageError or OptionsError if options contradict each other.
     """
@@ -196,11 +195,9 @@ def with_span(
 def places_of(
     engine_options: EngineOptions, found: list[str], n_workers: int | None
 ) -> list[dict[str, str]]:
-    """Returns the environment variables of each worker that serves the command's --model; an empty
-    list without --model.
+    """Returns each worker's environment variables for --model; none without --model.
 
-    `found`: ids of the GPUs to use. Raises UsageError if `n_workers` is given although the GPUs or
-    --hosts determine the number of workers.
+    `found`: ids of the GPUs to use. Raises UsageError if `n_workers` contradicts GPUs or --hosts.
     """
     if found and n_workers is not None:
         raise UsageError(
@@ -220,11 +217,7 @@ def places_of(
 
 
 def watch_workers(follower: Follower, admission: Admission | None) -> None:
-    """Waits until the workers fail or this host is revoked. Never returns.
-
-    Raises WorkersError when all workers of the command's --model have failed, and ShutOutError when
-    this host is revoked.
-    """
+    """Waits for a failure and raises it: ShutOutError for a revoked host, else WorkersError."""
     while (why := follower.failure()) is None:
         if admission is not None:
             admission.check()

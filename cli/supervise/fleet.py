@@ -1,6 +1,4 @@
-"""Runs the workers of this machine: one supervised process for each engine, with its own GPUs or
-CPU cores.
-"""
+"""Runs this machine's workers: a supervised process for each engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,8 +41,7 @@ class WorkersError(ProoflineError):
 class Fleet:
     """Supervised workers, one for each of `environments`. Can be started only once.
 
-    A worker is named after its host and its GPUs or number: host1/gpu0-1, or host1/cpu0 without
-    GPUs.
+    A worker's name is its host and its GPUs or number: host1/gpu0-1, or host1/cpu0.
     """
 
     host: str
@@ -62,9 +59,7 @@ class Fleet:
         self.stages = StartStages(len(self.environments), self.announce)
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Starts the workers. `env`: variables for all workers, such as the Redis url, which must
-        not appear on a command line.
-        """
+        """Starts the workers. `env`: variables for all, such as the Redis url with its password."""
         for own, slot in zip(self.environments, slots(self.environments), strict=True):
             spec = ChildSpec(
                 f"{self.host}/{slot}",
@@ -109,9 +104,7 @@ class Fleet:
 
     @property
     def means(self) -> str:
-        """A text about this fleet: number of workers, their GPUs, and the speed that their
-        self-tests measured.
-        """
+        """A text about this fleet: number of workers, GPUs, and self-tests' speed."""
         gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self.environments]
         where = f"GPU {' and '.join(filter(None, gpus))}" if any(gpus) else "the CPU"
         speed = self.stages.speed
@@ -148,16 +141,12 @@ class Fleet:
 
     @property
     def is_serving(self) -> bool:
-        """True if every worker has been ready at least once. Workers that were given up do not
-        count; at least one other worker must exist.
-        """
+        """True once every worker was ready. Ignores given-up workers, unless all are given up."""
         kept = [child for child in self.children if child.gave_up is None]
         return bool(kept) and all(child.was_ready for child in kept)
 
     def reason(self) -> str | None:
-        """Returns in one line why all workers have failed, with the last error in the first
-        worker's log. Returns None unless all have failed.
-        """
+        """Returns in one line why all workers have failed; None unless all have failed."""
         if self.failure() is None:
             return None
         log = self.children[0].tail
@@ -170,9 +159,7 @@ class Fleet:
         )
 
     def failure(self) -> str | None:
-        """Returns an error text about the last worker if all workers have failed; None while at
-        least one worker is not given up.
-        """
+        """Returns why no worker is left, with the end of a log; None while one is left."""
         if not self.children or any(child.gave_up is None for child in self.children):
             return None
         last = self.children[-1]
@@ -185,9 +172,7 @@ class Fleet:
 
 
 def slots(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns each worker's slot, its name on this machine: from its GPUs, such as gpu0-1, or from
-    its number, such as cpu0.
-    """
+    """Returns each worker's name on this machine: by its GPUs (gpu0-1) or number (cpu0)."""
     return [
         slot_of(own.get("CUDA_VISIBLE_DEVICES", ""), f"cpu{index}")
         for index, own in enumerate(environments)
@@ -201,11 +186,9 @@ def with_tail(message: str, child: Child) -> str:
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """Returns the lines that explain a failure: the last lines of the log, and before them earlier
-    error lines.
+    """Returns the last lines of a log, after earlier error lines.
 
-    The engine process that failed logs the cause long before the processes that waited for it log
-    their tracebacks.
+    A failed engine process logs the cause long before the processes that waited for it fail.
     """
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
     causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[

@@ -1,9 +1,8 @@
-"""Runs the node's deployment on this machine: when another model is deployed, stops the workers of
-the current model and starts workers of the new one.
+"""Runs the deployed model on this machine: stops workers of another model, starts its own.
 
-`proofline up` and `proofline workers` have one Follower each. It reads the deployment's record in
-Redis every LOOK_S seconds, and reports this host's state there. While Redis is unavailable, the
-workers stay as they are.
+`proofline up` and `workers` have one Follower each. It reads the deployment's record in Redis every
+LOOK_S seconds, and reports this host's state there. While Redis is unavailable, the workers stay as
+they are.
 """
 
 import contextlib
@@ -59,7 +58,7 @@ if this host cannot run them.
 
 @dataclass(frozen=True)
 class Plan:
-    """What this host should run: workers with these options, or no workers if `options` is None."""
+    """What this host should run: workers with these options, or no workers."""
 
     generation: int  # generation of the record that requires them
     options: EngineOptions | None  # None if nothing should run
@@ -70,9 +69,7 @@ class Plan:
 
     @property
     def key(self) -> tuple[bool, int]:
-        """Identifies the workers of this plan: if two plans have different keys, the workers must
-        be restarted.
-        """
+        """Identifies the plan's workers: plans with different keys need other workers."""
         return self.own, 0 if self.own else self.engines
 
 
@@ -80,8 +77,7 @@ class Plan:
 class Follower:
     """Runs the workers of the node's deployment on this host. Can be started only once.
 
-    `begin` reads the deployment for the first time; its errors end the command. Afterwards a thread
-    reads it repeatedly.
+    `begin` reads the deployment; its errors end the command. Then a thread reads it repeatedly.
     """
 
     store: DeploymentStore
@@ -115,9 +111,7 @@ class Follower:
 
     @property
     def fleet(self) -> Fleet | None:
-        """The current workers, including those that are stopping or have failed; None if no workers
-        were started.
-        """
+        """The current workers, even if they are stopping or have failed; None without any."""
         return self._fleet
 
     @property
@@ -127,24 +121,18 @@ class Follower:
 
     @property
     def waits(self) -> bool:
-        """True if this host has no model to start, because none is deployed or the deployed model
-        has failed.
-        """
+        """True if no model is deployed, or the deployed model has failed."""
         plan = self._plan
         return plan is not None and (
             plan.options is None or (self._error is not None and not plan.own)
         )
 
     def failure(self) -> str | None:
-        """Returns why all workers of the command's --model have failed; None if they have not.
-
-        Returns None for a deployed model too, because its failure does not end the command.
-        """
+        """Returns why all workers of --model have failed; None if not, or for another model."""
         return self._fleet.failure() if self._fleet is not None and self.runs_cli_model else None
 
     def begin(self) -> None:
-        """Reads the deployment and starts its workers, then starts the threads that follow it and
-        report sensors.
+        """Starts the deployment's workers, and the threads that follow it and report sensors.
 
         Raises RedisError, or ProoflineError if this host cannot run the command's --model.
         """
@@ -153,9 +141,7 @@ class Follower:
         self._machine.start()
 
     def stop(self) -> None:
-        """Stops all workers after their running work, and waits until they have ended. May be
-        called repeatedly.
-        """
+        """Stops all workers after their running work, and waits. May be called repeatedly."""
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
         self._machine.stop()
@@ -177,8 +163,7 @@ class Follower:
             self._fleet.kill()
 
     def look(self) -> None:
-        """Reads the deployment's record, starts or stops workers accordingly, and reports this
-        host's state to Redis.
+        """Starts or stops workers as the record says, and reports this host's state.
 
         Raises RedisError if Redis is unavailable; the workers then stay as they are.
         """
@@ -222,11 +207,7 @@ class Follower:
         return record
 
     def _unless_lost(self, record: DeploymentRecord | None) -> DeploymentRecord | None:
-        """Returns the deployment's record. If Redis has lost it, for example by FLUSHALL, writes
-        the last known record again.
-
-        `record`: as just read from Redis.
-        """
+        """Returns the record; if Redis has lost it (FLUSHALL), restores the last known one."""
         known = self._known
         if known is not None and (record is None or record.generation < known.generation):
             if self.store.restore(known, self.host):
@@ -259,15 +240,12 @@ class Follower:
             return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
 
     def _fails(self, generation: int) -> bool:
-        """Returns True if the current plan has failed and the record's `generation` is a newer one;
-        then the workers are started again.
-        """
+        """Returns True if the plan has failed, and a newer deployment lets it begin again."""
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 
     def _loading_plan(self, record: DeploymentRecord | None) -> Plan | None:
-        """Returns the current plan if its deployment was cancelled less than KEPT_S ago, while the
-        model was loading; otherwise None.
+        """Returns the current plan if it still loads and was cancelled less than KEPT_S ago.
 
         Loading then continues, in case the same model is deployed again.
         """
@@ -377,14 +355,13 @@ class Follower:
 def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
     """Returns the engine options with which this host runs a deployment.
 
-    Raises ProoflineError if the model is not on this host, or an argument is not allowed. Arguments
-    that the API has checked are checked again with this host's settings: any client with a worker's
-    Redis password can write a deployment, and must not be able to run code here.
+    `defaults`: the command's options, for what the deployment leaves open; with a --model, without
+    parallelism, memory and dtype, which were chosen for that model. Other engines than vLLM use
+    only a deployment's model and dtype.
 
-    `defaults`: the command's own options, used where the deployment sets nothing. If the command
-    has a --model, its parallelism, memory and number format are not used, because they were chosen
-    for that model.
-    Engines other than vLLM use only model and number format of a deployment.
+    Raises ProoflineError if the model is not here, or an argument is not allowed. This host checks
+    the arguments again: any client with a worker's Redis password can write a deployment, and must
+    not be able to run code here.
     """
     of_model = set(ModelOptions.model_fields) if defaults.model else {"model", "served_model_name"}
     said = wanted.model_dump(exclude_unset=True, exclude={"left_out"})
@@ -410,11 +387,7 @@ def _memory() -> tuple[int, int] | None:
 def happenings(
     before: Sequence[WorkerPlace], now: Sequence[WorkerPlace]
 ) -> Iterator[tuple[str, str]]:
-    """Yields (worker's name, text) for each worker that ended, was given up or became ready since
-    the previous report.
-
-    `before`, `now`: the workers' states in the previous and in the present report.
-    """
+    """Yields (worker's name, text) for each worker that ended or got ready between two reports."""
     earlier = {place.name: place for place in before}
     for place in now:
         was = earlier.get(place.name)

@@ -39,9 +39,7 @@ def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(command: str) -> Iterator[None]:
-    """Ends the context without an error on the first SIGINT, SIGTERM or SIGHUP, after its cleanup
-    has run.
-    """
+    """Ends the context without an error on the first SIGINT, SIGTERM or SIGHUP."""
     with interrupted_by(*STOP_SIGNALS):
         try:
             yield
@@ -50,24 +48,17 @@ def stopped_by_signals(command: str) -> Iterator[None]:
 
 
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
-    """Makes the next SIGINT, SIGTERM or SIGHUP call `kill`. Used while processes are stopping in
-    order. `what_stops`: the message to print.
-    """
+    """Makes the next SIGINT, SIGTERM or SIGHUP call `kill`, while processes are stopping."""
     note(f"{what_stops}; a second Ctrl-C does not wait for them")
     for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: kill())
 
 
 class LabelledLog:
-    """Writes the logs of all processes to stderr. Each line begins with the name of its process.
-
-    Keeps writing to the stderr at the time of its creation, even if sys.stderr is replaced later.
-    """
+    """Writes all processes' logs, labelled with their names, to the stderr of its creation."""
 
     def __init__(self, where: str | None = None) -> None:
-        """`where`: a sentence for the operator that says why the logs are on stderr; None to say
-        nothing.
-        """
+        """`where`: a sentence for the operator that says why the logs are on stderr."""
         self.where = where
         self._lock = threading.Lock()
         self._colors: dict[str, int] = {}
@@ -99,11 +90,10 @@ class QuietLog:
 
 @contextmanager
 def logs_of_children(verbose: bool, parent: Path | None = None) -> Iterator[QuietLog | LabelledLog]:
-    """Yields the object that takes the log lines of child processes.
+    """Yields the function that takes child processes' log lines: a QuietLog below `parent`.
 
-    It is a QuietLog with files below `parent` (None: the default of LogFolder). It is a LabelledLog
-    if `verbose` is set or the files cannot be created. The path of the files is added to the text
-    of a ProoflineError that is raised inside the context.
+    With `verbose`, or without a writable folder, a LabelledLog. A ProoflineError that is raised in
+    the context gets the files' path.
     """
     folder = why = None
     try:

@@ -71,9 +71,7 @@ def start(command: list[str], report_fd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Returns the pids of all descendants of `root`. Orphans are included, because the guard adopts
-    them as a subreaper.
-    """
+    """Returns the pids of all descendants of `root`, with orphans that the guard adopted."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -94,9 +92,7 @@ def descendants(root: int) -> list[int]:
 
 
 def reap() -> dict[int, int]:
-    """Collects the exit codes of all child processes that have ended. Returns {pid: exit code}; a
-    process killed by signal N has 128 + N.
-    """
+    """Returns {pid: exit code} of all children that have ended; 128 + N if killed by signal N."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -110,10 +106,9 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(group: int) -> dict[int, int]:
-    """Kills all processes of the command's group and all descendants of the guard, and waits until
-    they have ended, at most KILL_WAIT_S.
+    """Kills the command's group and all descendants. Returns their exit codes as `reap` does.
 
-    Returns their exit codes as `reap` does.
+    Waits for their end, at most KILL_WAIT_S.
     """
     ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
@@ -139,8 +134,7 @@ def send(pid: int, number: int) -> None:
 def watch(
     pid: int, grace_s: float, orphan_grace_s: float, wake_fd: int, caught: list[int]
 ) -> tuple[int, bool]:
-    """Waits until the command with this pid has ended. Stops it when a signal arrives or the
-    supervisor ends.
+    """Waits until the command has ended, and stops it if a signal arrives or the supervisor ends.
 
     `caught`: signals received so far; `wake_fd` becomes readable when one arrives.
     `orphan_grace_s`: replaces `grace_s` if the supervisor has ended. Returns the exit code, and

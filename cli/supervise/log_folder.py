@@ -14,18 +14,12 @@ _LOCK = "in-use"
 
 
 class LogFolder:
-    """A folder for the logs of this command's processes, which no other command uses at the same
-    time. Thread-safe.
-
-    The file of the previous run is kept as NAME.log.1.
-    """
+    """A folder for one command's logs. Thread-safe. Keeps the previous run's as NAME.log.1."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Creates the folder below `parent`; None for `proofline` in XDG_STATE_HOME or
-        ~/.local/state.
+        """Creates the folder below `parent`, or below the user's state folder.
 
-        Raises OSError if the folder is not writable, and RuntimeError if the user has no home
-        directory.
+        Raises OSError if it is not writable, RuntimeError if the user has no home directory.
         """
         parent = parent or _state_home()
         for number in count(1):
@@ -42,9 +36,7 @@ class LogFolder:
         self._lines = threading.Lock()
 
     def write(self, name: str, line: str) -> None:
-        """Appends a line to the log file of the process `name`. A line that cannot be written, for
-        example on a full disk, is lost.
-        """
+        """Appends a line to a process's file. A line that cannot be written is lost."""
         with self._lines, contextlib.suppress(OSError):
             if name not in self._files:
                 self._files[name] = _LogFile(self.fresh(name))
@@ -56,11 +48,7 @@ class LogFolder:
         return bool(self._files)
 
     def fresh(self, name: str) -> Path:
-        """Creates an empty log file for the process `name`. An existing file is renamed to
-        NAME.log.1 first.
-
-        The file of the worker host1/gpu0-1 is worker-gpu0-1.log.
-        """
+        """Creates an empty log file: worker-gpu0-1.log for host1/gpu0-1; keeps the old as .1."""
         _, slash, slot = name.rpartition("/")
         path = self.path / f"{'worker-' if slash else ''}{slot}.log"
         if path.exists():
@@ -80,9 +68,7 @@ class _LogFile(RotatingFileHandler):
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
 
     def write(self, line: str) -> None:
-        """Appends a line; does nothing if the file is closed. Raises OSError if writing fails, for
-        example on a full disk.
-        """
+        """Appends a line unless the file is closed. Raises OSError if writing fails."""
         if self.stream is None:  # closed
             return
         if self.stream.tell() > MOST_BYTES:

@@ -18,9 +18,7 @@ _LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for 
 
 @dataclass
 class MachineReporter:
-    """A thread that stores this machine's sensor readings in Redis every TELL_S seconds. A GPU
-    driver that hangs blocks only this thread.
-    """
+    """A thread that reports sensors every TELL_S, so that a hung driver blocks nothing else."""
 
     store: DeploymentStore
     host_id: str
@@ -35,9 +33,7 @@ class MachineReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Makes the thread stop, without waiting. If it still stores a reading, that reading
-        expires by itself.
-        """
+        """Makes the thread stop, without waiting."""
         self._stop.set()
 
     def _run(self) -> None:

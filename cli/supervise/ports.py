@@ -18,9 +18,9 @@ class AddressError(UsageError):
 
 
 def reserve_port(host: str, port: int) -> int:
-    """Checks that a server can listen on `port`, and returns it. For port 0 returns a free port.
+    """Returns `port` (for 0: a free one), on which a server can listen. Does not occupy it.
 
-    Does not keep the port occupied. Raises AddressError if no server can listen there.
+    Raises AddressError if no server can listen there.
     """
     with bound(host, port) as probe:
         chosen: int = probe.getsockname()[1]
@@ -28,10 +28,7 @@ def reserve_port(host: str, port: int) -> int:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to `host` and `port`; 0 stands for any free port.
-
-    Raises AddressError if the address is in use or not this machine's.
-    """
+    """Returns a bound socket; port 0: any free one. Raises AddressError if it is unavailable."""
     if not 0 <= port <= 65535:
         raise AddressError(f"A port is a number from 0 to 65535, not {port}.")
     try:

@@ -1,7 +1,6 @@
 """Child processes that are restarted after crashes, and that end when the supervisor ends.
 
-Each child runs under a guard (`guard.py`), which kills the child even if the supervisor was killed
-with SIGKILL.
+Each runs under a guard (`guard.py`), which works even after the supervisor's SIGKILL.
 """
 
 import contextlib
@@ -33,9 +32,7 @@ LineSink = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """How to run a child: command, environment, time limits for stopping, and limits for
-    restarts.
-    """
+    """A child's command, environment, and limits for stops and restarts."""
 
     name: str
     command: Sequence[str]
@@ -56,14 +53,10 @@ class ChildSpec:
 
 
 class Child:
-    """A supervised process. After a crash it is restarted, with growing delays. Can be started only
-    once.
-    """
+    """A process that is restarted after crashes, with growing delays. Can be started only once."""
 
     def __init__(self, spec: ChildSpec, on_line: LineSink, announce: Callable[[str], None]) -> None:
-        """`on_line`: gets each line of the log. `announce`: gets a sentence for the user about each
-        crash and restart, and when the child is given up.
-        """
+        """`announce`: gets a sentence about each crash, each restart, and the end of restarts."""
         self.spec = spec
         self.pid: int | None = None  # of the command, not of its guard; None if it does not run
         self.was_ready = False  # in any run
@@ -99,9 +92,7 @@ class Child:
         return list(self._tail)
 
     def restarts_within(self, seconds: float) -> int:
-        """Returns how often the child was restarted in the last `seconds`, at most
-        _MOST_REMEMBERED.
-        """
+        """Returns the number of restarts in the last `seconds`, at most _MOST_REMEMBERED."""
         since = time.time() - seconds
         return sum(at >= since for at in list(self._restarted_at))
 
@@ -109,9 +100,7 @@ class Child:
         self._thread.start()
 
     def request_stop(self) -> None:
-        """Sends SIGTERM to the child. SIGKILL follows after the grace period, or at once if this
-        method is called again. Does not wait.
-        """
+        """Sends SIGTERM; SIGKILL follows after the grace period, or at the second call."""
         self._stop.set()
         with self._lock:
             if self._guard is not None:
@@ -123,9 +112,7 @@ class Child:
         self.request_stop()  # SIGKILL
 
     def wait_stopped(self) -> None:
-        """Waits until all processes of the child have ended. Kills the guard if that takes much
-        longer than the grace period.
-        """
+        """Waits until all processes of the child have ended. Kills a guard that hangs."""
         if self._thread.ident is None:
             return
         if not self._ended.wait(self.spec.grace_s + GUARD_MARGIN_S):
@@ -178,9 +165,7 @@ class Child:
             self._ended.set()
 
     def _last_words(self, code: int) -> str:
-        """Returns ": " and the last error line of a failed start, for a message. Returns "" if this
-        run was ready, or there is no such line.
-        """
+        """Returns ": " and a failed start's last error line; "" if there is none."""
         if self._ready_at is not None:
             return ""
         telling = self.spec.telling
@@ -209,9 +194,7 @@ class Child:
         return self.spec.max_fast_crashes if starts is None or self.was_ready else starts
 
     def _run_once(self) -> int | None:
-        """Runs the command until it ends. Returns its exit code, or None if the child was to be
-        stopped before it started.
-        """
+        """Runs the command once. Returns its exit code; None if it was stopped before."""
         report_read, report_write = os.pipe()
         with self._lock:
             if self._stop.is_set():
@@ -288,9 +271,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Describes an exit code in words. Codes above 128 or below 0 mean that a signal killed the
-    process.
-    """
+    """Describes an exit code in words; above 128 or below 0, a signal killed the process."""
     number = -code if code < 0 else code - 128
     if number > 0:
         try:
@@ -301,9 +282,7 @@ def describe_exit(code: int) -> str:
 
 
 def command_of_proofline(*arguments: str) -> list[str]:
-    """Returns the command line that runs `proofline ARGUMENTS...` with the Python interpreter of
-    this process.
-    """
+    """Returns the command line of `proofline ARGUMENTS...` with this Python."""
     # -P: a folder `api` or `workers` in the working directory must not shadow our packages.
     program = "from cli.main import app; app(prog_name='proofline')"
     return [sys.executable, "-P", "-c", program, *arguments]
@@ -312,8 +291,7 @@ def command_of_proofline(*arguments: str) -> list[str]:
 def environment_of_proofline(
     overrides: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, str]:
-    """Returns the environment for a child that runs `proofline`: this process's variables except
-    those in `without`, plus `overrides`.
+    """Returns a child's environment: this process's, except `without`, plus `overrides`.
 
     Extends PYTHONPATH so that the child can import Proofline's packages.
     """

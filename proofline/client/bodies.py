@@ -25,32 +25,22 @@ class Place(BaseModel):
 
 
 class GenerateBody(Place, artifact.GenerateBody):
-    """The body of a job that computes or validates artifacts. `params`: ArtifactParams. `nonces`: a
-    list of integers.
-    """
+    """The body of a job of artifacts, or of their validation."""
 
 
 class ArtifactRoundBody(Place, artifact.ArtifactRoundBody):
-    """The body of a round of artifacts. The artifacts are sent to {url}/generated. `params`:
-    ArtifactParams.
-    """
+    """The body of a round of artifacts, which are sent to {url}/generated."""
 
 
 class DecodeBody(Place, decode.DecodeBody):
-    """The body of a job that computes or validates chains. `params`: DecodeParams. `nonces`: a list
-    of integers.
-    """
+    """The body of a job of chains, or of their validation."""
 
 
 def as_json(body: Body | None) -> Any:
-    """Returns a body as JSON. Leaves out fields of a pydantic body that were not set, because the
-    API has defaults for these fields.
-    """
+    """Returns a body as JSON, without unset fields, for which the API has defaults."""
     return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
 
 
 def placed(body: Body) -> dict[str, Any]:
-    """Returns a job's or round's body as JSON. Adds the defaults of Place for fields that the body
-    lacks.
-    """
+    """Returns a body as JSON, with the defaults of Place."""
     return {**Place().model_dump(), **as_json(body)}

@@ -11,9 +11,7 @@ class UrlError(ProoflineError):
 
 
 class ApiError(ProoflineError):
-    """The API refused a request, could not be reached, or answered in an unknown form. The text
-    gives the reason.
-    """
+    """The API refused a request, was not reached, or answered in an unknown form."""
 
     def __init__(
         self,
@@ -39,10 +37,7 @@ class JobFailedError(ProoflineError):
 
 
 def describe_detail(detail: Any) -> str:
-    """Returns the `detail` of an API's error as one line of text.
-
-    `detail`: parsed JSON, usually a string, a list of problems or an object.
-    """
+    """Returns the `detail` (parsed JSON) of an API's error as one line of text."""
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):

@@ -23,11 +23,9 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 def base_url(url: str | None) -> str:
-    """Returns the url of a node: adds http:// if it is missing, and removes slashes and /api/v1/pow
-    from the end.
+    """Returns a node's url: adds http://, and removes slashes and /api/v1/pow from the end.
 
-    `url`: None for PROOFLINE_URL from the environment, or DEFAULT_URL if PROOFLINE_URL is not set.
-    UrlError if the url is invalid.
+    `url`: None for PROOFLINE_URL, or DEFAULT_URL. UrlError if the url is invalid.
     """
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
     whole = url if "://" in url else f"http://{url}"
@@ -55,10 +53,9 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """Returns the answer to a call. ApiError if the API refused the call, or if the answer does not
-    have the type `call.answer`.
+    """Returns the answer to a call to `base`.
 
-    `base`: the node's url, for the text of errors.
+    ApiError if the API refused the call, or if the answer does not have the type `call.answer`.
     """
     try:
         document = answer.json()
@@ -87,11 +84,9 @@ def read_as(model: type[T], document: dict[str, Any]) -> T:
 
 
 def result_in(document: dict[str, Any], request_id: str) -> bool:
-    """Returns True if a job has completed, so that `document` is its result. Returns False if the
-    job has not ended yet.
+    """Returns whether `document` of GET /generate/{request_id} is the job's result.
 
-    `document`: the answer of GET /generate/{request_id}. JobFailedError if the job failed or was
-    cancelled.
+    JobFailedError if the job failed or was cancelled.
     """
     status = document.get("status")
     if status in ("failed", "cancelled"):
@@ -103,18 +98,13 @@ def result_in(document: dict[str, Any], request_id: str) -> bool:
 
 
 def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
-    """Returns (nonces done, all nonces) of a job that has not ended yet; None if unknown.
-
-    `document`: the answer of GET /generate/{request_id}.
-    """
+    """Returns (nonces done, all nonces) of an unfinished job; None if unknown."""
     n_total = document.get("n_total")
     return (int(document.get("n_done", 0)), int(n_total)) if n_total else None
 
 
 def n_nonces_of(result: dict[str, Any]) -> int | None:
-    """Returns the number of nonces of a finished job; None if `result` does not contain this
-    number.
-    """
+    """Returns a finished job's number of nonces; None if its result does not have it."""
     if "n_total" in result:
         return int(result["n_total"])
     artifacts, excluded = result.get("artifacts"), result.get("excluded_nonces") or []

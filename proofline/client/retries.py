@@ -23,8 +23,7 @@ class Patience:
         self._tries = 0
 
     def pause_s(self, error: ApiError, is_repeatable: bool, waits_for_start: bool) -> float:
-        """Returns the seconds to wait before the call that failed with `error` is retried. Raises
-        `error` if the call must not be retried, or if the time for retries is over.
+        """Returns the seconds until the retry of a call. Raises `error` if it must not be retried.
 
         `is_repeatable`: see Call. `waits_for_start`: True to retry if nothing listens at the
         address, because the node is possibly restarting. False if the address is possibly wrong.
@@ -49,10 +48,7 @@ def _pause_s(
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Returns the seconds of a Retry-After header, which is a number or an HTTP date.
-
-    Returns None for other texts. Source: RFC 9110, 10.2.3.
-    """
+    """Returns the seconds of a Retry-After header: a number or an HTTP date; else None."""
     if header is None:
         return None
     if header.strip().isdecimal():
