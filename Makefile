@@ -17,6 +17,8 @@ MATRIX_TESTS := tests/unit/workers/vllm/release tests/unit/workers/vllm/start/te
 PYTEST := pytest -n 4 --dist loadgroup --no-loadscope-reorder -m
 # Unit tests do not wait: no process more than there are cores.
 UNIT := pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder -m
+# Those of the benchmarks and scripts lie beside them.
+TOOLS := bench/tests scripts/tests
 
 # Requests of `make fuzz`, made from the API's own description.
 CASES ?= 10000
@@ -49,10 +51,10 @@ demo: setup ## start the whole stack with a tiny model, generate and validate pr
 	@$(BIN)/proofline demo
 
 test: lint ## linters, types, then unit and integration tests
-	@$(BIN)/python -m $(PYTEST) "not slow" tests
+	@$(BIN)/python -m $(PYTEST) "not slow" tests $(TOOLS)
 
 unit: setup ## unit tests only: no Redis, no engine
-	@$(BIN)/python -m $(UNIT) "not slow" tests/unit
+	@$(BIN)/python -m $(UNIT) "not slow" tests/unit $(TOOLS)
 
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
 	@$(BIN)/python -m $(PYTEST) "not slow" tests/integration
@@ -60,7 +62,7 @@ integration: setup ## integration tests only: real Redis, real processes, real v
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: setup ## all tests once more, slower, and which lines and branches they ran, also in child processes
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(BIN)/python -m coverage run -m $(PYTEST) "not slow" tests
+	@$(BIN)/python -m coverage run -m $(PYTEST) "not slow" tests $(TOOLS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
 
 faults: setup ## the whole stack under work while processes, network, disk and receivers fail (MINUTES=20 SEED=1 ENGINE=vllm)
@@ -94,7 +96,7 @@ mutants: setup ## which mutations of the product the unit tests do not find (MUT
 	@build/mutants/bin/python scripts/mutants.py -n $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
-	@$(BIN)/python -m $(PYTEST) slow tests
+	@$(BIN)/python -m $(PYTEST) slow tests $(TOOLS)
 
 test-matrix: ## golden tests on several releases of vLLM, each in an environment of its own (MATRIX="0.28 0.30 0.32")
 	@for version in $(MATRIX); do \
