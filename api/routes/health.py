@@ -46,11 +46,8 @@ def health(overviews: TheOverviews, reader: TheHealth) -> answers.EngineHealth:
         return answers.EngineHealth()
     if (reason := reader.replacement(seen)) is not None:
         return answers.EngineHealth(reason=reason)
-    if any(worker.state == "hung" for worker in workers):
-        raise unavailable(
-            "No worker is ready: an engine hangs, and its worker ends to be started again."
-        )
-    raise unavailable("No worker is ready: none is started yet, or they still load their model.")
+    why = "no model is deployed" if stopped else reader.of(seen).text(reader.now())
+    raise unavailable(f"No worker is ready: {why}.")
 
 
 _READY: dict[str, Any] = {

@@ -119,4 +119,6 @@ def test_engines_that_are_kept_after_a_stop_are_no_health(
     workers.heartbeat(replace(serve("w1"), host_id="h1"))
     host = HostReport(id="h1", host="h1", state=HostState.KEEPING, generation=2)
     DeploymentStore(redis, settings).report(host)
-    assert client.get("/health").status_code == 503
+    answer = client.get("/health")
+    assert answer.status_code == 503
+    assert "no model is deployed" in answer.json()["detail"]

@@ -509,4 +509,6 @@ def test_a_node_that_waits_for_its_first_deployment_is_healthy(
     host.says(HostState.IDLE)
     store.withdraw()  # POST /api/v1/stop
     host.says(HostState.IDLE)
-    assert client.get("/health").status_code == 503
+    answer = client.get("/health")
+    assert answer.status_code == 503
+    assert "no model is deployed" in answer.json()["detail"]
