@@ -1,7 +1,9 @@
 """`proofline demo`: shows a proof, from the request to the verdict, with a tiny model."""
 
 import importlib.util
+import os
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -47,7 +49,7 @@ class Figures:
 
 def demo(
     engine: Annotated[
-        EngineKind, typer.Option(help="What computes; synthetic invents its vectors.")
+        EngineKind, typer.Option(help="The engine; synthetic returns placeholder vectors.")
     ] = "vllm",
 ) -> None:
     """Start the stack with a tiny model, compute 256 artifacts, validate, catch a forgery, stop.
@@ -77,9 +79,15 @@ def demo(
         show(figures)
         note("Stopping.")
     note(
-        f"Everything has stopped; the demo took {time.monotonic() - began:.0f} s. Next: proofline"
-        f" up --model {MODEL}"
+        f"Everything has stopped; the demo took {time.monotonic() - began:.0f} s. Next:"
+        f" {command()} up --model {MODEL}"
     )
+
+
+def command() -> str:
+    """Returns the words that start `proofline` in the caller's shell: a path without a venv."""
+    path = sys.argv[0]
+    return path if path.endswith("/proofline") and "VIRTUAL_ENV" not in os.environ else "proofline"
 
 
 def prove(stack: Stack, figures: Figures) -> None:

@@ -7,7 +7,15 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.run.demo import TAMPERED_EVERY, DemoError, Figures, check_verdict, show, tampered
+from cli.run.demo import (
+    TAMPERED_EVERY,
+    DemoError,
+    Figures,
+    check_verdict,
+    command,
+    show,
+    tampered,
+)
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(64)]
 
@@ -59,3 +67,22 @@ def test_a_missing_engine_is_answered_with_the_command_that_installs_it(
     answer = CliRunner().invoke(app, ["demo"])
     assert answer.exit_code == 1
     assert "The package vllm is not installed here: run `make setup`" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("path", "venv", "shown"),
+    [
+        (".venv/bin/proofline", None, ".venv/bin/proofline"),
+        ("/a/.venv/bin/proofline", "/a/.venv", "proofline"),
+        ("-c", None, "proofline"),
+    ],
+)
+def test_the_next_command_can_be_pasted(
+    path: str, venv: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make demo` runs .venv/bin/proofline, which is not on the caller's PATH."""
+    monkeypatch.setattr("sys.argv", [path, "demo"])
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    if venv is not None:
+        monkeypatch.setenv("VIRTUAL_ENV", venv)
+    assert command() == shown
