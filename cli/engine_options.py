@@ -19,20 +19,21 @@ from workers.engines.options import EngineOptions
 ProofEngine = Annotated[
     Literal["vllm", "transformers"],
     typer.Option(
-        "--engine", help="What computes: vllm, or transformers, the slower second opinion."
+        "--engine", help="The engine: vllm, or transformers, which is slower, for comparison."
     ),
 ]
 _SHIPPED = (
     "tiny-qwen3, tiny-llama, tiny-qwen3-moe (for decode proofs tiny-qwen3-256, tiny-qwen3-moe-256);"
-    " with the extra `demo`, smollm2-135m, which was trained"
+    " with the extra `demo`, the trained model smollm2-135m"
 )
 # For commands that can wait for a deployment.
 FirstModel = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="What is served first: a model's directory, a name on the Hugging Face hub, or a"
-        f" shipped model: {_SHIPPED}. Default: what is deployed, or will be.",
+        help="The first model to serve: a model's directory, a name on the Hugging Face hub, "
+        f"or a shipped model: {_SHIPPED}. Default: serve the deployed model, or wait for "
+        "a deployment.",
     ),
 ]
 NOT_FOR_PROOFS = ("served_model_name", "synthetic_step_ms")
@@ -49,20 +50,22 @@ def from_command_line(
     served_model_name: Annotated[
         str | None,
         typer.Option(
-            help="The name clients use for the model. Default: the directory's last part, or the"
-            " name given."
+            help="The name clients use for the model. Default: the last part of the directory, "
+            "or --model's name."
         ),
     ] = None,
     engine: Annotated[
         EngineKind,
         typer.Option(
-            help="What computes: vllm; transformers, the slower second opinion; synthetic, which"
-            " only sleeps and invents vectors, for load tests."
+            help="The engine: vllm; transformers, which is slower, for comparison; synthetic, "
+            "which computes nothing and returns placeholder vectors, for load tests."
         ),
     ] = "vllm",
     dtype: Annotated[
         Dtype,
-        typer.Option(help="Number format of the weights; auto takes the one they are stored in."),
+        typer.Option(
+            help="Number format of the weights; auto: the format in which they are stored."
+        ),
     ] = "auto",
     tensor_parallel: Annotated[
         int,
@@ -76,19 +79,20 @@ def from_command_line(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of one forward pass, which bounds its memory. Default: the engine's own.",
+            help="Largest number of tokens in one forward pass, which limits its memory. "
+            "Default: the engine's.",
         ),
     ] = None,
     decode_memory_gb: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="GB of each GPU in which the steps of decode proofs keep keys and values. Default:"
-            " half of what is free when the engine has started. vllm only.",
+            help="GB of each GPU for the KV cache of decode proofs. Default: half of the memory "
+            "that is free after the engine's start. vllm only.",
         ),
     ] = None,
     synthetic_step_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds a batch takes with the synthetic engine.")
+        float, typer.Option(min=0, help="Milliseconds per batch of the synthetic engine.")
     ] = 50.0,
     vllm_args: Annotated[
         list[str] | None,

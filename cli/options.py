@@ -21,18 +21,18 @@ class Randomization(StrEnum):
     LAYER_HOOKS = "layer_hooks"
 
 
-NONCES_HELP = "The nonces: numbers and ranges with both ends, such as 0,1,2 or 0-99 or 5,10-19."
-BLOCK_HASH_HELP = "Hash of the block that the proof is for; any text that is not empty."
-PUBLIC_KEY_HELP = "Public key of the node that proves; any text that is not empty."
-SEQ_LEN_HELP = "Tokens of one nonce's input."
-K_DIM_HELP = "Numbers in one artifact, at most the model's hidden size."
+NONCES_HELP = "Numbers and inclusive ranges of nonces, such as 0,1,2 or 0-99 or 5,10-19."
+BLOCK_HASH_HELP = "Hash of the block to prove; any text that is not empty."
+PUBLIC_KEY_HELP = "Public key of the proving node; any text that is not empty."
+SEQ_LEN_HELP = "Number of tokens in a nonce's input."
+K_DIM_HELP = "Number of values in an artifact, at most the model's hidden size."
 STRONGER_RNG_HELP = (
     "Seed the inputs with the complete digest (poc_stronger_rng) instead of its first 4 bytes."
 )
-MAX_TOKENS_HELP = "Decode proofs instead of vectors, with so many steps after the prefill."
+MAX_TOKENS_HELP = "Compute decode proofs with this number of steps after the prefill."
 OUTPUT_HELP = "Write the JSON to this file instead of stdout."
 
-Url = Annotated[str, typer.Option("--url", help="Where the API runs.", envvar="PROOFLINE_URL")]
+Url = Annotated[str, typer.Option("--url", help="URL of the API.", envvar="PROOFLINE_URL")]
 Ports = Annotated[
     list[int] | None,
     typer.Option(
@@ -40,8 +40,7 @@ Ports = Annotated[
         min=0,
         max=65535,
         envvar="POC_API_PORT",
-        help="TCP port of the API; 0 for a free one. Given several times: the same API on each"
-        " port.",
+        help="TCP port of the API; 0 for a free port. Repeatable: the API serves each port.",
         show_default=str(DEFAULT_PORT),
     ),
 ]
@@ -49,12 +48,12 @@ Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all."
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", help="Show the logs of all processes here; default: they go to files."
+        "--verbose", help="Print the logs of all processes. Default: write them to files."
     ),
 ]
 JsonOnly = Annotated[
     bool,
-    typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
+    typer.Option("--json", help="Print only the result to stdout, as one line of JSON."),
 ]
 BlockHash = Annotated[str, typer.Option(help=BLOCK_HASH_HELP)]
 PublicKey = Annotated[str, typer.Option(help=PUBLIC_KEY_HELP)]
@@ -65,9 +64,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP)
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help=MAX_TOKENS_HELP)]
 ServedModel = Annotated[
     str | None,
-    typer.Option(
-        "--model", help="The model by the name it is served under. Default: the only one served."
-    ),
+    typer.Option("--model", help="Served name of the model. Default: the only model served."),
 ]
 BatchSize = Annotated[
     int | None,

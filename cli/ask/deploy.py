@@ -27,7 +27,8 @@ def deploy(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A name on the Hugging Face hub, a shipped model's, or a directory on every host."
+            help="A model on the Hugging Face hub, a shipped model, or a directory that exists "
+            "on every host."
         ),
     ] = None,
     vllm_args: Annotated[
@@ -38,7 +39,7 @@ def deploy(
         str, typer.Option(help="Number format of the weights: auto, float32, bfloat16 or float16.")
     ] = "auto",
     status: Annotated[
-        bool, typer.Option("--status", help="Deploy nothing; show what is deployed, host by host.")
+        bool, typer.Option("--status", help="Deploy nothing; show the deployment of each host.")
     ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:

@@ -12,7 +12,7 @@ from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
 from cli.terminal import UsageError, check_output, note, write_json
 
-FOR_A_NEW_JOB = "Needed unless --request-id is given."
+FOR_A_NEW_JOB = "Required without --request-id."
 
 
 @grouped
@@ -39,7 +39,7 @@ def generate(
     url: options.Url = options.DEFAULT_URL,
     output: options.Output = None,
     request_id: Annotated[
-        str | None, typer.Option(help="Wait for this job, submitted earlier, instead.")
+        str | None, typer.Option(help="Wait for this earlier job instead of submitting one.")
     ] = None,
 ) -> None:
     """Compute artifacts on a running API, wait for them and print them as JSON.

@@ -23,11 +23,13 @@ class OfScheme(NamedTuple):
 
     scheme: Annotated[
         str | None,
-        typer.Option(help="The scheme of proofs, by its name. Default: as the other options say."),
+        typer.Option(
+            help="Name of the scheme, such as decode. Default: chosen by the other options."
+        ),
     ] = None
     param: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A parameter of --scheme; may be given again."),
+        typer.Option(metavar="KEY=VALUE", help="A parameter of --scheme; repeatable."),
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:

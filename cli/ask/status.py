@@ -25,7 +25,7 @@ def status(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="As one line of JSON: {node, deployment}, the API's own answers."
+            "--json", help="Print one line of JSON: {node, deployment}, the API's answers."
         ),
     ] = False,
     url: options.Url = options.DEFAULT_URL,

@@ -14,7 +14,7 @@ from cli.nonce_list import parse_nonces
 from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, read_json, write_json
 from poc_core.schemes.decode.options import MARGIN
 
-FROM_FILE = "Default: what the file says."
+FROM_FILE = "Default: the file's."
 OF_NETWORK = "Default: the network's for the model."
 MOST_NAMED = 10  # mismatching nonces that are listed
 
@@ -48,7 +48,7 @@ class OfFile(NamedTuple):
     no_stronger_rng: Annotated[bool, typer.Option("--no-stronger-rng", hidden=True)] = False
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Of decode proofs: their steps after the prefill. {FROM_FILE}"),
+        typer.Option(min=1, help=f"Decode proofs: number of steps after the prefill. {FROM_FILE}"),
     ] = None
 
 
@@ -59,21 +59,21 @@ class Judged(NamedTuple):
         float | None,
         typer.Option(
             min=0,
-            help="Largest L2 distance at which two vectors still agree, or margin of a claimed"
-            f" point. {OF_NETWORK}",
+            help="Largest distance (L2) at which two vectors count as equal; decode proofs: "
+            f"margin of a claimed point. {OF_NETWORK}",
         ),
     ] = None
     p_mismatch: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, help=f"How likely an honest artifact lies further than that. {OF_NETWORK}"
+            min=0,
+            max=1,
+            help=f"Probability that an honest artifact exceeds --dist-threshold. {OF_NETWORK}",
         ),
     ] = None
     fraud_threshold: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=1, help=f"p-value below which the artifacts are a fraud. {OF_NETWORK}"
-        ),
+        typer.Option(min=0, max=1, help=f"p-value below which the verdict is fraud. {OF_NETWORK}"),
     ] = None
 
 
@@ -83,29 +83,28 @@ def validate(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin."
+            help="JSON file written by `proofline generate` or `compute --json`; - for stdin."
         ),
     ] = None,
     artifacts: Annotated[Path | None, typer.Option(hidden=True)] = None,
     of_file: OfFile,
     nonces: Annotated[
-        str | None, typer.Option(help="Check only these of the file's nonces. Default: all.")
+        str | None, typer.Option(help="Validate only these nonces of the file. Default: all.")
     ] = None,
     judged: Judged,
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model by the name it is served under. Default: what the file says, or the"
-            " only one served."
+            help="Served name of the model. Default: the file's, or the only model served."
         ),
     ] = None,
     explain: Annotated[
         bool,
         typer.Option(
             "--explain",
-            help="Of artifacts that mismatch: compute a few again with mistakes that are easily"
-            " made (another seq_len, poc_stronger_rng, spelling of hash or key), and say which"
-            " fits.",
+            help="After mismatches, recompute some artifacts with common mistakes (another "
+            "seq_len, poc_stronger_rng, spelling of hash or key), and print the mistake "
+            "that explains them.",
         ),
     ] = False,
     batch_size: options.BatchSize = None,

@@ -15,12 +15,12 @@ from poc_core.settings import load_settings
 
 def config(
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only those that are not the default.")
+        bool, typer.Option("--changed", help="Show only settings that differ from the defaults.")
     ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="As JSON: {settings: [{name, value, source}], unknown: [...]}."
+            "--json", help="Print JSON: {settings: [{name, value, source}], unknown: [...]}."
         ),
     ] = False,
     redis_url: options.RedisUrl = None,

@@ -43,32 +43,36 @@ _COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem":
 def doctor(
     join: Join,
     model: Annotated[
-        str | None, typer.Option(help="Look at this model too: its files, its room, its family.")
+        str | None,
+        typer.Option(help="Also check this model: its files, the memory it needs, its family."),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="Number format of its weights, as for a worker.")
+        Dtype, typer.Option(help="Number format of the model's weights, as for a worker.")
     ] = "auto",
     tensor_parallel: Annotated[int, typer.Option(min=1, help="As for a worker.")] = 1,
     pipeline_parallel: Annotated[int, typer.Option(min=1, help="As for a worker.")] = 1,
     redis_url: options.RedisUrl = None,
-    host: Annotated[str, typer.Option(help="Where the API is to listen.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address on which the API will listen.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="The API's port. Default: POC_API_PORT.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="As for `proofline up`: where its Redis writes.")
+        Path | None, typer.Option(help="Folder of Redis' data, as for `proofline up`.")
     ] = None,
     callback_url: Annotated[
-        str | None, typer.Option(help="A receiver of callbacks: is it allowed, does it answer?")
+        str | None,
+        typer.Option(
+            help="Check whether callbacks to this receiver are allowed, and whether it answers."
+        ),
     ] = None,
     without_workers: Annotated[
         bool,
         typer.Option(
             "--without-workers",
-            help="This host runs the API and the courier alone: no vLLM, no GPUs.",
+            help="This host runs only the API and the courier: skip the checks of vLLM and GPUs.",
         ),
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="As JSON: {ok, findings: [{about, level, says, remedy}]}."),
+        typer.Option("--json", help="Print JSON: {ok, findings: [{about, level, says, remedy}]}."),
     ] = False,
 ) -> None:
     """Check Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and print what to fix.

@@ -16,29 +16,31 @@ class Join(NamedTuple):
     join: Annotated[
         str | None,
         typer.Option(
-            help="Join the node whose API is at https://HOST:PORT, with a token of `proofline hosts"
-            " invite`. #sha256=FINGERPRINT at the end trusts that certificate alone."
+            help="Join the node whose API is at https://HOST:PORT, with a token of `proofline "
+            "hosts invite`. Append #sha256=FINGERPRINT to trust only that certificate."
         ),
     ] = None
     token: Annotated[
         str | None,
         typer.Option(
             envvar=TOKEN_VARIABLE,
-            help="The token. A list of processes shows it: better --token-file, or the variable.",
+            help="The token. Other users can see it in the process list: prefer --token-file or "
+            "the variable.",
         ),
     ] = None
-    token_file: Annotated[Path | None, typer.Option(help="File with the token.")] = None
+    token_file: Annotated[Path | None, typer.Option(help="File that contains the token.")] = None
     ca: Annotated[
         Path | None,
         typer.Option(
-            help="File (PEM) with the certificates that the API is trusted by. Default: the"
-            " system's."
+            help="PEM file with the authorities for the API's certificate. Default: the system's."
         ),
     ] = None
     allow_http: Annotated[
-        bool, typer.Option("--allow-http", help="Join without TLS, beyond loopback too.")
+        bool, typer.Option("--allow-http", help="Allow joining without TLS beyond loopback.")
     ] = False
     join_file: Annotated[
         Path,
-        typer.Option(help="Where this host keeps what it was given; a restart needs no token."),
+        typer.Option(
+            help="File in which this host stores the received settings; a restart needs no token."
+        ),
     ] = DEFAULT_FILE

@@ -31,15 +31,13 @@ def flower(
         Path | None,
         typer.Option(
             envvar="PROOFLINE_FLOWER_PASSWORD_FILE",
-            help=f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH"
-            " (USER:PASSWORD), else one that is generated and printed.",
+            help=f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH "
+            "(USER:PASSWORD), otherwise a password is generated and printed.",
         ),
     ] = None,
     control: Annotated[
         bool,
-        typer.Option(
-            "--control", help="Let its users stop workers and revoke tasks, not only look."
-        ),
+        typer.Option("--control", help="Allow Flower's users to stop workers and revoke tasks."),
     ] = False,
 ) -> None:
     """Run Flower behind a password: queues, tasks and workers in a browser.

@@ -29,19 +29,19 @@ def invite(
     hosts_redis_url: Annotated[
         str | None,
         typer.Option(
-            help="Redis' address as the host reaches it, without user and password:"
-            " rediss://HOST:PORT. Default: that of POC_REDIS_URL."
+            help="Redis' address from the host's point of view, without user and password: "
+            "rediss://HOST:PORT. Default: the address in POC_REDIS_URL."
         ),
     ] = None,
     redis_ca: Annotated[
         Path | None,
         typer.Option(
-            help="File (PEM) with the certificates that the host is to trust for rediss://."
-            " Default: its system's."
+            help="PEM file with the authorities that the host trusts for rediss://. Default: the "
+            "host's system's."
         ),
     ] = None,
     valid_hours: Annotated[
-        float, typer.Option(min=0.01, max=720, help="Hours within which the host must join.")
+        float, typer.Option(min=0.01, max=720, help="Hours until the token expires.")
     ] = 24,
     redis_url: options.RedisUrl = None,
 ) -> None:

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True)
 _NODE = "node"
 RoleChoice = StrEnum("RoleChoice", [*(role.value for role in Role), _NODE])  # type: ignore[misc]
 
-KeyName = Annotated[str, typer.Argument(help="Whose key it is, such as `aggregator`.")]
+KeyName = Annotated[str, typer.Argument(help="Name of the key's owner, such as `aggregator`.")]
 
 
 @app.command()
@@ -25,8 +25,8 @@ def new(
         list[RoleChoice],
         typer.Option(
             "--role",
-            help="What it may be used for; may be given several times. `node` is all that the"
-            " network node does, whose `auth_token` the key then is.",
+            help="Role of the key; repeatable. `node` combines proofs, chat and deploy, for a "
+            "network node that sends the key as its `auth_token`.",
         ),
     ],
 ) -> None:

@@ -17,20 +17,20 @@ from cli.terminal import EXIT_FAILURE, note, write_json
 
 def receive(
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 for a free one.")
+        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 for a free port.")
     ] = 9100,
     host: options.Host = "127.0.0.1",
     answer: Annotated[
         int,
         typer.Option(
-            min=200, max=599, help="HTTP status to answer with, to see what a node makes of it."
+            min=200, max=599, help="HTTP status of the answers, to test how a node reacts."
         ),
     ] = 200,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Every payload as it came, one a line, on stdout; what is said of it on stderr.",
+            help="Print each payload unchanged on stdout, one per line, and messages on stderr.",
         ),
     ] = False,
 ) -> None:

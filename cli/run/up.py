@@ -35,13 +35,12 @@ def up(
         int | None,
         typer.Option(
             min=1,
-            help="Workers, each with an engine; with GPUs, each gets its own. Default: 1 for"
-            " --model; "
-            "of what is deployed, as many as there are GPUs for, or 1.",
+            help="Number of workers, each with its own engine and GPUs. Default: 1 with --model; "
+            "for a deployment, one for each group of GPUs, or 1 without GPUs.",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address the API listens on; 0.0.0.0 for all.")
+        str, typer.Option(help="Address on which the API listens; 0.0.0.0 for all.")
     ] = "127.0.0.1",
     ports: options.Ports = None,
     redis_url: Annotated[
@@ -54,8 +53,8 @@ def up(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where our own Redis keeps its data, over restarts. Default: a temporary one,"
-            " removed at the end."
+            help="Folder in which the started Redis keeps its data across restarts. Default: a "
+            "temporary folder, deleted at the end."
         ),
     ] = None,
     verbose: options.Verbose = False,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def worker(
     engine_options: "EngineOptions",
     worker_id: Annotated[
-        str | None, typer.Option(help="Must be new for every start. Default: generated.")
+        str | None,
+        typer.Option(help="Id of the worker, different for every start. Default: generated."),
     ] = None,
     redis_url: options.RedisUrl = None,
 ) -> None:

@@ -49,30 +49,33 @@ def workers(
     join: Join,
     gpus: Annotated[
         str,
-        typer.Option(
-            help="GPUs to use: all, or their ids as CUDA_VISIBLE_DEVICES takes them, such as 0,1."
-        ),
+        typer.Option(help="GPUs to use: all, or ids as in CUDA_VISIBLE_DEVICES, such as 0,1."),
     ] = "all",
     n_workers: Annotated[
         int | None,
         typer.Option(
             "--workers",
             min=1,
-            help="Workers where there is no GPU, each on its share of the cores. Default: 1.",
+            help="Number of workers on a host without GPUs; they share the cores. Default: 1.",
         ),
     ] = None,
     hosts: Annotated[
-        int, typer.Option(min=1, help="Hosts that share one engine, for a model that none holds.")
+        int,
+        typer.Option(
+            min=1, help="Number of hosts that share one engine, for a model too large for one host."
+        ),
     ] = 1,
     rank: Annotated[
         int,
-        typer.Option(min=0, help="This host's place among --hosts: 0 is the head, which serves."),
+        typer.Option(
+            min=0, help="Number of this host among --hosts; 0 is the head, which serves chat."
+        ),
     ] = 0,
     head: Annotated[
         str | None,
         typer.Option(
-            help="With --hosts: HOST:PORT where the head listens for the others, in a private"
-            " network."
+            help="With --hosts: HOST:PORT on which the head listens for the other hosts, in a "
+            "private network."
         ),
     ] = None,
     redis_url: options.RedisUrl = None,

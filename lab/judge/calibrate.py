@@ -49,32 +49,32 @@ def calibrate(
         typer.Option(
             min=1,
             max=MAX_BLOCK_HASHES,
-            help="How many block hashes to make up, the same ones every time. Default: 8.",
+            help="Number of generated block hashes, the same in every run. Default: 8.",
         ),
     ] = None,
     block_hash: Annotated[
-        list[str] | None, typer.Option(help="A block hash to take instead; may be given again.")
+        list[str] | None, typer.Option(help="Use this block hash instead; repeatable.")
     ] = None,
     public_key: Annotated[
-        str, typer.Option(help=f"{options.PUBLIC_KEY_HELP} Distances are spread alike for any.")
+        str,
+        typer.Option(
+            help=f"{options.PUBLIC_KEY_HELP} Does not change the distribution of distances."
+        ),
     ] = "calibrate",
     valid_rate: Annotated[
         list[float] | None,
         typer.Option(
-            help="Share of the nonces, above 0 and below 1, that is to be valid; may be given"
-            " again. "
-            "Default: 0.1, or none with --r-target."
+            help="Wanted share of valid nonces, between 0 and 1; repeatable. Default: 0.1, or "
+            "none with --r-target."
         ),
     ] = None,
     r_target: Annotated[
         list[float] | None,
-        typer.Option(
-            help="A distance, above 0 up to 2, to find the valid rate of; may be given again."
-        ),
+        typer.Option(help="Find the valid rate of this r_target (at most 2); repeatable."),
     ] = None,
     randomization: Annotated[
         Randomizations,
-        typer.Option(help="What varies a distance from nonce to nonce; both: side by side."),
+        typer.Option(help="Kind of randomization between nonces; both: compare the two."),
     ] = Randomizations.SIGN_FLIPS,
     seq_len: options.SeqLen = options.DEFAULT_SEQ_LEN,
     engine_options: EngineOptions,

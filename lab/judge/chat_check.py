@@ -40,8 +40,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Start an engine with this model in this process instead: a directory, a name on the"
-        " Hugging Face hub, or a shipped model.",
+        help="Validate in this process with this model: a directory, a name on the Hugging "
+        "Face hub, or a shipped model.",
     ),
 ]
 
@@ -70,8 +70,8 @@ def chat_check(
     executor_answer: Annotated[
         Path,
         typer.Argument(
-            help='A JSON file {"request": {...}, "answer": {...}}: the body of a chat, and its'
-            " answer or the list of its stream's chunks; - for stdin."
+            help='JSON file {"request": {...}, "answer": {...}}: the body of a chat request, and '
+            "the answer or the list of the stream's chunks; - for stdin."
         ),
     ],
     engine_options: EngineOptions,
@@ -86,7 +86,8 @@ def chat_check(
         typer.Option(
             min=0,
             max=1,
-            help="What the similarity must be above. Default: the network's, by the model's name.",
+            help="A similarity above this value is valid. Default: the network's threshold for "
+            "the model's name.",
         ),
     ] = None,
     verbose: options.Verbose = False,

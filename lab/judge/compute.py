@@ -39,18 +39,18 @@ class OfScheme(NamedTuple):
     ] = False
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps after the prefill. decode only, which needs it."),
+        typer.Option(min=1, help="Number of steps after the prefill. decode only, required."),
     ] = None
     randomization: Annotated[
         options.Randomization,
-        typer.Option(help="What varies a distance from nonce to nonce. distance only."),
+        typer.Option(help="Kind of randomization between nonces. distance only."),
     ] = options.Randomization.SIGN_FLIPS
     scheme_option: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
             metavar="NAME=VALUE",
-            help="An option of a scheme that has no flag here; may be given again.",
+            help="An option of a scheme that has no flag here; repeatable.",
         ),
     ] = None
 
@@ -68,9 +68,9 @@ def compute(
     scheme: Annotated[
         SchemeName,
         typer.Option(
-            help="artifact: vectors of k_dim numbers; distance: the earlier scheme, a distance per"
-            " nonce; decode: the "
-            "coming one, a chain of points per nonce."
+            help="artifact: a vector of k_dim numbers per nonce; decode: the network's next "
+            "scheme, a chain of points per nonce; distance: the earlier scheme, a distance "
+            "per nonce."
         ),
     ] = "artifact",
     json_only: options.JsonOnly = False,

@@ -34,52 +34,52 @@ def report(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Two or more JSON files of `proofline generate` or `compute --json`, each of an"
-            " honest machine or "
-            "run, for the same block hash, key and nonces. Of decode: chains, which are told"
-            " how often they part, or answers to validations of honest chains."
+            help="Two or more JSON files of `proofline generate` or `compute --json`, each from "
+            "an honest machine or run, for the same block hash, key and nonces. Decode "
+            "proofs: chains, whose differences are counted, or answers to validations of "
+            "honest chains."
         ),
     ],
     tampered: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A file of a cheat: the same nonces with a smaller or quantized model, say. May be"
-            " given again. "
-            "Default: generated vectors or chains."
+            help="File of a cheat, for example the same nonces with a smaller or quantized "
+            "model; repeatable. Default: generated vectors or chains."
         ),
     ] = None,
     tampered_share: Annotated[
         float,
-        typer.Option(min=0.001, max=1, help="The share of its nonces that a cheat tampers with."),
+        typer.Option(min=0.001, max=1, help="Share of the nonces that a cheat tampers with."),
     ] = 1.0,
     fraud_threshold: Annotated[
         float,
         typer.Option(
             min=1e-9,
             max=0.5,
-            help="p-value below which artifacts are a fraud: so many false alarms at most.",
+            help="p-value below which the verdict is fraud: the highest rate of false alarms.",
         ),
     ] = thresholds.FRAUD_THRESHOLD,
     miss: Annotated[
-        float, typer.Option(min=1e-9, max=0.5, help="How often a cheat may be missed at most.")
+        float, typer.Option(min=1e-9, max=0.5, help="Highest rate of missed cheats.")
     ] = 0.01,
     sample_size: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000, help="Nonces that a validation checks. Default: as few as will do."
+            min=1,
+            max=10_000,
+            help="Number of nonces that a validation checks. Default: the smallest sufficient "
+            "number.",
         ),
     ] = None,
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="The folder for report.html and its pictures; made if need be."
+            "--output", "-o", help="Folder for report.html and its pictures, created if missing."
         ),
     ] = Path("proofline-report"),
     json_only: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Print nothing but the numbers to stdout, as JSON on one line."
-        ),
+        typer.Option("--json", help="Print only the numbers to stdout, as one line of JSON."),
     ] = False,
 ) -> None:
     """Compare machines' proofs: pictures, a recommended rule, and how often the rule errs.

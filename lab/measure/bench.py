@@ -37,47 +37,43 @@ def bench(
     *,
     seq_len: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1, help=f"{options.SEQ_LEN_HELP} May be given again. Default: {ROUND_SEQ_LEN}."
-        ),
+        typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} Repeatable. Default: {ROUND_SEQ_LEN}."),
     ] = None,
     engine_options: EngineOptions,
     batch_size: Annotated[
         list[int] | None,
         typer.Option(
             min=1,
-            help="Nonces of a micro-batch; may be given again. Default: as many as"
-            " --max-batch-tokens allow, a half, a "
-            "quarter, and so on.",
+            help="Number of nonces in a micro-batch; repeatable. Default: as many as "
+            "--max-batch-tokens allows, half, a quarter, and so on.",
         ),
     ] = None,
     max_step_ms: Annotated[
         list[float] | None,
         typer.Option(
-            min=1, help="A POC_MAX_STEP_MS to try; may be given again. Default: 25, 50 and 100."
+            min=1, help="Value of POC_MAX_STEP_MS to measure; repeatable. Default: 25, 50 and 100."
         ),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0, help="How long each measurement computes at least.")
-    ] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0, help="Shortest time of each measurement.")] = 2.0,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="The JSON of an earlier run with the model divided otherwise; may be given again."
-        ),
+        typer.Option(help="JSON of an earlier run with other parallel sizes; repeatable."),
     ] = None,
     try_moe_backend: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Then start the engine with this backend of the experts' products too, a value of"
-            " vLLM's --moe-backend such as deep_gemm, and say whether it is faster and how far"
-            " its artifacts lie from the default's; may be given again.",
+            help="Also measure this value of vLLM's --moe-backend, such as deep_gemm, and print "
+            "whether it is faster and how far its artifacts lie from the default's; "
+            "repeatable.",
         ),
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(help="Draw the time by part to this .png or .svg file. Needs matplotlib."),
+        typer.Option(
+            help="Draw the time of each part of the computation to this .png or .svg file. Needs "
+            "matplotlib."
+        ),
     ] = None,
     json_only: options.JsonOnly = False,
     verbose: options.Verbose = False,

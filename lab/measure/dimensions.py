@@ -60,13 +60,15 @@ NAMES = (*DIMENSIONS, *NETWORK_MODELS)
 _Dimensions = Annotated[
     str | None,
     typer.Option(
-        help=f"Instead of a model dummy weights of the dimensions of one: {', '.join(NAMES)}."
+        help=f"Instead of --model, use generated weights with the dimensions of {', '.join(NAMES)}."
     ),
 ]
 _Layers = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Of --dimensions only the first so many layers: what fits on this machine."
+        min=1,
+        help="With --dimensions: use only this number of layers, so that the model fits on "
+        "this machine.",
     ),
 ]
 
