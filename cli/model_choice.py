@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 
 from api.models.cache import ModelCache
 from api.models.files import BrokenModelError

@@ -1,5 +1,8 @@
 """What --model may be, and the name under which clients find it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -109,6 +112,20 @@ def test_nobody_is_asked_where_the_hub_is_forbidden(
     with pytest.raises(ProoflineError, match="HF_HUB_OFFLINE forbids to ask"):
         check_is_there(vllm(REPO))
     assert hub.asked == []
+
+
+def test_a_new_process_looks_for_a_model(tmp_path: Path) -> None:
+    """huggingface_hub loads its parts when they are first named; here nothing else names them."""
+    script = (
+        "from cli.model_choice import check_can_be_found\n"
+        "from poc_core.errors import ProoflineError\n"
+        "try: check_can_be_found('acme/smal', [])\n"
+        "except ProoflineError as error: print(error)"
+    )
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", script]
+    said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    assert "HF_HUB_OFFLINE forbids to ask" in said
 
 
 @pytest.mark.parametrize(
