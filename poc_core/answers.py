@@ -279,7 +279,7 @@ class UpStatus(BaseModel):
     is_running: bool
     status: Literal["idle", "starting", "running", "failed"]
     startup_status: StartupStatus | None = Field(
-        None, description="The status in MLNode's words. cancelled: stopped while loading."
+        None, description="The status by MLNode's names. cancelled: stopped while loading."
     )
     elapsed_seconds: float | None = Field(
         description="Seconds from the request until now, or until the model served or failed."

@@ -43,7 +43,7 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
         )
     },
     404: {"description": "No worker serves this model; the message lists those that are served."},
-    413: {"description": "The body is over the limit, in bytes or items."},
+    413: {"description": "The body has too many bytes or items."},
     "4XX": {"description": "vLLM's own refusal."},
     "5XX": {"description": "vLLM's own error."},
     503: {
@@ -54,7 +54,7 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
 }
 _BODY = {
     "requestBody": {
-        "description": "As vLLM documents it for this path.",
+        "description": "The body that vLLM documents for this path.",
         "required": True,
         "content": {
             "application/json": {
@@ -63,10 +63,7 @@ _BODY = {
                     "properties": {
                         "model": {
                             "type": "string",
-                            "description": (
-                                "One that is served (GET /v1/models); needed where there are"
-                                " several."
-                            ),
+                            "description": "A served model; required if there are several.",
                         }
                     },
                 },

@@ -35,8 +35,8 @@ class DecodeParams(Params):
     """
 
     k_dim: Count = Field(default=12, ge=1, description="Returned in `encoding`; has no effect.")
-    scheme: Literal["prefill", "decode"] = Field(default="prefill", description="decode.")
-    decode: bool = Field(default=False, description="true has the same effect as scheme.")
+    scheme: Literal["prefill", "decode"] = Field(default="prefill", description="decode: chains.")
+    decode: bool = Field(default=False, description="true: chains.")
     max_tokens: Count = Field(ge=1, description="Steps after the prefill.")
 
 
