@@ -20,8 +20,7 @@ from api.errors import malformed_body
 from poc_core.callbacks import redacted
 from poc_core.fields import Text
 from poc_core.records import RoundConfig
-from poc_core.schemes import contract_of, contracts, recognised
-from poc_core.schemes.contract import Contract
+from poc_core.schemes.contract import Contract, contract_of, contracts, recognised
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
 from poc_core.serving.dtypes import Dtype, dtype_of
 

@@ -12,8 +12,8 @@ from redis.exceptions import ResponseError
 from starlette.requests import ClientDisconnect
 
 from poc_core.errors import AnswerTooLargeError, BodyError, ClaimsError, QueueFullError
+from poc_core.redis_at.connections import TRANSIENT, is_transient
 from poc_core.serving.openai_errors import error_body
-from poc_core.state.client import TRANSIENT, is_transient
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,10 @@ from api.seen.chats import Chats
 from api.version import VERSION
 from poc_core.records import RoundState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
 from poc_core.state.overview import Overview
+from poc_core.state.registry import WorkerRegistry
 
 
 def _gauge(

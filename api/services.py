@@ -33,20 +33,17 @@ from poc_core.gpus import GpuWatch
 from poc_core.joining.invitations import Invitations
 from poc_core.periodic import Periodic
 from poc_core.settings import Settings
-from poc_core.state import (
-    DeploymentStore,
-    JobStore,
-    Outbox,
-    RoundStore,
-    WorkerRegistry,
-    connect,
-)
-from poc_core.state.delivery.receivers import Receivers
+from poc_core.state.client import connect
+from poc_core.state.deployments import DeploymentStore
 from poc_core.state.downloads import DownloadStore
+from poc_core.state.events import Events
+from poc_core.state.history import History
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
 from poc_core.state.overview import Overviews
-from poc_core.state.past.events import Events
-from poc_core.state.past.history import History
-from poc_core.state.registry import CHAT_MEMORY_S
+from poc_core.state.receivers import Receivers
+from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
+from poc_core.state.rounds import RoundStore
 
 # Requests with a host's token that one address can send per second, with bursts of ten.
 _TOKENS_PER_S = 1.0

@@ -32,7 +32,7 @@ from bench.segments import Segment
 from cli.model_choice import with_chosen_model
 from poc_core.errors import OptionsError
 from poc_core.state import keys
-from poc_core.state.past.history import STEPS
+from poc_core.state.history import STEPS
 from tests.stacks.round_client import MODEL, RoundClient, StackClient, running_stack
 from workers.engines.options import EngineOptions
 from workers.load import load_engine

@@ -28,7 +28,8 @@ from bench.harness.report import Repeat, console, measures, run, say, table
 from cli.supervise.redis_server import free_port
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.settings import load_settings
-from poc_core.state import WorkerRegistry, connect
+from poc_core.state.client import connect
+from poc_core.state.registry import WorkerRegistry
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
 ANSWER = {"object": "chat.completion", "choices": [{"message": {"content": "Hello"}}]}

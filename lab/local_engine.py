@@ -16,7 +16,7 @@ from cli.supervise.start_stages import StartStages
 from cli.terminal import note, people_at
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from poc_core.serving.logs import log_to_stderr
 from workers.engines import stages
 from workers.engines.base import Engine

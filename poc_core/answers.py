@@ -8,7 +8,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
 from poc_core.records import ModelInfo, RoundState
-from poc_core.schemes import contracts
+from poc_core.schemes.contract import contracts
 
 Activity = Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
 

@@ -54,10 +54,8 @@ class CallbackTls:
         return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
-        """Loads the TLS context again if a certificate file has changed, and returns the context.
-
-        If the files cannot be used, returns the context loaded before. Raises CertificateError if
-        no context was loaded before.
+        """Returns the TLS context. If changed files are unusable, returns the context loaded
+        before. CertificateError if none was loaded before.
         """
         problem = self.problem()
         if self._context is None:
@@ -66,9 +64,7 @@ class CallbackTls:
         return self._context
 
     def problem(self) -> CertificateError | None:
-        """Loads certificate files that have changed. Returns the error if the files cannot be used,
-        or None if they can be used. Logs each error once.
-        """
+        """Loads changed certificate files. Returns the error if they are unusable, else None."""
         with self._lock:
             state = [_state(file) for file in (*self._names.client, self._names.trusted) if file]
             if state != self._seen:
@@ -82,10 +78,7 @@ class CallbackTls:
 
 
 def made(names: TlsNames) -> ssl.SSLContext:
-    """Returns a new TLS context with the certificate files in `names`.
-
-    CertificateError names the file that cannot be used.
-    """
+    """Returns a new TLS context. CertificateError names the file that cannot be used."""
     try:
         context = ssl.create_default_context(cafile=names.trusted)
     except (OSError, ssl.SSLError) as error:

@@ -43,17 +43,15 @@ def redacted(url: str | None) -> str | None:
 
 
 def callback_url(url: str | None, what: str) -> str:
-    """Returns the url of a callback: the client's `url` followed by / and `what`.
-
-    `what`: "generated" or "validated". Returns an empty text if `url` is empty or None.
+    """Returns the url of a callback of the kind `what`, "generated" or "validated"; "" without a
+    url.
     """
     return f"{url.rstrip('/')}/{what}" if url else ""
 
 
 def receiver_of(url: str) -> str:
-    """Returns the receiver of a callback url as host:port.
-
-    Returns an empty text if the url has no valid host and port.
+    """Returns the receiver of a callback url as host:port; "" if the url has no valid host and
+    port.
     """
     try:
         parts = urlsplit(url)
@@ -64,10 +62,7 @@ def receiver_of(url: str) -> str:
 
 
 def canonical_host(text: str) -> str:
-    """Normalizes an IP address or DNS name for comparisons: IDNA, lower case, no final dot.
-
-    ValueError if `text` is neither an address nor a DNS name.
-    """
+    """Normalizes an IP address or DNS name for comparisons. ValueError if `text` is neither."""
     host = text.strip("[]").lower()
     address = literal_address(host)
     if address is not None:
@@ -96,10 +91,7 @@ def without_secret(text: str, url: str) -> str:
 
 
 def plain(address: Address) -> Address:
-    """Returns the IPv4 address that an IPv6 address contains (mapped, 6to4 or NAT64).
-
-    Returns every other address unchanged.
-    """
+    """Returns the IPv4 address in an IPv6 address (mapped, 6to4, NAT64). Others stay unchanged."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -111,10 +103,7 @@ def plain(address: Address) -> Address:
 
 
 def literal_address(host: str) -> Address | None:
-    """Parses the host of a url as an IP address, also in short forms such as 127.1.
-
-    Returns None if the host is a name.
-    """
+    """Parses a url's host as an IP address, also in forms such as 127.1; None if it is a name."""
     try:
         address = ipaddress.ip_address(host)
         # Without the scope (%eth0): with a scope, equal addresses would compare as different.
@@ -167,10 +156,7 @@ class CallbackPolicy:
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, node_ports: Own) -> None:
-        """Raises ForbiddenReceiverError if `url` is forbidden. Does not resolve DNS names.
-
-        `node_ports`: the node's own ports, which callbacks must not use.
-        """
+        """Raises ForbiddenReceiverError if `url` is forbidden. Does not resolve names."""
         parts = urlsplit(url)
         try:
             host = canonical_host(parts.hostname or "")
@@ -193,9 +179,7 @@ class CallbackPolicy:
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
         """Raises ForbiddenReceiverError unless a callback to `host` may use this address and port.
-
-        `node_ports`: the node's own ports, which callbacks must not use. `is_own`: returns True for
-        an address of this machine.
+        `is_own`: returns True for an address of this machine.
         """
         address = plain(address)
         if (address, port) in node_ports or (

@@ -1,7 +1,5 @@
-"""Limits on requests that run the model, in two tables: PATHS and FIELDS.
-
-The API and the workers refuse requests beyond the limits, so that no request can occupy an engine
-alone.
+"""Limits on requests that run the model, so that no request can occupy an engine alone: two tables,
+PATHS and FIELDS. The API and the workers refuse requests beyond the limits.
 """
 
 import re
@@ -179,10 +177,8 @@ class _Size:
 
 
 def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
-    """Returns an error if `enforced_tokens` has more tokens than the largest context of any engine.
-
-    Counts the tokens in the raw body, because parsing so many objects takes long. `infos`: the
-    models of the engines.
+    """Returns an error if `enforced_tokens` has more tokens than the largest context of `infos`.
+    Counts tokens in the raw body, because parsing so many objects takes long.
     """
     context = max((info.max_seq_len for info in infos), default=0)
     if context and b'"enforced_tokens"' in body and body.count(b'"token"') > context:
@@ -258,9 +254,7 @@ def _answers(
     engines: list[ModelInfo],
 ) -> Excess | int | None:
     """Checks how many answers, answer tokens and logprobs a request asks for. Returns as `excess`.
-
-    `given`: the number of prompts in each field. `prompt_tokens`: most tokens of all prompts
-    together.
+    `given`: the number of prompts in each field. `prompt_tokens`: most tokens of all prompts.
     """
     context = min(info.max_seq_len for info in engines)
     n, best_of = _number(asked, "n"), _number(asked, "best_of")
@@ -320,10 +314,8 @@ def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _inputs(given: Mapping[str, int], sizes: Mapping[str, _Size], context: int) -> Excess | None:
-    """Checks the number and the lengths of texts to embed, score or classify.
-
-    `given`: the number of texts in each field. A field with a single text, such as a query, counts
-    once for each document, because the engine computes the text together with each.
+    """Checks the number and the lengths of texts to embed, score or classify. `given`: the number
+    of texts in each field. A single text, such as a query, is computed together with each document.
     """
     n = max(given.values(), default=1)
     if n > _INPUTS:
@@ -353,9 +345,7 @@ def _row(name: str, path: str) -> Row:
 
 
 def _fault(name: str, said: Any, row: Row) -> str | None:
-    """Returns an error if the type of a field's value, or of an object in it, is wrong; else
-    None.
-    """
+    """Returns an error if a field's value, or an object in it, has the wrong type; else None."""
     if row.kind is not None and not _is_a(said, row.kind):
         return f"{name} must be {row.kind}"
     entries = said if isinstance(said, list) else [said]
@@ -374,10 +364,7 @@ def _is_a(said: Any, kind: str) -> bool:
 
 
 def _entries(name: str, given: Any) -> int:
-    """Counts the prompts or inputs in a field's value.
-
-    A list of numbers is one prompt of token ids. A list of messages is one conversation.
-    """
+    """Counts a field's prompts. A list of numbers is one prompt; a list of messages too."""
     if not isinstance(given, list) or not given or isinstance(given[0], int | float):
         return 1
     is_conversation = name in ("messages", "input") and isinstance(given[0], dict)
@@ -385,10 +372,7 @@ def _entries(name: str, given: Any) -> int:
 
 
 def _measure(said: Any, row: Row) -> _Size:
-    """Measures the texts in a value, one level of nesting at a time.
-
-    Stops at the first limit of `row` that the value exceeds, and describes it in `too_much`.
-    """
+    """Measures the texts in a value. Stops at the first limit of `row` that the value exceeds."""
     n_values = text = longest = 0
     # with its place: a message, a part of a message, or neither
     level = [(said, "message" if row.messages else "")]
@@ -431,10 +415,7 @@ def _length(text: str) -> int:
 
 
 def _number(asked: Mapping[str, Any], name: str) -> int:
-    """Returns the integer in a field, parsed as vLLM parses it; 0 if there is no integer.
-
-    In a field of logprobs, -1 means the complete vocabulary: returns 2**20, above any limit.
-    """
+    """Returns the integer in a field; 0 without one. For logprobs, -1 (all) becomes 2**20."""
     try:
         number = _NUMBER.validate_python(asked.get(name))
     except ValidationError:

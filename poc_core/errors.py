@@ -38,9 +38,7 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """A job is refused because too many nonces or jobs (POC_MAX_QUEUED_NONCES) or too many
-    callbacks (POC_OUTBOX_MAX_BYTES) already wait.
-    """
+    """A job is refused, because too many nonces, jobs or callbacks already wait."""
 
 
 class AnswerTooLargeError(ProoflineError):
@@ -48,9 +46,7 @@ class AnswerTooLargeError(ProoflineError):
 
 
 class ForbiddenReceiverError(ProoflineError):
-    """A callback url is refused: POC_CALLBACK_ALLOW does not permit its receiver, or the receiver
-    is the node itself.
-    """
+    """A callback url's receiver is not permitted (POC_CALLBACK_ALLOW), or is the node itself."""
 
 
 class BodyError(ProoflineError):

@@ -69,10 +69,7 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def check_id(name: str, value: int, of: str, count: int) -> None:
-    """Raises a validation error unless `value` is smaller than `count`.
-
-    `name`: the field with `value`. `of`: the field with `count`. Both stand in the error's text.
-    """
+    """Raises a validation error unless the field `name` is smaller than the field `of`."""
     if value >= count:
         raise PydanticCustomError(
             "id_beyond_count",

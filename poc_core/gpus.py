@@ -47,10 +47,7 @@ class MachineGpus(BaseModel):
 
 @contextlib.contextmanager
 def nvml() -> Iterator[ModuleType | None]:
-    """Opens NVIDIA's management library, and yields its Python module pynvml.
-
-    Yields None if the library or its driver is missing or fails.
-    """
+    """Opens NVIDIA's management library (pynvml). Yields None if it is missing or fails."""
     try:
         import pynvml
 
@@ -75,11 +72,8 @@ class GpuWatch:
         self._failed = False
 
     def now(self) -> MachineGpus:
-        """Returns a reading that is at most _FRESH_S old. If the driver fails, the reading is
-        empty.
-
-        Raises no error, because heartbeats must continue. Logs the first of several failures in a
-        row.
+        """Returns a reading at most _FRESH_S old; an empty one if the driver fails. Raises nothing,
+        because heartbeats must continue.
         """
         if self._clock() - self._read_at > _FRESH_S:
             try:

@@ -1,7 +1,4 @@
-"""Signs of life for a container's health check.
-
-A process shows that it lives by updating the modification time (mtime) of a folder.
-"""
+"""Signs of life for a container's health check: a process updates a folder's mtime."""
 
 import contextlib
 import os
@@ -9,9 +6,8 @@ from pathlib import Path
 
 
 def show(folder: Path) -> None:
-    """Updates the folder's mtime. Creates the folder if it is missing.
-
-    Does nothing if the disk is full, or if another user owns the path. Follows no symbolic link.
+    """Updates the folder's mtime, and creates the folder if it is missing. Does nothing if the disk
+    is full or another user owns the path. Follows no symbolic link.
     """
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):

@@ -33,9 +33,7 @@ class MachineFigures(BaseModel, frozen=True):
 
 
 def is_short_of_memory(left: float, limit: float) -> bool:
-    """Returns True if so little memory is left that the kernel may soon kill an engine.
-
-    `left`, `limit`: bytes. True below 1 GiB (or a quarter of `limit` if that is less), and below a
-    20th of `limit` (at most 16 GiB).
+    """Returns True if so few of `limit` bytes are left that the kernel may soon kill an engine:
+    less than 1 GiB (or a quarter, if less), or less than a 20th (at most 16 GiB).
     """
     return left < max(min(_GIB, limit / 4), min(limit / 20, 16 * _GIB))

@@ -16,10 +16,7 @@ _MOST_CHARS = 200
 
 
 class Periodic:
-    """A thread that calls `step` every `interval_s` seconds until `stop` is called.
-
-    An error of a step is logged, and the thread continues with the next step.
-    """
+    """A thread that calls `step` every `interval_s` seconds. An error of a step is only logged."""
 
     def __init__(self, name: str, interval_s: float, step: Callable[[], object]) -> None:
         """`name`: the name of the thread, and of the task in logged errors."""
@@ -42,10 +39,7 @@ class Periodic:
         self._thread.start()
 
     def once(self) -> None:
-        """Runs `step` on the caller's thread, and logs its error.
-
-        Waits first if the thread is running `step`.
-        """
+        """Runs `step` on the caller's thread, after a running `step`. Logs its error."""
         with self._one_at_a_time:
             try:
                 self._step()
@@ -57,10 +51,7 @@ class Periodic:
         self._soon.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Stops the thread, and waits until a running step has ended.
-
-        `timeout_s`: the longest wait in seconds; None for no limit.
-        """
+        """Stops the thread. Waits up to `timeout_s` seconds (None: no limit) for a running step."""
         self._stop.set()
         self._soon.set()
         if self._thread.ident is not None:

@@ -37,10 +37,7 @@ def bindings(queue: str) -> str:
 
 
 def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[str, Any]:
-    """Returns Celery's configuration: JSON only, late acknowledgement, no result backend.
-
-    `consumer`: the kind of process that uses the configuration.
-    """
+    """Returns Celery's configuration for a process of the kind `consumer`."""
     at = RedisUrl.of(settings.redis_url)
     sentinels = {"master_name": at.master, "sentinels": at.hosts, "sentinel_kwargs": at.sentinel}
     return {

@@ -24,9 +24,7 @@ class ProofSpec(BaseModel, frozen=True):
 
 
 class Passes(NamedTuple):
-    """The model passes that compute one nonce: a forward over `rows` positions, then `steps` passes
-    over one position each.
-    """
+    """A nonce's model passes: a forward over `rows` positions, then `steps` single positions."""
 
     rows: int
     steps: int = 0
@@ -37,10 +35,9 @@ class Passes(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """The passes of a micro-batch of `n` nonces, numbered from 0.
-
-    First come forwards over at most `part` nonces each. Then come steps, each of which computes one
-    position of all nonces. `shape`: the passes of one nonce.
+    """The passes of a micro-batch of `n` nonces, numbered from 0: first forwards over at most
+    `part` nonces each, then steps, each over one position of all nonces. `shape`: the passes of one
+    nonce.
     """
 
     n: int
@@ -218,9 +215,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """Nonces of a job or round that are assigned to one worker, until it completes or returns
-    them.
-    """
+    """Nonces of a job or round that one worker computes, until it completes or returns them."""
 
     owner_id: str  # id of the job or round
     # In a job: the index of the batch. In a round: the index of the first nonce in its sequence.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from poc_core.settings import ChatPolicy
+from poc_core.settings.chat import ChatPolicy
 
 # Seconds between two checks of the engine while chat uses it.
 _POLL_S = 0.005
@@ -17,9 +17,7 @@ VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Starvation:
-    """Engine time that proofs get under constant chat. After chat has blocked them for `after_s`
-    seconds, proofs get the fraction `share` of the time.
-    """
+    """Proofs' share of the engine's time after constant chat has blocked them for `after_s`."""
 
     after_s: float = 60.0
     share: float = 0.05
@@ -91,9 +89,7 @@ class ChatGate:
     # Called by the chat server.
 
     def enter_chat(self) -> bool:
-        """Counts a new chat request and returns True; the caller must call `leave_chat` when the
-        request ends. Returns False if the request must be refused.
-        """
+        """Counts a chat request, which must end with `leave_chat`. Returns False to refuse it."""
         with self._changed:
             if self._policy.mode == "exclusive" and self._computes_round:
                 self._refused += 1
@@ -112,9 +108,7 @@ class ChatGate:
     # Called by the proofs' thread.
 
     def set_computes_round(self, computes: bool) -> None:
-        """Sets whether this worker computes for a round. Under the policy `exclusive`, a round ends
-        chat in progress and refuses new chat.
-        """
+        """Sets whether this worker computes a round, which ends chat if `exclusive`."""
         with self._changed:
             self._computes_round = computes
             self._changed.notify_all()
@@ -127,9 +121,7 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
-        """Waits until a slice is allowed to run, for at most `timeout_s` seconds (0 to only check).
-        Returns False if the slice is still not allowed.
-        """
+        """Waits up to `timeout_s` seconds until a slice may run. Returns False if it may not."""
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s(urgent) > 0:
@@ -158,9 +150,7 @@ class ChatGate:
         return self._policy.mode == "exclusive" and self._computes_round
 
     def _wait_s(self, urgent: bool) -> float:
-        """Returns the seconds until a slice is allowed to run. Returns infinity while chat blocks
-        slices and has blocked them for less than `Starvation.after_s`.
-        """
+        """Returns the seconds until a slice may run; infinity until `Starvation.after_s`."""
         if self._is_exclusive_now() or self._unfinished() == 0:
             self._denied_since = None
             return 0.0

@@ -16,9 +16,7 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Makes this process call `end_process` when its work is done, unless it fails. Does nothing in
-    a process that multiprocessing did not start.
-    """
+    """Makes a process of multiprocessing call `end_process` after its work, unless it fails."""
     if multiprocessing.parent_process() is not None:
         # The lowest priority: after all other finalizers.
         util.Finalize(None, _end_unless_failed, exitpriority=-1)

@@ -57,15 +57,11 @@ class Heartbeat:
         self.beat()
 
     def drain(self) -> None:
-        """Makes the next pulse announce that this worker is ending, so that it gets no new chat.
-        Returns at once, so signal handlers can call it.
-        """
+        """Makes the next pulse announce this worker's end. Signal handlers may call it."""
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """Records how many seconds requests have waited without progress of the engine. 0 if the
-        engine makes progress.
-        """
+        """Records for how long requests have waited without the engine's progress."""
         if not seconds:
             self._still_since = None
         elif self._still_since is None:
@@ -96,9 +92,8 @@ class Heartbeat:
         self._beats.once()
 
     def _live_on(self) -> None:
-        """Extends the life of the worker's record in Redis. Does not read GPU sensors, which
-        can hang. Triggers a full heartbeat if the record is missing, the worker began to drain, or
-        its last chat request ended.
+        """Extends the record's life. Reads no GPU sensors, which can hang. Triggers a heartbeat if
+        the record is missing, the worker began to drain, or its last chat request ended.
         """
         newly_draining = self._draining.is_set() and not self._told_draining
         chats = self._served and self._served[0].chat_stats().get("chat_active")

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from poc_core.periodic import Periodic
+from poc_core.redis_at.connections import is_transient
 from poc_core.settings import Settings
-from poc_core.state.client import is_transient
 from poc_core.state.work import WorkStore
-from workers.engines.base import Pulse
-from workers.engines.ticks import EngineLostError
+from workers.engines.base import EngineLostError, Pulse
 from workers.heartbeat import Heartbeat
 from workers.proofs import Proofs
-from workers.turns import Turns
-from workers.work import finish_or_fail
+from workers.work import Turns, finish_or_fail
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +92,8 @@ class Housekeeper:
             )
 
     def _reap(self) -> None:
-        """Recovers the model's stuck jobs: frees batches of dead workers, finishes jobs whose
-        batches are all done, and fails jobs whose records are unreadable.
+        """Frees batches of dead workers, finishes jobs whose batches are all done, and fails jobs
+        with unreadable records.
         """
         n_dropped, jobs = 0, self._store.jobs
         for found in self._store.stuck(self._model):
@@ -115,9 +113,7 @@ class Housekeeper:
             jobs.recount()
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
-        """Runs `step(job_id)`. Logs an error of this job, so that other jobs are still recovered;
-        raises only temporary errors of Redis.
-        """
+        """Runs `step(job_id)`. Logs this job's error, but raises temporary errors of Redis."""
         try:
             step(job_id)
         except Exception as error:
@@ -135,9 +131,7 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: the most seconds that one check counts as time without progress, even
-        if more have passed since the previous check.
-        """
+        """`longest_look_s`: the most seconds without progress that one check counts."""
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
         self._clock = clock
@@ -146,9 +140,7 @@ class Watchdog:
         self.still_s = 0.0  # seconds without progress while requests waited, by the last check
 
     def is_hung(self, pulse: Pulse) -> bool:
-        """Returns whether requests waited `hung_after_s` seconds while the engine made
-        no progress.
-        """
+        """Returns whether requests waited `hung_after_s` seconds without progress."""
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:
             self.still_s = 0.0

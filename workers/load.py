@@ -6,8 +6,8 @@ from workers.engines.options import EngineOptions
 
 
 def load_engine(options: EngineOptions, rpc_timeout_s: float = 60.0) -> Engine:
-    """Loads the engine that `options` name. ProoflineError if a package is missing or loading
-    fails. `rpc_timeout_s`: seconds after which a vLLM engine that has not answered counts as lost.
+    """Loads an engine. ProoflineError if a package is missing or loading fails. `rpc_timeout_s`:
+    seconds after which a silent vLLM engine counts as lost.
     """
     try:
         if options.engine == "vllm":

@@ -31,8 +31,7 @@ from workers.proofs import Proofs
 from workers.queue import broker
 from workers.queue.app import create_app
 from workers.queue.wake import Wake
-from workers.turns import Turns
-from workers.work import Work
+from workers.work import Turns, Work
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +49,8 @@ def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
     """Runs a worker until SIGTERM or SIGINT, then finishes the batches in progress. ProoflineError
-    if the engine cannot be loaded. `worker_id`: must differ for every process; None generates an id
-    from host, slot and a random part. `redis_url`: None for POC_REDIS_URL. The settings (POC_...)
-    define the rest.
+    if the engine cannot be loaded. `worker_id`: must be unique; None generates one. `redis_url`:
+    None for POC_REDIS_URL.
     """
     log_to_stderr()
     raise_file_limit()  # also for the engine's processes, which inherit the limit
@@ -65,8 +63,8 @@ def run_worker(
 
 
 class WorkerProcess:
-    """A worker: its registration, its engine, and Celery, which delivers its messages. Only one is
-    possible per process, because Celery's signal handlers and the engine are global.
+    """A worker: its registration, its engine and Celery. One per process, because Celery's signal
+    handlers and the engine are global.
     """
 
     def __init__(
@@ -186,8 +184,8 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
-    """Returns the worker's Celery name and its worker id. Both are `given` if it is set. Generated
-    names contain a random part and the worker's GPUs (else its supervisor's slot, else its pid).
+    """Returns the worker's Celery name and its id: `given`, or generated from the worker's GPUs
+    (else its supervisor's slot, else its pid) and a random part.
     """
     if given:
         return given, given

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
-from poc_core.state.client import is_transient
+from poc_core.redis_at.connections import is_transient
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +20,7 @@ _LOG_INTERVAL_S = 10.0
 
 
 def until_redis_answers(step: Callable[[], T]) -> T:
-    """Returns the result of `step()`. Retries while Redis is unavailable, so `step` must be
-    idempotent. Raises permanent errors of Redis commands.
-    """
+    """Returns the result of `step()`, which is repeated while Redis is unavailable."""
     logged_at = 0.0
     while True:
         try:

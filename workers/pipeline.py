@@ -9,18 +9,15 @@ from typing import Any
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of
-from workers.engines.base import Engine
-from workers.engines.ticks import EngineMemoryError, MicroBatch, Slice, Tick, TickResult
+from poc_core.schemes.contract import contract_of
+from workers.engines.base import Engine, EngineMemoryError, MicroBatch, Slice, Tick, TickResult
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """A queue of micro-batches for one engine. It cuts micro-batches into slices, runs the slices
-    on the engine, and completes the micro-batches' futures. Not thread-safe.
-    """
+    """A queue of micro-batches for one engine, which are run in slices. Not thread-safe."""
 
     def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine
@@ -62,19 +59,16 @@ class Pipeline:
             self._waiting.remove(micro_batch)
 
     def fetch(self) -> None:
-        """Waits until the oldest launched micro-batch is computed, and completes its future with
-        the values. Also makes the engine drop cancelled micro-batches.
-        """
+        """Waits for the values of the oldest launched micro-batch. Drops cancelled ones."""
         first = next((one.id for one in self._going.values() if one.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
             self._call(Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
-        """Launches the next slice on each stage. Returns the device seconds of the slices that the
-        engine now reports as done, divided by the number of stages. `wait`: True to wait for all
-        launched slices. If memory runs out, smaller micro-batches start again; any other error ends
-        all of them and is raised.
+        """Launches the next slice on each stage. Returns the device seconds of slices newly done,
+        per stage. `wait`: True to wait for all launched slices. If memory runs out, smaller
+        micro-batches start again; any other error ends all of them and is raised.
         """
         begin: list[MicroBatch] = []
         slices: list[Slice] = []
@@ -123,9 +117,7 @@ class Pipeline:
         return self._waiting.popleft()
 
     def _next_slice(self, micro_batch: MicroBatch, busy: set[int]) -> list[Slice]:
-        """Returns [the micro-batch's next slice], or [] if its stage already runs a slice in this
-        tick.
-        """
+        """Returns [the next slice], or [] if its stage already runs a slice in this tick."""
         if micro_batch.stage in busy:
             return []
         if not micro_batch.slices:
@@ -133,8 +125,8 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
-        """Cuts the micro-batch's current pass on its current stage into slices. If the engine has
-        only one stage, a slice can contain several passes.
+        """Cuts the current pass on the current stage into slices. A slice has several passes only
+        if the engine has a single stage.
         """
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
@@ -149,9 +141,7 @@ class Pipeline:
         return [Slice(micro_batch.id, layers.start, layers.stop, first, until) for layers in cut]
 
     def _move_on(self, micro_batch: MicroBatch, ran: Slice) -> None:
-        """Moves the micro-batch to its next stage or pass if all slices of its stage
-        were launched.
-        """
+        """Moves to the next stage or pass if all slices of the stage were launched."""
         if micro_batch.slices:
             return
         if ran.end != self._engine.stages[-1].stop:
@@ -162,16 +152,14 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: MicroBatch) -> int:
-        """Returns how many of the micro-batch's nonces are computed together in a first forward
-        pass, which covers all rows of a nonce.
-        """
+        """Returns how many nonces a first forward pass, over all rows of a nonce, computes."""
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Returns whether the next micro-batch can start. With decode steps, at most one
-        micro-batch per stage is in progress, because the engine has KV caches for no more.
+        """Returns whether the next micro-batch can start. With decode steps, there are KV caches
+        for one micro-batch per stage.
         """
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
@@ -203,8 +191,8 @@ class Pipeline:
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """Halves the maximum size of micro-batches and restarts those in progress, after the device
-        ran out of memory. If the largest has only one nonce, fails it and restarts only the others.
+        """Restarts the micro-batches in progress with half the maximum size, after a lack of
+        memory. A largest one of a single nonce fails instead.
         """
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
@@ -236,9 +224,7 @@ class Pipeline:
 
 
 def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
-    """Creates the engine's slice plan. `max_step_ms`: the longest that chat should wait for
-    launched slices; None without chat.
-    """
+    """Creates the engine's slice plan. `max_step_ms`: chat's longest wait; None without chat."""
     return SlicePlan(
         max_step_ms, engine.slices_in_flight, engine.longest_call_s, engine.token_layer_s
     )
@@ -247,9 +233,8 @@ def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
 def compute_all(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
-    """Returns one value per nonce, in the order of `nonces`; None for a nonce without a finite
-    hidden state. Needs exclusive use of the engine. `plan`: sizes of micro-batches and slices; if
-    None, work is cut only to keep calls of the engine short. SpecError if the model does not
+    """Returns one value per nonce in order; None without a finite hidden state. Needs exclusive use
+    of the engine. `plan`: None to cut work only into short calls. SpecError if the model does not
     support the spec.
     """
     engine.check_spec(spec)

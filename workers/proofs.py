@@ -12,10 +12,9 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine
-from workers.engines.ticks import EngineLostError, MicroBatch
+from workers.engines.base import Engine, EngineLostError, MicroBatch
 from workers.pipeline import Pipeline, plan_of
 
 logger = logging.getLogger(__name__)
@@ -49,17 +48,14 @@ class Proofs:
         self._thread.start()
 
     def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
-        """Sets the chat gate (None without chat). `max_step_ms`: the longest that chat should wait
-        for launched slices. Must not be called during a computation.
-        """
+        """Sets the chat gate (None without chat), when idle. `max_step_ms`: chat's longest wait."""
         self.gate = gate
         self._pipeline.plan = plan_of(self.engine, None if gate is None else max_step_ms)
 
     @property
     def depth(self) -> int:
-        """Returns how many submitted micro-batches keep every stage of the engine busy. Without
-        chat, a GPU holds two uncut micro-batches in its queue, and a third must be ready when the
-        first ends. With chat the number is lower, because a chat request would have to wait for all
+        """Returns how many submitted micro-batches keep every stage busy. Without chat, a GPU holds
+        two in its queue, and a third must be ready when the first ends. Chat would wait for all
         three.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
@@ -96,9 +92,7 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """Returns the heartbeat's figures by name: the number of slices, the chat gate's figures,
-        and the engine's counters of chat validations.
-        """
+        """Returns the heartbeat's figures: slices, the gate's, and chat validations."""
         counted: dict[str, int | float] = {"slices": self._slices}
         if self.gate is not None:
             counted |= vars(self.gate.stats())
@@ -116,9 +110,8 @@ class Proofs:
         return self._is_lost
 
     def note(self, error: ProoflineError) -> None:
-        """Counts an error that ended micro-batches, and marks the engine as lost if it must be
-        replaced. Must be called before work is given back, so that a lost engine does not take it
-        again.
+        """Counts an error of micro-batches, and marks an engine to replace as lost. Must be called
+        before work is given back, so that a lost engine does not take it again.
         """
         with self._changed:
             is_new = error is not self._last_error  # one failure may end several micro-batches
@@ -129,9 +122,8 @@ class Proofs:
                 self._is_lost = True
 
     def judge(self, error: ProoflineError) -> bool:
-        """Returns True if work that ended with `error` is to be retried, False if it would fail on
-        any engine. Ends this process if its engine must be replaced, so the work must be given back
-        first.
+        """Returns True to retry work that ended with `error`, False if any engine would fail. Ends
+        this process if its engine must be replaced, so work must be given back first.
         """
         self.note(error)
         if isinstance(error, SpecError):
@@ -146,9 +138,7 @@ class Proofs:
         return True
 
     def exit_without_engine(self, error: EngineLostError) -> NoReturn:
-        """Ends this process because its engine is lost. Its supervisor restarts it, and other
-        workers take its batches.
-        """
+        """Ends this process, which a supervisor restarts. Others take its batches."""
         self._is_lost = True
         logger.critical(
             "%s This worker exits with status %d; its batches run elsewhere.",
@@ -183,9 +173,7 @@ class Proofs:
                 )
 
     def _take_orders(self) -> bool:
-        """Waits for work, then passes submitted and cancelled micro-batches to the pipeline.
-        Returns False if this thread must end.
-        """
+        """Passes new and cancelled micro-batches to the pipeline. Returns False to end."""
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
@@ -198,9 +186,7 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Launches one slice on every stage. Fetches computed values instead if chat forbids
-        slices, or if all slices are launched.
-        """
+        """Launches a slice on every stage, or fetches values if chat forbids or none is left."""
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):

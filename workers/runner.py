@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import Lease
-from workers.engines.ticks import MicroBatch
+from workers.engines.base import MicroBatch
 from workers.proofs import Proofs
 
 # Seconds between two checks whether the work is still wanted, and so the longest delay of /stop.
@@ -21,8 +21,8 @@ class Source(Protocol):
     """The interface through which a Runner leases nonces and stores their values."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Returns new leases, all of one spec. Returns an empty list if there are none now, and
-        None if the runner should not ask again. `held`: the leases in progress.
+        """Returns new leases, all of one spec: [] if there are none now, None to ask no more.
+        `held`: the leases in progress.
         """
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
@@ -66,9 +66,8 @@ class Runner:
         return bool(self._units)
 
     def run(self, is_over: Callable[[], bool]) -> bool:
-        """Computes leases until `is_over()` returns True, then returns True and keeps unfinished
-        leases for the next call. Returns False, without leases, when no work is left or after an
-        error.
+        """Computes until `is_over()`, then returns True and keeps unfinished leases for the next
+        call. Returns False, without leases, when no work is left or after an error.
         """
         goes_on = False
         try:
@@ -79,8 +78,8 @@ class Runner:
         return goes_on
 
     def _bring_home(self) -> bool:
-        """Waits briefly for the values of the oldest micro-batch. When all values of the oldest
-        leases are computed, stores them. Returns False if the run must end after an error.
+        """Waits briefly for the oldest micro-batch's values, and stores those of complete leases.
+        Returns False if the run must end after an error.
         """
         unit = self._units[0]
         try:
@@ -122,9 +121,7 @@ class Runner:
         return True
 
     def _fill(self) -> bool:
-        """Submits micro-batches until the engine has enough. Returns False if the source has ended,
-        or if the run must end after an error.
-        """
+        """Submits micro-batches until the engine has enough. Returns False after the last."""
         while sum(len(unit.micro_batches) for unit in self._units) < self._proofs.depth:
             if not self._units or not self._units[-1].waiting:
                 leases = self._source.next(self.held)
@@ -148,7 +145,7 @@ class Runner:
 
     def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
         """Ends the jobs and rounds of `leases` if no engine can compute them, and gives back all
-        other leases. Returns False if the run must end.
+        others. Returns False if the run must end.
         """
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:

@@ -1,9 +1,8 @@
 """Chooses sizes of micro-batches and of their slices, from measured times of earlier layers.
 
-Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: proofs
-are fast and chat waits briefly. If one layer of a full micro-batch takes longer than
-POC_MAX_STEP_MS (CPUs, long sequences), the micro-batch shrinks, down to one nonce. Calls into the
-engine must also be short without chat, because an engine whose call takes too long counts as lost.
+Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS. If one layer
+takes longer (CPUs, long sequences), the micro-batch shrinks, down to one nonce. Without chat too,
+calls must be short, because an engine whose call takes too long counts as lost.
 """
 
 import math
@@ -14,7 +13,7 @@ from itertools import pairwise
 from cachetools import LRUCache, TTLCache
 
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 
 # Least weight of the newest layer time in the running mean of a size.
 _NEWEST = 0.05
@@ -59,9 +58,8 @@ class _LayerTimes:
         self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
 
     def most_within(self, limit_s: float, most: int) -> int:
-        """Returns the largest size of a micro-batch, up to `most` nonces, of which one layer should
-        take at most `limit_s`. Sometimes returns a slightly larger size, to measure whether that
-        one fits too.
+        """Returns the largest size, up to `most` nonces, of which one layer should take at most
+        `limit_s`. Sometimes a slightly larger one, to measure whether that fits too.
         """
         if self.layer_s > limit_s and self.measured >= _SURE:
             self.too_long[self.n] = True
@@ -85,9 +83,7 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: the longest that chat should wait for launched slices; None without chat.
-        The other parameters are described in Engine.
-        """
+        """`max_step_ms`: chat's longest wait; None without chat. For the others see Engine."""
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
         self._token_layer_s = token_layer_s
@@ -96,9 +92,8 @@ class SlicePlan:
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 
     def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
-        """Returns the number of nonces for the next micro-batch: `most`, or fewer if one layer
-        would take too long. `steps`: whether that is a layer of a decode step, instead of a full
-        forward pass.
+        """Returns the nonces of the next micro-batch: `most`, or fewer if a layer takes too long.
+        `steps`: whether that is a layer of a decode step.
         """
         kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
@@ -108,15 +103,14 @@ class SlicePlan:
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Cuts a stage's layers into slices of about equal length, for a micro-batch of `n` nonces.
-        With chat, each slice is one layer until a layer time was measured.
+        """Cuts a stage's layers into about equal slices for `n` nonces; with chat into single
+        layers until one was measured.
         """
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """Cuts one decode step on one stage into slices. Returns the slices, and the number of
-        decode steps that a slice can contain (1 if a step has several slices). With chat, a step is
-        not cut until a step's time was measured.
+        """Cuts a decode step on one stage into slices. Returns these, and how many steps a slice
+        can contain. With chat, a step is not cut until its time was measured.
         """
         layers = self._layers_within_limit(_kind(spec, steps=True), n, unknown=len(stage))
         if layers < len(stage):
@@ -126,9 +120,8 @@ class SlicePlan:
     def ran(
         self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
     ) -> None:
-        """Records that `layers` layers of a micro-batch of `n` nonces kept their stage busy for
-        `seconds`. `steps`: whether they belong to decode steps; `layers` is then the total of all
-        steps.
+        """Records that `layers` layers for `n` nonces took `seconds`. `steps`: whether they belong
+        to decode steps; `layers` is then their total.
         """
         kind, layer_s = _kind(spec, steps), seconds / layers
         with self._lock:

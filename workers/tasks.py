@@ -3,7 +3,7 @@
 from celery import shared_task
 
 from poc_core.queues import EARLIER_TASKS, WORK_TASK
-from workers.turns import Turns
+from workers.work import Turns
 
 _turns: Turns | None = None
 

@@ -12,11 +12,12 @@ from redis.exceptions import RedisError
 
 from poc_core.errors import ProoflineError
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
-from poc_core.state.client import is_transient
+from poc_core.redis_at.connections import is_transient
 from poc_core.state.jobs import JobStore
 from poc_core.state.work import WorkStore
 from workers.patience import PAUSE_S, until_redis_answers
 from workers.proofs import Proofs
+from workers.queue.wake import Wake
 from workers.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,11 @@ _CHAT_WAIT_S = 1.0
 # Seconds between two checks of a full outbox, and between two log lines about one.
 _FULL_PAUSE_S = 0.2
 _FULL_LOG_S = 10.0
+
+# Seconds of one turn: far below the broker's visibility timeout.
+TURN_S = 10.0
+# Jobs and rounds named in a turn's report.
+_MOST_NAMED = 10
 
 _Done = tuple[Lease, Sequence[JsonValue]]
 """A lease and its values."""
@@ -91,9 +97,7 @@ class Work:
         )
 
     def take_counts(self) -> dict[str, int]:
-        """Returns how many nonces of each job, validation or round were computed since the last
-        call.
-        """
+        """Returns and resets the computed nonces of each job, validation or round."""
         counts, self._counts = self._counts, Counter()
         return dict(counts)
 
@@ -228,9 +232,7 @@ class Work:
     # Methods for a round.
 
     def _begin_round(self) -> bool:
-        """Makes this worker lease nonces of the model's round that is generating. Returns False if
-        there is none.
-        """
+        """Takes the model's generating round for this worker. Returns False without one."""
         round_id = until_redis_answers(lambda: self._rounds.generating(self._model))
         record = round_id and until_redis_answers(lambda: self._rounds.read(round_id))
         if not record or record.state is not RoundState.GENERATING:
@@ -287,6 +289,60 @@ class Work:
         waits_long = self._waits_since is not None and now - self._waits_since > _CHAT_WAIT_S
         job_ids = list(dict.fromkeys(lease.owner_id for lease in leases))
         return self._jobs.note_waiting(job_ids, "chat" if waits_long else "")
+
+
+class Turns:
+    """The turns of a worker: in each the worker computes its model's jobs and rounds for 10 s."""
+
+    def __init__(
+        self, model: str, work: Work, validations: Work, wake: Wake, turn_s: float = TURN_S
+    ) -> None:
+        """`validations`: work that another thread computes, and that the turns' reports include."""
+        self._model = model
+        self._work = work
+        self._validations = validations
+        self.wake = wake
+        self._turn_s = turn_s
+        self._in_turn = threading.Lock()
+
+    def leave(self) -> None:
+        """Stops leasing new work because the worker is ending. Signal handlers may call it."""
+        self._work.leaving.set()
+        self._validations.leaving.set()
+
+    def take(self) -> str:
+        """Computes for one turn, and queues the next if work is left. Returns a report for Flower;
+        "" if another turn is running.
+        """
+        if not self._in_turn.acquire(blocking=False):
+            return ""
+        began = time.monotonic()
+        try:
+            goes_on = self._work.run(began + self._turn_s)
+        finally:
+            self._in_turn.release()
+        if goes_on and not self._work.leaving.is_set():
+            self.wake.myself()
+        report = self._report()
+        logger.info("%s in %.1f s", report, time.monotonic() - began)
+        return report
+
+    def look(self) -> None:
+        """Queues a turn if this worker is idle although there is work: messages can get lost."""
+        if not self._in_turn.locked() and not self.wake.waits() and self._work.has_some():
+            self.wake.myself()
+
+    def end(self) -> None:
+        """Gives back the leases that the worker holds between two turns."""
+        self._work.give_back()
+
+    def _report(self) -> str:
+        done = Counter(self._work.take_counts()) + Counter(self._validations.take_counts())
+        named = [f"{n} nonces of {what}" for what, n in done.items()]
+        if len(named) > _MOST_NAMED:
+            n_left = sum(list(done.values())[_MOST_NAMED:])
+            named[_MOST_NAMED:] = [f"{n_left} nonces of {len(named) - _MOST_NAMED} more"]
+        return f"{self._model}: {', '.join(named) or 'nothing to compute'}"
 
 
 def _unstorable(what: str, error: Exception) -> str:

@@ -12,8 +12,8 @@ from anyio import to_thread
 from redis.exceptions import RedisError
 
 from poc_core.records import WorkerRecord
-from poc_core.state import WorkerRegistry
-from poc_core.state.client import TRANSIENT
+from poc_core.redis_at.connections import TRANSIENT
+from poc_core.state.registry import WorkerRegistry
 
 # Seconds that a request waits for an unavailable Redis, and seconds for which chat continues on
 # the last known workers while Redis is unavailable.

@@ -15,21 +15,13 @@ from api.health.roster import deployment_state
 from api.reading.live import Sections
 from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
+from poc_core.redis_at.connections import TRANSIENT
 from poc_core.serving.deployments import DeploymentStatus
 from poc_core.settings import Settings
-from poc_core.state import JobStore
-from poc_core.state.client import TRANSIENT
+from poc_core.state.events import Events
+from poc_core.state.history import CHAT_MS, CHATS, FAILED, SHOWN, STEPS, History, first_token_p95
+from poc_core.state.jobs import JobStore
 from poc_core.state.overview import Overview, Overviews
-from poc_core.state.past.events import Events
-from poc_core.state.past.history import (
-    CHAT_MS,
-    CHATS,
-    FAILED,
-    SHOWN,
-    STEPS,
-    History,
-    first_token_p95,
-)
 
 # Number of the history's last steps that are sent again whenever a step ends, so that late data is
 # included.

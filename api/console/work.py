@@ -10,9 +10,12 @@ from redis import Redis
 from api.bodies import config_of
 from poc_core.callbacks import redacted
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord
-from poc_core.state import JobStore, Outbox, RoundStore, keys
-from poc_core.state.delivery.outbox import OutboxStatus
-from poc_core.state.past.history import shares
+from poc_core.state import keys
+from poc_core.state.history import shares
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.parsing import OutboxStatus
+from poc_core.state.rounds import RoundStore
 
 # How many jobs the list shows: the newest jobs, and the oldest unfinished jobs of each model.
 _MOST_JOBS = 50

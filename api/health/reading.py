@@ -6,8 +6,8 @@ from typing import Any
 
 from api.health.judgement import Health, Snapshot, judge, replacement
 from api.health.redis_watch import RedisWatch
+from poc_core.redis_at.connections import is_transient
 from poc_core.settings import Settings
-from poc_core.state.client import is_transient
 from poc_core.state.overview import Overview, Overviews
 
 

@@ -13,8 +13,8 @@ from redis.exceptions import ResponseError, TimeoutError
 from redis.lock import Lock
 
 from poc_core.periodic import Periodic
+from poc_core.redis_at.connections import is_busy, is_transient
 from poc_core.state import scripts
-from poc_core.state.client import is_busy, is_transient
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,9 @@ from poc_core.records import RoundState
 from poc_core.serving.deployments import Deployment, DeploymentState, DeploymentStatus
 from poc_core.serving.vllm_arguments import read_deployment
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.jobs import JobStore
+from poc_core.state.rounds import RoundStore
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ from api.proofs.checks import check_limits, check_receiver, deployed_limits
 from api.proofs.dispatch import Dispatcher
 from api.proofs.waiting import InlineJobs
 from poc_core.records import JobRequest, NewJob
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from poc_core.schemes.requests import JobBody
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 
 # Requests of at least this size are parsed one at a time; smaller requests do not wait for them.
 _LARGE_BYTES = 256 * 1024

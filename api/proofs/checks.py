@@ -9,9 +9,9 @@ from fastapi import HTTPException
 from api.errors import unavailable
 from poc_core.errors import BodyError, ForbiddenReceiverError
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.schemes import contract_of, contracts
+from poc_core.schemes.contract import contract_of, contracts
 from poc_core.settings import Settings
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 
 
 def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:

@@ -11,13 +11,15 @@ from api.proofs.checks import check_limits, check_receiver, deployed_limits
 from api.proofs.dispatch import Dispatcher
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
-from poc_core.schemes import contract_of, contracts
-from poc_core.schemes.contract import Reported
+from poc_core.schemes.contract import Reported, contract_of, contracts
 from poc_core.schemes.requests import RoundBody
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
-from poc_core.state.delivery.outbox import OutboxStatus
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
 from poc_core.state.overview import Overview, RoundRates
+from poc_core.state.parsing import OutboxStatus
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from api.edge.body_limit import BODY_DONE
 from api.errors import unavailable
 from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
-from poc_core.state import JobStore, RoundStore
+from poc_core.state.jobs import JobStore
+from poc_core.state.rounds import RoundStore
 
 # Shortest and longest pause in seconds between two reads of a job; the pause grows while waiting.
 _FIRST_LOOK_S = 0.01

@@ -29,7 +29,7 @@ from api.routes.provided import (
     TheWorkers,
     provided,
 )
-from poc_core.state.past.history import STEPS
+from poc_core.state.history import STEPS
 
 router = APIRouter(include_in_schema=False)
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from poc_core.answers import Conflict, Malformed, NotReady, Refused
-from poc_core.schemes import contracts
+from poc_core.schemes.contract import contracts
 from poc_core.schemes.requests import REQUEST_ID_EXAMPLE
 
 QUEUED_EXAMPLE = {

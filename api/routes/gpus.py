@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from api.routes import examples
 from api.routes.provided import TheGpus, TheWorkers
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
-from poc_core.state import WorkerRegistry
-from poc_core.state.unreadable import readable
+from poc_core.state.parsing import readable
+from poc_core.state.registry import WorkerRegistry
 
 router = APIRouter(prefix="/api/v1/gpu", tags=["GPU"], responses=examples.REDIS_AWAY)
 

@@ -10,8 +10,9 @@ from api.errors import unavailable
 from api.models.cache import CacheError, DiskSpace
 from api.routes import examples
 from api.routes.provided import TheCache, TheDeployments, TheDownloads, TheWorkers
-from poc_core.state import DeploymentStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
 from poc_core.state.downloads import MOST_AT_A_TIME
+from poc_core.state.registry import WorkerRegistry
 
 router = APIRouter(prefix="/api/v1/models", tags=["aggregator"], responses=examples.REDIS_AWAY)
 

@@ -19,7 +19,8 @@ from api.routes.provided import provided
 from poc_core.chat_bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, USUAL, is_among
-from poc_core.state import DeploymentStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 
 
 @dataclass(frozen=True)

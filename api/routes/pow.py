@@ -28,7 +28,7 @@ from poc_core import answers
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
-from poc_core.state import JobStore
+from poc_core.state.jobs import JobStore
 from poc_core.state.overview import Overview
 from poc_core.state.rounds import MOST_LISTED
 

@@ -17,10 +17,13 @@ from api.reading.together import Together
 from poc_core.gpus import GpuWatch
 from poc_core.joining.invitations import Invitations
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.events import Events
+from poc_core.state.history import History
+from poc_core.state.jobs import JobStore
 from poc_core.state.overview import Overviews
-from poc_core.state.past.events import Events
-from poc_core.state.past.history import History
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 
 
 def provided(name: str) -> Any:

@@ -13,8 +13,8 @@ from api.routes import examples
 from api.routes.provided import TheAdmission, TheInline, TheRounds, TheSettings
 from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
-from poc_core.schemes import contract_of
-from poc_core.state import RoundStore
+from poc_core.schemes.contract import contract_of
+from poc_core.state.rounds import RoundStore
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
 

@@ -10,7 +10,7 @@ from prometheus_client import Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from poc_core.state.past.history import CHAT_MS, CHATS, FAILED, History, bucket
+from poc_core.state.history import CHAT_MS, CHATS, FAILED, History, bucket
 
 # Bounds of the histograms' buckets in seconds: from a tiny model's answer to a long answer after a
 # queue.

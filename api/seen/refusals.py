@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from poc_core.state.past.events import Events
+from poc_core.state.events import Events
 
 # Seconds for which refusals of one kind, and uses of one key, are combined into one event.
 REFUSALS_S = 60.0

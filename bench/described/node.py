@@ -20,8 +20,8 @@ from poc_core.records import Lease, NewJob, RoundState
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import JobStore
 from poc_core.state.downloads import Download, DownloadStore
+from poc_core.state.jobs import JobStore
 from tests.harness.samples import (
     DISTANCE_SPEC,
     MODEL,

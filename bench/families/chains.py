@@ -23,7 +23,7 @@ from poc_core.errors import ProoflineError
 from poc_core.records import PassOrder, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
 from poc_core.schemes.decode.options import passes_of
-from workers.engines.ticks import MicroBatch, Slice, Tick
+from workers.engines.base import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 

@@ -13,8 +13,7 @@ from pydantic import JsonValue
 from bench.families.differences import Answer, Difference, of_answers, of_values
 from poc_core.records import ProofSpec
 from tests.harness import golden
-from workers.engines.base import Engine
-from workers.engines.ticks import MicroBatch, Slice, Tick
+from workers.engines.base import Engine, MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 

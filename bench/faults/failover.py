@@ -37,7 +37,8 @@ from bench.faults.work import Work, printed_at, undelivered
 from bench.harness.chat_load import Threads
 from cli.supervise.stack import Stack
 from poc_core.settings import load_settings
-from poc_core.state import WorkerRegistry, connect
+from poc_core.state.client import connect
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import FakeWorker
 from tests.peers.receiver import Payload, Receiver

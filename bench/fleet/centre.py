@@ -12,7 +12,8 @@ from cli.supervise.ports import reserve_port
 from cli.supervise.stack import API_GRACE_S, COURIER_GRACE_S, Stack
 from poc_core.records import RoundConfig, RoundState
 from poc_core.settings import load_settings
-from poc_core.state import RoundStore, keys
+from poc_core.state import keys
+from poc_core.state.rounds import RoundStore
 from workers.engines.options import EngineOptions
 
 SPEC = spec_of(64, "fleet")

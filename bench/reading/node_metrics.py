@@ -30,7 +30,9 @@ from poc_core.machine_figures import GpuFigures, MachineFigures
 from poc_core.records import WorkerRecord
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import load_settings
-from poc_core.state import DeploymentStore, WorkerRegistry, connect
+from poc_core.state.client import connect
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import worker_record
 from tests.vllm_metrics import metrics_text
 

@@ -16,7 +16,7 @@ from bench.families import checks, look, make
 from bench.families.differences import Answer, Difference, of_answers, of_values
 from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.ticks import Slice, Tick, TickResult
+from workers.engines.base import Slice, Tick, TickResult
 
 
 def artifacts(off: float) -> list[JsonValue]:

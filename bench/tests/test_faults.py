@@ -20,12 +20,13 @@ from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from poc_core.queues import model_queue
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry, keys
+from poc_core.state import keys
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import MODEL, lease_batch, new_job, worker_record
 from tests.peers.receiver import Payload, Receiver
 from tests.stacks.computed import Computed
-from workers.engines.base import WholeBatchEngine
-from workers.engines.ticks import EngineLostError
+from workers.engines.base import EngineLostError, WholeBatchEngine
 
 
 class Engine(WholeBatchEngine):

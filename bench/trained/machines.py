@@ -20,7 +20,7 @@ from lab.judge import chat_distance
 from lab.judge.compute import request_of
 from lab.measure.artifact_distance import artifacts as values_of
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from tests.data.report.make import rounded
 from tests.integration.chat_checks import executors
 from tests.integration.chat_checks.known import Server, content, known, serving

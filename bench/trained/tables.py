@@ -28,9 +28,9 @@ from lab.judge.report_findings import NETWORKS_SAMPLE, RATE_THRESHOLDS, percent
 from lab.judge.statistics import least_frauds
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import JobRequest
-from poc_core.schemes import contract_of
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.schemes.artifact.thresholds import network_terms
+from poc_core.schemes.contract import contract_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = network_terms(DEMO_MODEL)

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from poc_core.schemes import contracts, recognised
+from poc_core.schemes.contract import contracts, recognised
 from poc_core.serving.places import name_of
 
 ALARM = "bold red"

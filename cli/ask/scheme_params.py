@@ -9,8 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from cli.options import DEFAULT_K_DIM
 from cli.terminal import UsageError
-from poc_core.schemes import contract_of, contracts, recognised
-from poc_core.schemes.contract import Contract
+from poc_core.schemes.contract import Contract, contract_of, contracts, recognised
 from poc_core.schemes.requests import JobBody, Params, RoundBody, SequenceRoundBody
 from proofline.client.errors import describe_detail
 

@@ -14,10 +14,9 @@ from cli.examine.findings import Finding, Subject
 from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
 from poc_core.callbacks import without_secret
 from poc_core.redis_at import connections
-from poc_core.redis_at.connections import NoWritesError, WrongRedisError
+from poc_core.redis_at.connections import NoWritesError, WrongRedisError, is_busy
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
-from poc_core.state.client import is_busy
 
 _REDIS, _CLOCK = Subject("redis"), Subject("clock")
 _LOOKS = 20  # pings; the latency is their median

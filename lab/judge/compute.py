@@ -15,7 +15,8 @@ from cli.terminal import UsageError, check_output, note, progress_bar, write_jso
 from lab.local_engine import clean_stdout, compute_in_steps, local_engine, progress_title
 from lab.tables import print_json
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of, scheme_names
+from poc_core.schemes import scheme_names
+from poc_core.schemes.contract import contract_of
 
 if TYPE_CHECKING:
     from poc_core.records import ProofSpec

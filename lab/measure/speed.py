@@ -14,8 +14,7 @@ from cli.terminal import note
 from lab.measure.time_parts import TimeParts, time_parts
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from workers.engines.base import Engine
-from workers.engines.ticks import MicroBatch
+from workers.engines.base import Engine, MicroBatch
 from workers.pipeline import Pipeline
 from workers.slice_plan import SlicePlan
 

@@ -11,15 +11,11 @@ BUDGET = 128
 
 
 class Turns:
-    """A limit on the work that starts in one iteration of an event loop. Work beyond the limit
-    waits for a later iteration.
-    """
+    """Limits the work that starts in one iteration of an event loop. Other work waits."""
 
     def __init__(self, budget: int = BUDGET, per_s: float = 0.0) -> None:
-        """`budget`: total cost of the work that may start in one iteration.
-
-        `per_s`: raises the budget on a busy loop. After an iteration of t seconds, the next budget
-        is `per_s` * t if that is more than `budget`.
+        """`budget`: total cost of the work that may start in one iteration. `per_s`: after an
+        iteration of t seconds, the next budget is `per_s` * t if that is more than `budget`.
         """
         self._per_s, self._counted_at = per_s, 0.0
         self._least = self._budget = self._left = budget
@@ -27,19 +23,14 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Sets the budget of the next iterations to `cost`, or to the constructor's budget if that
-        is more.
-
-        `cost`: the cost of other work that has just run. Waiting work thus gets a fair share of a
-        busy loop.
+        """Sets the budget of the next iterations to `cost`, the cost of other work that has just
+        run, or to the constructor's budget if that is more. Waiting work thus gets a fair share of
+        a busy loop.
         """
         self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
-        """Waits until the client's work with this cost may start.
-
-        The client whose work so far had the least cost is first.
-        """
+        """Waits until the client's work may start. The client with the least cost comes first."""
         if not self._waiting and self._has_room(cost):
             self._waiting.spend(client, cost)
             self._take(cost)

@@ -50,20 +50,14 @@ class Waiting:
         self._tags.spend(client, cost)
 
     def turn(self, client: str, cost: int) -> asyncio.Future[None]:
-        """Queues a client's work of this cost. Returns a future that completes when the work may
-        start.
-
-        The caller may cancel the future.
-        """
+        """Queues a client's work. Returns a future, which completes when the work may start."""
         turn = asyncio.get_running_loop().create_future()
         self._turns.setdefault(client, deque()).append((turn, cost))
         return turn
 
     def let_in(self, has_room: Callable[[int], bool], take: Callable[[int], None]) -> None:
-        """Lets waiting work start by completing its futures, in the order of the queue.
-
-        Stops when `has_room` returns False for the cost of the next work. Calls `take` with the
-        cost of each work that starts.
+        """Completes the futures of waiting work in the order of the queue, until `has_room` returns
+        False for a cost. Calls `take` with the cost of each work that starts.
         """
         while self._turns:
             client = min(self._turns, key=self._tags.of)

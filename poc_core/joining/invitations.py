@@ -117,10 +117,8 @@ class Invitations:
         return Invitation.model_validate(fields)
 
     def take(self, token_id: str, peer: str) -> tuple[Invitation, SealedOffer]:
-        """Returns a token's invitation and offer. A second call for the token fails.
-
-        `peer`: the client's address. UnknownTokenError if there is no invitation. SpentTokenError
-        if the token was used, has expired or is revoked.
+        """Returns a token's invitation and offer, only once. UnknownTokenError or SpentTokenError
+        if there is none. `peer`: the client's address.
         """
         invitation = self.find(token_id)
         _check_open(invitation, self._clock())

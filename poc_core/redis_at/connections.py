@@ -15,6 +15,7 @@ from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
     MasterDownError,
+    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TimeoutError,
@@ -32,6 +33,10 @@ SENTINEL_TIMEOUT_S = 1.0
 # In Redis 6, other text precedes the code of a script's error.
 _UNFIT = (ReadOnlyError, MasterDownError)
 _UNFIT_TEXTS = ("READONLY ", "UNBLOCKED ", "NOREPLICAS ")
+# Temporary errors, by type and by the text of a script's error: Redis is unavailable, restarting,
+# failing over, busy with an endless script, out of memory or disk, or lacks replicas.
+TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
+_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREPLICAS ")
 
 
 class WrongRedisError(ConnectionError):
@@ -100,10 +105,8 @@ class Sentinels(Sentinel):
         self._first = 0  # index of the Sentinel to ask first, which answered last time
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Returns the primary's address.
-
-        MasterNotFoundError if the primary is down, or if no Sentinel answers. WrongRedisError if
-        the Sentinels do not know the name.
+        """Returns the primary's address. MasterNotFoundError if the primary is down or no Sentinel
+        answers. WrongRedisError if the Sentinels do not know the name.
         """
         silent, known, is_known = [], set[str](), False
         for turn in range(len(self.sentinels)):
@@ -150,6 +153,18 @@ def why(error: Exception) -> str:
     return str(error).rstrip(".").rpartition(". ")[2]  # without the address, which the caller adds
 
 
+def is_transient(error: Exception) -> bool:
+    """Returns True if the error is temporary and due to Redis itself, so any command would fail."""
+    if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
+        return True
+    return isinstance(error, TRANSIENT)
+
+
+def is_busy(error: Exception) -> bool:
+    """Returns True if Redis refuses commands because a script has run for over 5 s."""
+    return isinstance(error, ResponseError) and "BUSY " in str(error)
+
+
 def pool(at: RedisUrl, **options: Any) -> ConnectionPool:
     """Returns a pool of connections to the primary. `options`: redis-py's connection options."""
     given = {**at.ssl, **at.server, **options}
@@ -167,10 +182,7 @@ def sentinel_pool(
     sentinel_kwargs: Mapping[str, Any],
     **options: Any,
 ) -> SentinelConnectionPool:
-    """Returns a pool of connections to the primary that the Sentinels report.
-
-    `sentinel_kwargs`: see Sentinels. `options`: redis-py's connection options.
-    """
+    """Returns a pool of connections to the primary that the Sentinels report."""
     return SentinelConnectionPool(master, Sentinels(hosts, sentinel_kwargs), **options)
 
 

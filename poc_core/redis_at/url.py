@@ -140,10 +140,7 @@ def _host(text: str) -> tuple[str, int]:
 
 
 def _to_sentinels(tls: bool, server: Mapping[str, Any], own: dict[str, str]) -> dict[str, Any]:
-    """Returns redis-py's arguments for a Sentinel.
-
-    `server`: redis-py's arguments for the server. `own`: the url's options for Sentinels.
-    """
+    """Returns redis-py's arguments for a Sentinel. `own`: the url's options for Sentinels."""
     user, password = own.pop("sentinel_username", None), own.pop("sentinel_password", None)
     file, with_tls = own.pop("sentinel_password_file", None), own.pop("sentinel_tls", "")
     if own:

@@ -24,21 +24,17 @@ class LayerTransform(Protocol):
     hidden_size: int
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the transformed output tensors of a layer. Implementations are allowed to
-        overwrite `terms`.
-
-        `layer`: the layer's index in the complete model. `terms`: the layer's output tensors (...,
-        hidden), for example hidden_states and residual.
+        """Returns a layer's output tensors `terms`, such as hidden_states and residual,
+        transformed. Implementations may overwrite `terms`. `layer`: the index in the complete
+        model.
         """
 
 
 class Scheme(ABC):
-    """A proof scheme, prepared for one spec, model and device. All batches of the spec share this
-    object.
+    """A proof scheme, prepared for one spec, model and device. All batches of the spec share it.
 
-    `hidden_size`, `n_layers`: sizes of the complete model, also under pipeline parallelism.
-    `device`, `dtype`: of the model's activations. SpecError if seq_len or an option of the spec is
-    invalid.
+    `hidden_size`, `n_layers`: sizes of the complete model. `device`, `dtype`: of the model's
+    activations. SpecError if seq_len or an option is invalid.
     """
 
     # False if `transform_layer` changes nothing, so engines need no hooks.
@@ -68,15 +64,11 @@ class Scheme(ABC):
         self.prepare()
 
     def prepare(self) -> None:
-        """Computes the data that all batches of the spec share. SpecError if an option of the spec
-        is invalid.
-        """
+        """Computes what all batches of the spec share. SpecError if an option is invalid."""
         return
 
     def reflections(self) -> Tensor:
-        """Returns one unit vector per layer, by which the layer's output is reflected: (n_layers,
-        hidden).
-        """
+        """Returns the vector that reflects each layer's output: (n_layers, hidden)."""
         return layer_vectors(
             self.spec.block_hash, self.n_layers, self.hidden_size, self.device, self.dtype
         )
@@ -90,17 +82,12 @@ class Scheme(ABC):
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
     ) -> Batch:
-        """Returns a new micro-batch of these nonces.
-
-        `part`: the largest number of nonces in one forward pass of the prefill; None for all
-        nonces. `reflected`: True if the network's nodes transform the layers' outputs in prefills
-        of this model.
+        """Returns a new micro-batch. `part`: most nonces of a prefill's forward pass; None for all.
+        `reflected`: True if the network's nodes transform this model's layers in prefills.
         """
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the input embeddings of the nonces' prefills: (n, seq_len, hidden), in the
-        model's dtype, on the device.
-        """
+        """Returns the prefills' input embeddings: (n, seq_len, hidden), in the model's dtype."""
         spec = self.spec
         return rng.inputs(
             spec.block_hash,
@@ -114,10 +101,7 @@ class Scheme(ABC):
         )
 
     def token_ids(self, nonces: Sequence[int], vocab_size: int) -> Tensor:
-        """Returns the token ids of the nonces' prefills: int32 (n, seq_len).
-
-        Only models whose MoE routers read token ids need these (protocol.md, section 2.1).
-        """
+        """Returns the prefills' token ids, which some MoE routers read: int32 (n, seq_len)."""
         spec = self.spec
         return rng.token_ids(
             spec.block_hash, spec.public_key, nonces, spec.seq_len, vocab_size, self.device
@@ -125,11 +109,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """Returns x, an output tensor (..., hidden) of a layer, transformed. Does not overwrite
-        `x`.
-
-        `layer`: the layer's index in the complete model.
-        """
+        """Returns a layer's output tensor x (..., hidden), transformed. Does not overwrite x."""
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
         """Returns the transformed output tensors of a layer, see LayerTransform.transform_terms."""
@@ -140,9 +120,7 @@ class Scheme(ABC):
 
 
 class PrefillScheme(Scheme):
-    """A scheme with one forward pass, the prefill. A nonce's value is computed from the hidden
-    state of the nonce's last position.
-    """
+    """A scheme with one forward pass. A nonce's value depends on its last position's state."""
 
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
@@ -151,24 +129,17 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        """Returns the values of the nonces as a tensor with n rows. Does not wait for the device.
-
-        `last_hidden`: (n, hidden), the hidden states of the last positions after the final norm. If
-        a hidden state is not finite, the nonce is excluded, and its row has NaN.
+        """Returns the nonces' values as a tensor with n rows, without waiting for the device.
+        `last_hidden`: (n, hidden), after the final norm. A nonce whose state is not finite is
+        excluded: its row has NaN.
         """
 
     @abstractmethod
     def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        """Returns the JSON value of each nonce; None for an excluded nonce, whose hidden state is
-        not finite.
-
-        `numbers`: the tensor that the method `numbers` returned, copied to the CPU.
-        """
+        """Returns each nonce's JSON value, None if excluded, from `numbers` on the CPU."""
 
     def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        """Returns the JSON value of each nonce. Waits for the device. For the arguments and results
-        see `numbers` and `values`.
-        """
+        """Returns the JSON value of each nonce (see `numbers`). Waits for the device."""
         return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
 
@@ -182,73 +153,51 @@ class Batch(ABC):
     seeds_experts: ClassVar[bool] = False
 
     def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None) -> None:
-        """Prepares a micro-batch of `nonces`.
-
-        `part`: the largest number of nonces in one forward pass of the prefill; None for all
-        nonces.
-        """
+        """`part`: the most nonces of a prefill's forward pass; None for all nonces."""
         self.scheme = scheme
         self.nonces = nonces
         self.order = PassOrder(len(nonces), part or len(nonces), scheme.passes)
 
     @abstractmethod
     def inputs(self, step: int) -> Tensor:
-        """Returns the input embeddings of a forward pass: (tokens, hidden), in the model's dtype.
-        Each nonce has one token per position.
-        """
+        """Returns a forward pass's input embeddings: (tokens, hidden), in the model's dtype."""
 
     @abstractmethod
     def token_ids(self, step: int, vocab_size: int) -> Tensor:
-        """Returns the token ids of a forward pass: int32 (tokens,). Only models whose MoE routers
-        read token ids need these.
-        """
+        """Returns the token ids that some MoE routers read in a forward pass: int32 (tokens,)."""
 
     @abstractmethod
     def transform(self, step: int) -> LayerTransform | None:
-        """Returns the transformation of the layers' outputs in a forward pass; None if they are not
-        transformed.
-        """
+        """Returns the transformation of the layers' outputs in a forward pass; None without one."""
 
     @property
     def layer_vectors(self) -> Tensor | None:
-        """One unit vector per layer, by which decode steps reflect the layer's output: (n_layers,
-        hidden).
-
-        None if the vectors differ between nonces, or the scheme has no decode steps.
+        """The vector by which decode steps reflect each layer's output: (n_layers, hidden). None if
+        the vectors differ between nonces, or the scheme has no decode steps.
         """
         return None
 
     def route_hashes(self, step: int, moe_layers: range) -> Tensor:
-        """Returns the hash that chooses the experts of each nonce in some MoE layers, for one step:
-        int64 (layers, n).
-
-        The hash modulo the number of experts is the index of the nonce's first expert, see
-        `first_experts`. `moe_layers`: indices among the model's MoE layers with seeded experts.
+        """Returns each nonce's hash in some MoE layers, for one step: int64 (layers, n). The hash
+        modulo the number of experts is the nonce's first expert. `moe_layers`: indices among the
+        model's MoE layers with seeded experts.
         """
         raise AssertionError("no step follows")
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor | None:
-        """Returns the index of each token's first expert in an MoE layer: int64 (tokens,). The
-        token's other experts have the indices that follow.
-
-        Returns None if the layer's router chooses the experts. `moe_layer`: index among the model's
-        MoE layers with seeded experts.
+        """Returns each token's first expert in an MoE layer: int64 (tokens,). The other experts
+        follow. None if the layer's router chooses. `moe_layer`: as in `route_hashes`.
         """
         return None
 
     @abstractmethod
     def take(self, step: int, states: Tensor) -> None:
-        """Computes and stores the results of a forward pass.
-
-        `states`: (nonces, positions, hidden), the hidden states after the final norm.
-        """
+        """Stores a forward pass's results. `states`: (nonces, positions, hidden), normed."""
 
     @property
     def points(self) -> Tensor:
-        """The points that the last forward pass computed, one for each nonce: int64 (n,).
-
-        A point determines the input of the nonce's next step. Callers are allowed to overwrite this
-        tensor.
+        """The point of each nonce from the last forward pass: int64 (n,). It determines the input
+        of the nonce's next step. Callers may overwrite the tensor.
         """
         raise AssertionError("no step follows")
 
@@ -258,17 +207,11 @@ class Batch(ABC):
 
     @abstractmethod
     def numbers(self) -> Tensor:
-        """Returns the values of the nonces as a tensor with n rows. Must be called after the last
-        forward pass.
-        """
+        """Returns the nonces' values as a tensor with n rows, after the last forward pass."""
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
-        """Returns the JSON value of each nonce; None for an excluded nonce, which has a hidden
-        state that is not finite.
-
-        `numbers`: the tensor that the method `numbers` returned, copied to the CPU.
-        """
+        """Returns each nonce's JSON value, None if excluded, from `numbers` on the CPU."""
 
 
 class PrefillBatch(Batch):
@@ -309,11 +252,7 @@ def load_scheme(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Scheme:
-    """Returns the scheme that `spec` names, prepared for a model and a device. SpecError if the
-    spec is invalid.
-
-    For the other parameters see Scheme.
-    """
+    """Returns the scheme of `spec`, prepared (see Scheme). SpecError if the spec is invalid."""
     module = importlib.import_module(f"{__package__}.{known_name(spec.scheme)}.proof")
     scheme: Scheme = module.SCHEME(
         spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype

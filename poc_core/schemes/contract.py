@@ -4,17 +4,19 @@ The API, the stores, the courier, the synthetic engine and the commands call a s
 where schemes differ. They therefore contain no scheme's name.
 """
 
+import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from functools import cache
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue
 
-from poc_core.errors import SpecError
 from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec, RoundRecord
-from poc_core.schemes.requests import BatchBody, Examples, JobBody, RoundBody
+from poc_core.schemes import known_name, scheme_names
+from poc_core.schemes.requests import BatchBody, Examples, JobBody, Options, RoundBody, Terms
 
 # A nonce and the value that the scheme computed for it.
 Pair = tuple[int, Any]
@@ -22,65 +24,14 @@ Pair = tuple[int, Any]
 
 @dataclass(frozen=True)
 class Reported:
-    """Some of the nonces that a round has reported to its receiver, with their values, in the order
-    of computation.
-    """
+    """Nonces that a round has reported to its receiver, with values, in order of computation."""
 
     first: int  # index of the first of `pairs` among all reported nonces of the round
     pairs: Sequence[Pair]
 
 
-class Options(BaseModel):
-    """The inputs of a scheme besides block_hash, public_key and seq_len. This is the typed form of
-    ProofSpec.options.
-
-    The description of a field names its valid values. Errors quote the description, and replace
-    {hidden_size} in it by the model's hidden size.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @classmethod
-    def of(cls, spec: ProofSpec) -> Self:
-        """Returns the options of a spec that `checked` has accepted before."""
-        return cls.model_validate(spec.options)
-
-    @classmethod
-    def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
-        """Returns the options of a spec for a model of this hidden size. SpecError if an option is
-        unknown or its value is invalid.
-        """
-        try:
-            return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
-        except ValidationError as error:
-            problems = error.errors(include_url=False, include_context=False)
-        unknown = sorted(
-            str(problem["loc"][0]) for problem in problems if problem["type"] == "extra_forbidden"
-        )
-        if unknown:
-            known = ", ".join(sorted(cls.model_fields))
-            raise SpecError(
-                f"The {spec.scheme} scheme has no option {', '.join(unknown)}; it knows {known}."
-            )
-        name = str(problems[0]["loc"][0])
-        wanted = (cls.model_fields[name].description or "different").format(hidden_size=hidden_size)
-        raise SpecError(f"{name} must be {wanted}, not {repr(problems[0]['input'])[:80]}.")
-
-
-class Terms(BaseModel):
-    """The criteria for verdicts on claims, and for the nonces that a round reports. This is the
-    typed form of JobRequest.terms and RoundConfig.terms.
-
-    Unlike Options, criteria do not change the computed values.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-
 class Contract(ABC):
-    """The interface of a scheme for all code except engines. A scheme's `contract.py` has an
-    instance with the name `CONTRACT`.
-    """
+    """A scheme's interface for all code except engines: `CONTRACT` in its `contract.py`."""
 
     name: ClassVar[str]  # the name of the scheme's folder
     options: ClassVar[type[Options]] = Options
@@ -96,28 +47,21 @@ class Contract(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Returns True if a request body belongs to this scheme.
-
-        `marks`: the fields of the unchecked body that are `marks` of this or another scheme.
+        """Returns True if a request body belongs to this scheme. `marks`: those fields of the
+        unchecked body that are `marks` of any scheme.
         """
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        """Returns the limited fields of a request: the field's name -> (requested value, the
-        model's limit).
-        """
+        """Returns a request's limited fields: name -> (requested value, model's limit)."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
     def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
-        """Returns a sentence that says why this model cannot compute the spec, apart from `limits`.
-        The sentence is empty if the model can.
-        """
+        """Says in a sentence why this model cannot compute the spec; "" if it can."""
         return ""
 
     def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
-        """Combines the scheme-specific limits of several models (ModelInfo.schemes). Returns limits
-        that hold for all of the models.
-        """
+        """Returns scheme-specific limits that hold for all these models."""
         return {}
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
@@ -125,19 +69,14 @@ class Contract(ABC):
         return info.max_batch(self.passes(spec).rows)
 
     def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
-        """Returns `info` with smaller limits, after a micro-batch ran out of memory. The new limits
-        allow at most half of that micro-batch.
-
-        `n`: the number of nonces in the micro-batch. `part`: the largest number of nonces in one of
-        its forward passes.
+        """Returns `info` with smaller limits, after a micro-batch of `n` nonces ran out of memory.
+        They allow at most half of it. `part`: the most nonces of one of its forward passes.
         """
         tokens = max(1, part * self.passes(spec).rows // 2)
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
     def passes(self, spec: ProofSpec) -> Passes:
-        """Returns the forward passes that the model runs for each nonce. SpecError if the options
-        are invalid.
-        """
+        """Returns each nonce's forward passes. SpecError if the options are invalid."""
         return Passes(spec.seq_len)
 
     # Rounds.
@@ -151,18 +90,14 @@ class Contract(ABC):
     status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Returns True if a round sends a nonce with this value to the round's receiver. `terms`:
-        the criteria of the round.
-        """
+        """Returns True if a round with the criteria `terms` reports this value."""
         return True
 
     def status(
         self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
     ) -> dict[str, Any]:
-        """Returns the `status_fields` of a round, with their values.
-
-        `reported`: the reported nonces to list. `elapsed_s`: seconds since the round began. `rate`:
-        computed nonces per second.
+        """Returns the values of a round's `status_fields`. `reported`: the nonces to list.
+        `elapsed_s`: the round's age. `rate`: nonces per second.
         """
         return {}
 
@@ -173,9 +108,7 @@ class Contract(ABC):
     result_examples: ClassVar[Examples] = {}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """Returns the fields of answers and callbacks that describe the values as a whole, such as
-        their encoding.
-        """
+        """Returns fields of answers and callbacks that describe the values, such as encoding."""
         return {}
 
     @abstractmethod
@@ -191,9 +124,8 @@ class Contract(ABC):
         return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        """Returns the artifacts of a job's answer as a JSON list.
-
-        `nonces`, `values`: JSON texts of the nonces, and of their values in the same order.
+        """Returns the artifacts of a job's answer as a JSON list. `nonces`, `values`: JSON texts in
+        the same order.
         """
         loaded = load_all(values)
         artifacts = [
@@ -210,11 +142,10 @@ class Contract(ABC):
         values: Sequence[JsonValue],
         claims: Sequence[JsonValue],
     ) -> dict[str, Any]:
-        """Compares claimed values with this node's values. Returns the fields of the validation's
-        answer.
+        """Compares claimed values with this node's values. Returns the fields of the answer.
 
-        `request`: has the criteria. `values`: this node's value of each nonce; None for an excluded
-        nonce. `claims`: the claimed value of each nonce.
+        `request`: has the criteria. `values`: this node's value of each nonce; None if excluded.
+        `claims`: the claimed value of each nonce.
         """
 
     # For engines without a model, and for the display of values.
@@ -223,9 +154,7 @@ class Contract(ABC):
     def synthetic_values(
         self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
-        """Returns a value for each nonce without computing a model, for load tests. The values are
-        derived only from spec and nonces.
-
+        """Returns a value for each nonce, derived only from spec and nonce, for load tests.
         SpecError if the options are invalid.
         """
 
@@ -237,15 +166,12 @@ class Contract(ABC):
         return str(value)
 
     def described(self, body: Mapping[str, Any]) -> str:
-        """Returns a few words that describe a round's options. `body`: the round's configuration,
-        as returned by RoundBody.of.
-        """
+        """Describes a round's options in a few words. `body`: from RoundBody.of."""
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Returns a text that says how many nonces of a round were reported, and by which
-        criterion. The text is empty if the scheme reports all nonces. `status`: the answer of GET
-        /status.
+        """Says how many nonces of a round were reported, and by which criterion; "" if the scheme
+        reports all. `status`: the answer of GET /status.
         """
         return ""
 
@@ -254,3 +180,26 @@ def load_all(texts: Sequence[bytes]) -> list[Any]:
     """Parses several JSON texts at once. Returns one value per text."""
     loaded: list[Any] = json.loads(b"[" + b",".join(texts) + b"]")
     return loaded
+
+
+@cache
+def contract_of(name: str) -> Contract:
+    """Returns the contract of a scheme. SpecError if there is no scheme with that name."""
+    contract: Contract = importlib.import_module(
+        f"{__package__}.{known_name(name)}.contract"
+    ).CONTRACT
+    return contract
+
+
+def contracts() -> list[Contract]:
+    """Returns the contracts of all schemes, ordered by name."""
+    return [contract_of(name) for name in scheme_names()]
+
+
+def recognised(marks: Mapping[str, Any], candidates: Sequence[Contract]) -> Contract:
+    """Returns the first candidate whose scheme recognises a request body by `marks` (see
+    Contract.recognises), else the first candidate without marks, else the first candidate.
+    """
+    by_marks = (contract for contract in candidates if contract.recognises(marks))
+    without = (contract for contract in candidates if not contract.marks)
+    return next(by_marks, None) or next(without, candidates[0])

@@ -1,6 +1,4 @@
-"""Pseudorandom numbers for synthetic values. They are derived only from spec and nonce, and prove
-nothing.
-"""
+"""Pseudorandom numbers for synthetic values, which prove nothing."""
 
 import hashlib
 from typing import TYPE_CHECKING
@@ -10,10 +8,8 @@ if TYPE_CHECKING:
 
 
 def noise(spec: str, nonce: int, size: int) -> "np.ndarray":
-    """Returns `size` pseudorandom numbers in [-1, 1), from a hash of `spec` and `nonce`: float64
-    (size,).
-
-    `spec`: a ProofSpec as JSON.
+    """Returns `size` pseudorandom numbers in [-1, 1): a hash of `spec` (JSON) and `nonce`, as
+    float64.
     """
     import numpy as np  # here: it takes 25 MB, which most API processes do not need
 

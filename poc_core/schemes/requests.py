@@ -1,4 +1,4 @@
-"""The parts of request bodies that all schemes share (protocol.md, section 5).
+"""Base classes of all schemes' request bodies, options and criteria (protocol.md, section 5).
 
 Errors in a body are listed in the order of its fields.
 """
@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from poc_core.errors import ClaimsError
+from poc_core.errors import ClaimsError, SpecError
 from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Text, check_id
 from poc_core.records import NewJob, ProofSpec, RoundConfig
 
@@ -24,6 +24,53 @@ PLACE_EXAMPLE = {
     "node_count": 1,
 }
 REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
+
+
+class Options(BaseModel):
+    """The inputs of a scheme besides block_hash, public_key and seq_len. This is the typed form of
+    ProofSpec.options.
+
+    The description of a field names its valid values. Errors quote the description, and replace
+    {hidden_size} in it by the model's hidden size.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def of(cls, spec: ProofSpec) -> Self:
+        """Returns the options of a spec that `checked` has accepted before."""
+        return cls.model_validate(spec.options)
+
+    @classmethod
+    def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
+        """Returns a spec's options. SpecError if an option is unknown, or invalid for a model of
+        this hidden size.
+        """
+        try:
+            return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
+        unknown = sorted(
+            str(problem["loc"][0]) for problem in problems if problem["type"] == "extra_forbidden"
+        )
+        if unknown:
+            known = ", ".join(sorted(cls.model_fields))
+            raise SpecError(
+                f"The {spec.scheme} scheme has no option {', '.join(unknown)}; it knows {known}."
+            )
+        name = str(problems[0]["loc"][0])
+        wanted = (cls.model_fields[name].description or "different").format(hidden_size=hidden_size)
+        raise SpecError(f"{name} must be {wanted}, not {repr(problems[0]['input'])[:80]}.")
+
+
+class Terms(BaseModel):
+    """The criteria for verdicts on claims, and for the nonces that a round reports. This is the
+    typed form of JobRequest.terms and RoundConfig.terms.
+
+    Unlike Options, criteria do not change the computed values.
+    """
+
+    model_config = ConfigDict(frozen=True)
 
 
 class Params(BaseModel):
@@ -83,18 +130,13 @@ class JobBody(Body):
     )
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        """Returns the criteria for a verdict on claimed values.
-
-        `honour_p_value_threshold`: the setting POC_HONOUR_P_VALUE_THRESHOLD.
-        """
+        """Returns the criteria for a verdict on claimed values (POC_HONOUR_P_VALUE_THRESHOLD)."""
         return {}
 
     def claims(self) -> dict[int, JsonValue] | None:
-        """Returns the claimed value of each nonce; None if the request has no claims.
-
-        ClaimsError if the nonces of the claims differ from `nonces`. An unreadable claim counts as
-        a wrong claim and raises no error. Otherwise a cheater could make the validation of its
-        claims fail.
+        """Returns the claimed value of each nonce; None without claims. ClaimsError if their nonces
+        differ from `nonces`. An unreadable claim is a wrong claim, not an error: else a cheater
+        could make the validation fail.
         """
         return None
 
@@ -107,9 +149,7 @@ class RoundBody(Body):
     @property
     @abstractmethod
     def served_model(self) -> str | None:
-        """The name of the requested model; None if the body names no model. The node must then
-        serve only one model.
-        """
+        """The requested model; None if the body names none and the node serves only one."""
 
     @property
     @abstractmethod
@@ -127,9 +167,7 @@ class RoundBody(Body):
 
     @staticmethod
     def common_of(config: RoundConfig) -> dict[str, Any]:
-        """Returns the fields that the bodies of all schemes share, from a round's configuration.
-        Each scheme's method `of` adds its own fields.
-        """
+        """Returns the fields of a round's configuration that the bodies of all schemes share."""
         return {
             "block_hash": config.spec.block_hash,
             "block_height": config.block_height,
@@ -221,9 +259,7 @@ class SequenceRoundBody(PlacedRoundBody):
 
     @classmethod
     def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """Returns the fields outside `params` that only this scheme has, with their values in
-        `spec`.
-        """
+        """Returns the fields outside `params` that only this scheme has."""
         return {}
 
 
@@ -235,15 +271,11 @@ class BatchBody(BaseModel, ABC):
 
     @abstractmethod
     def job(self, config: RoundConfig) -> NewJob:
-        """Returns the job that checks the claimed values. The job has no nonces if the body has
-        none.
-        """
+        """Returns the job that checks the claims. The job may have no nonces."""
 
 
 def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:
-    """Raises ClaimsError unless there is exactly one artifact for each of `nonces`, and no other
-    artifact. The order of the artifacts does not matter.
-    """
+    """Raises ClaimsError unless `artifacts` has exactly one for each of `nonces`, in any order."""
     found = {artifact["nonce"] for artifact in artifacts}
     if len(artifacts) != len(nonces) or found != set(nonces):
         raise ClaimsError(

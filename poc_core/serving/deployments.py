@@ -133,10 +133,7 @@ class DeploymentStatus:
 
     @property
     def is_gone(self) -> bool:
-        """True if no host runs a model.
-
-        All hosts then follow the current deployment, and are IDLE or KEEPING.
-        """
+        """True if all hosts follow the current deployment, and none runs a model."""
         return all(
             host in self.following and host.state in (HostState.IDLE, HostState.KEEPING)
             for host in self.hosts

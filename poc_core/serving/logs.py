@@ -8,10 +8,7 @@ _READ_BY_SUPERVISORS = ("celery",)
 
 
 class _Format(logging.Formatter):
-    """A log format: Celery's for records of our modules, and one without time for all others.
-
-    The difference lets supervisors distinguish our records from others.
-    """
+    """Celery's log format for records of our modules, one without time for all others."""
 
     _of_others = logging.Formatter(logging.BASIC_FORMAT)
 
@@ -21,11 +18,9 @@ class _Format(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Configures logging to stderr: our modules and Celery from INFO on, others from WARNING on.
-
-    Must be called once, at the start of the process. Our loggers do not use the root logger,
-    because a package that vLLM's server imports raises the level of the root logger and its
-    handlers (model-hosting-container-standards, vLLM 0.25.1).
+    """Logs to stderr: our modules and Celery from INFO on, others from WARNING on. Must be called
+    once, at the start of the process. Our loggers do not propagate, because a package that vLLM's
+    server imports raises the root logger's level (vLLM 0.25.1).
     """
     handler, of_others = logging.StreamHandler(), logging.StreamHandler()
     for one in (handler, of_others):

@@ -25,20 +25,16 @@ _USUAL = ("invalid_request_error", "invalid_request_error")
 def error_body(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> dict[str, object]:
-    """Returns an error body in OpenAI's form, for an answer or for the last event of a stream.
-
-    `kind`: the error's type; None for the usual type of the HTTP status. `param`: the invalid
-    field.
+    """Returns an error body in OpenAI's form. `kind`: the error's type; None for the usual type of
+    the HTTP status. `param`: the invalid field.
     """
     kind = kind or _KINDS.get(status, _USUAL)[0]
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def shaped(path: str, status: int, body: Any) -> Any:
-    """Converts the JSON of an error to the form that clients of `path` expect.
-
-    `body`: {"detail": ...}, or an error in OpenAI's or Anthropic's form. Returns `body` unchanged
-    if `path` is not for clients of a model.
+    """Converts an error's JSON (as {"detail": ...}, OpenAI's or Anthropic's) to the form that
+    clients of `path` expect. Other paths keep `body`.
     """
     if not is_clients_path(path):
         return body

@@ -73,17 +73,13 @@ def is_clients_path(path: str) -> bool:
 
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns the routes of a server that the API forwards, such as "POST /v1/score".
-
-    `routes`: the method and path of each route of the server.
-    """
+    """Returns those of a server's routes that the API forwards, such as "POST /v1/score"."""
     return sorted({f"{method} {path}" for method, path in routes} & {*PASSED_ON})
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
-    """Returns True if a request with this method and path matches one of `paths` (see `passed_on`).
-
-    A path parameter matches only [\\w-]+, so that no server reads `path` as another path.
+    """Returns True if a request matches one of `paths` (see `passed_on`). Path parameters match
+    only [\\w-]+, so that no server reads `path` as another path.
     """
     return any(_pattern(one).fullmatch(f"{method} {path}") for one in paths)
 

@@ -14,10 +14,8 @@ _UUID = re.compile(r"^(?:GPU|MIG)-([0-9a-f]{8})[0-9a-f-]*$", re.IGNORECASE)
 
 
 def slot_of(visible_gpus: str, otherwise: str) -> str:
-    """Returns the slot of a worker, such as gpu0-1 if CUDA_VISIBLE_DEVICES is "0,1".
-
-    `visible_gpus`: the worker's CUDA_VISIBLE_DEVICES. `otherwise`: the slot to return if the worker
-    has no GPU.
+    """Returns a worker's slot, such as gpu0-1 if CUDA_VISIBLE_DEVICES (`visible_gpus`) is "0,1";
+    `otherwise` if the worker has no GPU.
     """
     gpus = [part.strip() for part in visible_gpus.split(",") if part.strip()]
     short = [_UUID.sub(r"\1", gpu) for gpu in gpus]

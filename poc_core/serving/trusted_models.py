@@ -18,10 +18,7 @@ _ELSEWHERE = ("tokenizer", "tokenizer-revision")
 
 
 def parse_trusted(text: str) -> frozenset[str]:
-    """Returns the trusted repositories: SHIPPED, and those listed in `text` (POC_TRUSTED_MODELS).
-
-    ValueError describes the valid entries.
-    """
+    """Returns SHIPPED and the repositories in `text`. ValueError describes valid entries."""
     added = {entry.strip() for entry in text.split(",") if entry.strip()}
     if not all(_PINNED.fullmatch(entry) for entry in added):
         raise ValueError(
@@ -34,10 +31,8 @@ def parse_trusted(text: str) -> frozenset[str]:
 def why_not_trusted(
     model: str, arguments: Mapping[str, str], trusted: Collection[str]
 ) -> str | None:
-    """Returns the reason why engines must not run the model's code; None if they may run it.
-
-    `arguments`: the last value of each argument of `vllm serve`, by name without dashes. `trusted`:
-    the trusted repositories (`parse_trusted`).
+    """Returns why engines must not run the model's code; None if they may. `arguments`: the last
+    value of each argument of `vllm serve`, by name without dashes.
     """
     for name in _ELSEWHERE:
         if name in arguments:

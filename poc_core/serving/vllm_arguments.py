@@ -97,11 +97,9 @@ _PATTERNS = {
 def read_deployment(
     model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
 ) -> Deployment:
-    """Returns the deployment that `vllm serve MODEL --dtype DTYPE WORDS` describes.
-
-    If an argument is repeated, the last one counts. `trusted`: the trusted repositories
-    (trusted_models.py). ArgumentsError names the first argument that is not allowed or lacks a
-    value.
+    """Returns the deployment that `vllm serve MODEL --dtype DTYPE WORDS` describes. The last of
+    repeated arguments counts. ArgumentsError names the first argument that is not allowed or lacks
+    a value. `trusted`: the trusted repositories.
     """
     said: dict[str, Any] = {"model": model} | ({} if dtype == "auto" else {"dtype": dtype})
     rest: list[str] = []
@@ -180,9 +178,8 @@ def _name(option: str) -> str:
 
 
 def _known(option: str) -> str:
-    """Returns the complete name of an argument. Like vLLM, accepts the beginning of a name.
-
-    ArgumentsError if the argument is ambiguous, or not allowed in a deployment.
+    """Returns an argument's complete name for its name or beginning, like vLLM. ArgumentsError if
+    it is ambiguous, or not allowed in a deployment.
     """
     name = _name(option)
     if name in _KNOWN:

@@ -1,6 +1,4 @@
-"""Proofline's settings, read from environment variables that start with POC_; one module per
-theme.
-"""
+"""Proofline's settings, from environment variables POC_..., with one module per theme."""
 
 from pydantic import ValidationError
 
@@ -49,9 +47,8 @@ class Settings(RedisSettings, CallbackSettings, ChatSettings, ProofSettings, Api
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Reads the settings. `overrides` that are not None replace the environment's values.
-
-    SettingsError names the invalid variables.
+    """Reads the settings. `overrides` replace the environment's values, except None. SettingsError
+    names the invalid variables.
     """
     try:
         given = {name: value for name, value in overrides.items() if value is not None}

@@ -4,12 +4,3 @@ Each structure has one module. Each change of several steps is one Lua script. E
 `poc:`. All keys except the deployment have a TTL (deployments.py). Redis Cluster is refused
 (poc_core/redis_at): a cluster needs all key names in advance, but the scripts derive some names.
 """
-
-from poc_core.state.client import connect
-from poc_core.state.delivery.outbox import Outbox
-from poc_core.state.deployments import DeploymentStore
-from poc_core.state.jobs import JobStore
-from poc_core.state.registry import WorkerRegistry
-from poc_core.state.rounds import RoundStore
-
-__all__ = ["DeploymentStore", "JobStore", "Outbox", "RoundStore", "WorkerRegistry", "connect"]

@@ -8,10 +8,7 @@ from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import (
     ConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
     RedisError,
-    ResponseError,
     TimeoutError,
 )
 from redis.retry import Retry
@@ -29,23 +26,6 @@ _RETRIES = 3
 # Timeout in seconds of the check at startup that this Redis can be used.
 _LOOK_S = 2.0
 
-# Temporary errors, by type and by the text of a script's error: Redis is unavailable, restarting,
-# failing over, busy with an endless script, out of memory or disk, or lacks replicas.
-TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
-_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREPLICAS ")
-
-
-def is_transient(error: Exception) -> bool:
-    """Returns True if the error is temporary and due to Redis itself, so any command would fail."""
-    if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
-        return True
-    return isinstance(error, TRANSIENT)
-
-
-def is_busy(error: Exception) -> bool:
-    """Returns True if Redis refuses commands because a script has run for over 5 s."""
-    return isinstance(error, ResponseError) and "BUSY " in str(error)
-
 
 class Store(BaseStore):
     """Base class of the stores that depend on the settings."""
@@ -58,18 +38,14 @@ class Store(BaseStore):
 
 
 def server_clock(redis: Any) -> Callable[[], float]:
-    """Returns a clock that asks Redis for the time, in seconds since the epoch.
-
-    All hosts can share this clock; their own clocks differ.
-    """
+    """Returns a clock, in seconds since the epoch, that all hosts share: that of Redis."""
     return lambda: float("{}.{:06}".format(*redis.time()))
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
-    """Returns a client that threads may share. The client connects on first use, and returns bytes.
-
-    `timeout_s`: the timeout of a connection or command. `patient`: True to retry a command after a
-    timeout too. A command whose connection failed is always retried.
+    """Returns a client that threads may share. It connects on first use, and returns bytes.
+    `timeout_s`: for a connection or command. `patient`: True to retry a command after a timeout
+    too.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return connections.client(
@@ -82,9 +58,8 @@ def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_T
 
 
 def refuse_wrong(settings: Settings) -> None:
-    """Raises ProoflineError if POC_REDIS_URL names a server that can never be used.
-
-    Ignores all other errors, such as an unavailable Redis.
+    """Raises ProoflineError if POC_REDIS_URL names a server that can never be used. Ignores other
+    errors.
     """
     at = RedisUrl.of(settings.redis_url)
     with connections.client(at, socket_connect_timeout=_LOOK_S, socket_timeout=_LOOK_S) as redis:

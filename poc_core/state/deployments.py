@@ -4,10 +4,8 @@ The record of the deployment is one key without a TTL: a node that was off for a
 its model. A host's record expires worker_ttl_s after the host's last report.
 """
 
-import json
-import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -28,12 +26,11 @@ from poc_core.serving.deployments import (
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.client import Store, server_clock
-from poc_core.state.past.events import Events
-from poc_core.state.unreadable import answers, readable
+from poc_core.state.events import Events
+from poc_core.state.parsing import answers, deployment_record, readable
 
 T = TypeVar("T", bound=BaseModel)
 
-MOST_REASON_CHARS = 300  # most characters of the reason why a record is unreadable
 # TTL in seconds of a machine's figures. They expire if the driver hangs.
 FIGURES_S = 60
 
@@ -56,9 +53,8 @@ class DeploymentStore(Store):
     # Clients: deploy, withdraw, look.
 
     def deploy(self, wanted: Deployment) -> int:
-        """Stores the deployment that every host must follow. Returns its generation.
-
-        DeployedError if a model already runs or starts. NoHostError if there is no live host.
+        """Stores the deployment that every host must follow. Returns its generation. DeployedError
+        if a model already runs or starts. NoHostError without a live host.
         """
         outcome, generation = self._set(wanted, "request")
         if outcome == "deployed":
@@ -71,10 +67,8 @@ class DeploymentStore(Store):
         return generation
 
     def withdraw(self, keeps: bool = False) -> int:
-        """Withdraws the deployment, so that no model runs. Returns the deployment's generation.
-
-        `keeps`: True if hosts that are loading engines continue for KEPT_S, in case the same model
-        is deployed again.
+        """Withdraws the deployment, so that no model runs. Returns the generation. `keeps`: True if
+        hosts that load engines continue for KEPT_S, in case the model is deployed again.
         """
         return int(self._withdraw([keys.DEPLOYMENT, keys.MODELS], [self._clock(), int(keeps)]))
 
@@ -112,10 +106,7 @@ class DeploymentStore(Store):
         return [by_host[host] for host in sorted(by_host)]
 
     def _of_hosts(self, record: type[T], name: str, key: Callable[[str], str]) -> list[T]:
-        """Returns the live hosts' records that are stored under the key `key(host id)`.
-
-        `name`: the kind of record, for a logged error.
-        """
+        """Returns the live hosts' records under `key(host id)`. `name`: their kind, for the log."""
         ids = self._host_ids()
         found = self._redis.mget(map(key, ids)) if ids else []
         return _readable(record, name, ids, found)
@@ -124,10 +115,7 @@ class DeploymentStore(Store):
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
     def elapsed_s(self, record: DeploymentRecord) -> float:
-        """Returns the seconds from a deployment's request until its model was served or had failed.
-
-        Returns the seconds until now if neither has happened yet.
-        """
+        """Returns the seconds from a request until the model was served or failed, or until now."""
         return (record.settled_at or self._clock()) - record.asked_at
 
     # Hosts: begin, report, leave.
@@ -141,10 +129,8 @@ class DeploymentStore(Store):
         return self._set(wanted, "start", host_id)[0] == "ok"
 
     def restore(self, known: DeploymentRecord, host: str) -> bool:
-        """Stores a record again that Redis has lost. `known`: the record that a host remembers.
-        `host`: the name of this host, for an event.
-
-        Returns False if Redis has a newer record, or a record that a later request has set.
+        """Stores the record `known` again, which Redis has lost. `host`: this host's name, for an
+        event. Returns False if Redis has a newer record, or one of a later request.
         """
         wanted = known.wanted
         fields = {
@@ -173,10 +159,7 @@ class DeploymentStore(Store):
         self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=ttl_s)
 
     def store_machine(self, host_id: str, figures: MachineFigures) -> None:
-        """Stores the figures of a host's machine.
-
-        The figures have their own key, because many processes read heartbeats, which must be small.
-        """
+        """Stores a machine's figures apart from the heartbeats, which must be small."""
         self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
 
     def leave(self, host_id: str) -> None:
@@ -189,9 +172,7 @@ class DeploymentStore(Store):
             self._redis.delete(keys.HOSTS)
 
     def drop_silent(self) -> None:
-        """Limits the TTL of all hosts' records to worker_ttl_s. The record of a host that does not
-        report again then expires.
-        """
+        """Makes the record of each host that does not report again expire."""
         for host_id in self._host_ids():
             self._redis.expire(keys.host(host_id), self._settings.worker_ttl_s)
 
@@ -204,62 +185,13 @@ class DeploymentStore(Store):
         return outcome.decode(), int(generation)
 
 
-def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
-    """Parses a deployment's hash. Returns None if nothing was ever deployed.
-
-    Returns a failed deployment if the hash is unreadable. Its error says what the operator must do.
-    """
-    if not found:
-        return None
-    texts = [part.decode(errors="replace") for item in found.items() for part in item]
-    raw = dict(zip(texts[::2], texts[1::2], strict=True))
-    try:
-        return _record(raw)
-    except (AttributeError, KeyError, RecursionError, ValueError) as error:
-        return _unreadable(raw.get("generation", ""), error)
-
-
 def _readable(
     record: type[T], name: str, ids: Sequence[str], found: Sequence[bytes | None]
 ) -> list[T]:
-    """Parses the JSON records `found` of the hosts `ids`. Skips missing and unreadable records.
-
-    `name`: the kind of record, for a logged error.
-    """
+    """Parses the hosts' JSON records. Skips missing and unreadable ones. `name`: see `_of_hosts`."""
     read = (
         readable(f"{name} {host_id!r}", partial(record.model_validate_json, raw))
         for host_id, raw in zip(ids, found, strict=True)
         if raw is not None
     )
     return [one for one in read if one is not None]
-
-
-def _record(raw: Mapping[str, str]) -> DeploymentRecord:
-    wanted = json.loads(raw["wanted"]) if raw["wanted"] else None
-    if wanted is not None:  # earlier versions wrote unset options as null
-        options = {name: value for name, value in wanted.items() if value is not None}
-        wanted = Deployment.model_validate(options)
-    return DeploymentRecord(
-        generation=int(raw["generation"]),
-        wanted=wanted,
-        by="start" if raw["by"] == "start" else "request",
-        asked_at=float(raw["asked_at"]),
-        settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
-        error=raw.get("error"),
-        restored_at=float(raw["restored_at"]) if "restored_at" in raw else None,
-        engines=int(raw.get("engines", raw["generation"])),
-        cancelled="loading" in raw,
-    )
-
-
-def _unreadable(generation: str, error: Exception) -> DeploymentRecord:
-    why = " ".join(str(error).split())[:MOST_REASON_CHARS]
-    return DeploymentRecord(
-        generation=int(generation) if re.fullmatch("[0-9]{1,12}", generation) else 0,
-        wanted=None,
-        by="request",
-        asked_at=0.0,
-        settled_at=0.0,
-        error=f"The record {keys.DEPLOYMENT} cannot be read ({why}); send POST /api/v1/stop, then"
-        " deploy a model again.",
-    )

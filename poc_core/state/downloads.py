@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from poc_core.state import keys, scripts
-from poc_core.state.unreadable import readable
+from poc_core.state.parsing import readable
 
 # Most simultaneous downloads of this node, as the network node expects (mlnode).
 MOST_AT_A_TIME = 3
@@ -44,10 +44,8 @@ class DownloadStore(scripts.BaseStore):
     def start(
         self, hf_repo: str, hf_commit: str | None, machine: str
     ) -> Download | Literal["running", "full"]:
-        """Stores a download and returns it. The caller must start the download's process.
-
-        Returns "running" if the model is already being downloaded, or "full" if MOST_AT_A_TIME
-        downloads are active. A cancelled download is active until its process ends.
+        """Stores a download and returns it; the caller starts its process. Returns "running" if the
+        model is already being downloaded, "full" if MOST_AT_A_TIME downloads are active.
         """
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
         names = [keys.DOWNLOADS, keys.DOWNLOADS_WANTED, keys.DOWNLOAD_SLOTS]
@@ -60,10 +58,7 @@ class DownloadStore(scripts.BaseStore):
         return self.by_name(name_of(hf_repo, hf_commit))
 
     def by_name(self, name: str) -> Download | None:
-        """Returns the download of `name` (repository@commit).
-
-        Returns None if there is no such download, or if its record is unreadable.
-        """
+        """Returns the download repository@commit; None if it is missing or unreadable."""
         raw = self._redis.hget(keys.DOWNLOADS, name)
         if raw is None:
             return None
@@ -74,19 +69,13 @@ class DownloadStore(scripts.BaseStore):
         return [one for one in map(self.by_name, names) if one and one.state == "running"]
 
     def end(self, download: Download, error: str | None = None) -> bool:
-        """Stores that a download succeeded, or failed with `error`.
-
-        Returns False if the download was cancelled.
-        """
+        """Stores a download's success or `error`. Returns False if it was cancelled."""
         ended = asdict(download) | {"state": "done" if error is None else "failed", "error": error}
         args: list[Any] = [download.name, download.task_id, json.dumps(ended), _KEPT_S]
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels a download. Returns True if the download was active.
-
-        The download's process ends at its next `renew`.
-        """
+        """Cancels a download. Returns True if it was active. Its process ends at its next `renew`."""
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)

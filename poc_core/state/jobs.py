@@ -6,20 +6,21 @@ Workers lease batches of the first job in their model's line, which is a queue (
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from poc_core.callbacks import receiver_of
+from poc_core.callbacks import callback_url, receiver_of
 from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
-from poc_core.records import JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.records import JobKind, JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
+from poc_core.schemes.contract import contract_of
 from poc_core.state import keys, scripts
-from poc_core.state.job_results import JobEndedError, JobResults
+from poc_core.state.client import Store
+from poc_core.state.job_results import Part, answer_texts, callback_opening
 
 # Attempts to build a job's answer before the job fails, and seconds without progress after which an
 # attempt counts as failed.
@@ -36,9 +37,26 @@ _UPLOAD_CHUNK = 2000
 # clients in between.
 _CHUNK = 500
 
+# Bytes of one piece of a large answer; 50,000 artifacts of k_dim 12 are one piece.
+PIECE_BYTES = 4 * 1024 * 1024
+
+# TTL in seconds of pieces that no job has adopted; writing one takes much less.
+_PIECES_TTL_S = 120
+# Seconds that pieces outlive their job, for a client that is still reading.
+_READING_S = 600
+
 # The fields of a job's hash that make a JobRecord; the result may take megabytes.
 _RECORD_FIELDS = [field.name for field in fields(JobRecord) if field.name != "job_id"]
 _RECORD = TypeAdapter(JobRecord)
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    """The answer of a completed job. `pieces` yields its bytes, and can be read only once."""
+
+    n_bytes: int
+    pieces: Iterator[bytes]
+    is_in_pieces: bool
 
 
 @dataclass(frozen=True)
@@ -50,11 +68,16 @@ class ActiveJobs:
     waiting_for_chat: int  # queued and running jobs
 
 
-class JobStore(JobResults):
+class JobEndedError(Exception):
+    """The job ended or expired while its answer was built."""
+
+
+class JobStore(Store):
     """The store of jobs. Each operation is atomic in Redis and safe to repeat."""
 
     _create = scripts.of_store("create_job")
     _note_waiting = scripts.of_store("note_waiting")
+    _finish = scripts.of_store("finish_job")
     _begin_finish = scripts.of_store("begin_finish")
     _end = scripts.of_store("end_job")
     _cancel = scripts.of_store("cancel_queued")
@@ -64,10 +87,8 @@ class JobStore(JobResults):
     # Clients: create, read, end.
 
     def create(self, job: NewJob) -> str:
-        """Stores a job as queued, and returns its id.
-
-        QueueFullError if too many nonces, jobs or callbacks would wait. AnswerTooLargeError if the
-        job's answer would be too large.
+        """Stores a job as queued, and returns its id. QueueFullError if too many nonces, jobs or
+        callbacks would wait. AnswerTooLargeError if the answer would be too large.
         """
         self._check_answer(job)
         # Also checked before the upload, which may take megabytes.
@@ -129,15 +150,22 @@ class JobStore(JobResults):
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
             return [_record(*found) for found in zip(job_ids, pipe.execute(), strict=True)]
 
+    def result(self, job_id: str) -> StoredAnswer | None:
+        """Returns the answer of a completed job as JSON. Returns None for any other job."""
+        body, n_bytes = self._redis.hmget(keys.job(job_id), "result", "result_bytes")
+        if body is not None:
+            return StoredAnswer(len(body), iter([body]), is_in_pieces=False)
+        if n_bytes is None:
+            return None
+        return StoredAnswer(int(n_bytes), self._pieces(job_id, int(n_bytes)), is_in_pieces=True)
+
     def cancel(self, job_id: str) -> bool:
         """Cancels a queued or running job. Returns False if the job had already ended."""
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
         """Cancels jobs that have not started and whose client does not wait. Returns their number.
-
-        Also deletes the Celery messages of these jobs' models. Workers find the remaining jobs
-        without messages.
+        Deletes the Celery messages of their models: workers find other jobs without messages.
         """
         n_cancelled = 0
         for model in self._models():
@@ -174,10 +202,8 @@ class JobStore(JobResults):
         return ActiveJobs(*sums)
 
     def newest(self, most: int, most_old: int) -> list[str]:
-        """Returns the ids of the newest jobs, then the ids of each model's oldest active jobs.
-
-        `most`: how many newest jobs, at most 100; the newest job comes first. `most_old`: how many
-        active jobs of each model.
+        """Returns the ids of the `most` newest jobs (at most 100), the newest first, then of each
+        model's `most_old` oldest active jobs.
         """
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)
@@ -188,17 +214,11 @@ class JobStore(JobResults):
         return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
-        """Returns the number of computed nonces.
-
-        After job_ttl_sec without computed nonces, the number starts from 0 again.
-        """
+        """Returns the number of computed nonces. It restarts from 0 after job_ttl_sec without any."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns the number of validations for each verdict, "honest" and "fraud".
-
-        After 30 days without a validation, the numbers start from 0 again.
-        """
+        """Returns the validations by verdict, "honest" and "fraud". 30 days without any reset it."""
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
@@ -218,19 +238,15 @@ class JobStore(JobResults):
         return found[0].decode() if found else None
 
     def note_waiting(self, job_ids: Sequence[str], what: str) -> bool:
-        """Stores what the jobs wait for, as shown to clients: "chat", or "" if the jobs continue.
-
-        Returns False if none of the jobs can be computed now, because all have ended or a round
-        uses the workers.
+        """Stores what the jobs wait for: "chat", or "" if they continue. Returns False if none can
+        be computed now, because all have ended or a round uses the workers.
         """
         names = [keys.job(job_id) for job_id in job_ids]
         return bool(self._note_waiting(names, [what, self._settings.job_ttl_sec]))
 
     def finish(self, job_id: str) -> bool:
-        """Builds and stores the answer of a job whose batches are all done.
-
-        Returns True if this call stored the answer. The job fails after MAX_FINISHES unsuccessful
-        attempts.
+        """Builds and stores the answer of a job whose batches are all done. Returns True if this
+        call stored it. The job fails after MAX_FINISHES unsuccessful attempts.
         """
         limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._ended_ttl_s]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
@@ -248,21 +264,79 @@ class JobStore(JobResults):
             return False
 
     def fail(self, job_id: str, error: str) -> bool:
-        """Ends an active job as failed. Returns False if the job had already ended.
-
-        `error`: a sentence for clients.
-        """
+        """Ends an active job with an error for clients. Returns False if it had already ended."""
         return self._end_job(job_id, JobStatus.FAILED, error)
+
+    def _complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
+        """Builds and stores a job's answer. Returns False if the job has already ended. The caller
+        must hold the lock :finishing, which each part extends to `lock_s` seconds.
+        """
+        key, is_validation = keys.job(record.job_id), record.kind is JobKind.VALIDATE
+        draft = f"{key}:draft:{uuid.uuid4().hex}"
+        url = callback_url(record.request.url, "validated" if is_validation else "generated")
+        claimed = self._redis.hgetall(key + ":claimed") if is_validation else {}
+        verdict = ""
+        body: list[bytes] = []  # the callback's body, in memory as one payload
+        waiting, n_pieces, n_bytes = b"", 0, 0
+        for text in answer_texts(record, self._parts(record, lock_s), claimed):
+            if is_validation:  # the answer is one text
+                verdict = "fraud" if json.loads(text).get("fraud_detected") else "honest"
+            if url:
+                body.append(text if body else callback_opening(record, text))
+            waiting += text
+            n_bytes += len(text)
+            while len(waiting) > PIECE_BYTES:
+                self._push(draft, waiting[:PIECE_BYTES])
+                waiting = waiting[PIECE_BYTES:]
+                n_pieces += 1
+        if n_pieces:
+            self._push(draft, waiting)
+            waiting, n_pieces = b"", n_pieces + 1
+        ttl_s = self._settings.generate_result_ttl_sec
+        args: list[Any] = [waiting, n_pieces, n_bytes, now, ttl_s, ttl_s + _READING_S]
+        args += [url, b"".join(body), self._settings.callback_retention_sec, verdict]
+        return bool(self._finish([key, draft], args))
+
+    def _parts(self, record: JobRecord, lock_s: int) -> Iterator[Part]:
+        """Yields a job's results in parts of about PIECE_BYTES. JobEndedError if some are missing."""
+        key, n_batches = keys.job(record.job_id), record.n_batches
+        each = contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
+        step = max(1, max(1, PIECE_BYTES // each) * n_batches // record.n_total)
+        for first in range(0, n_batches, step):
+            indexes = [b"%d" % index for index in range(first, min(first + step, n_batches))]
+            with self._redis.pipeline(transaction=False) as pipe:
+                pipe.expire(key + ":finishing", lock_s)
+                pipe.hmget(key + ":nonces", indexes)
+                pipe.hmget(key + ":values", indexes)
+                _, batches, texts = pipe.execute()
+            if not all(batches) or not all(texts):
+                raise JobEndedError
+            nonces = [nonce for batch in batches for nonce in _nonces_of(batch)]
+            yield Part(nonces, [value for text in texts for value in text.split(b"\n")])
+
+    def _push(self, draft: str, piece: bytes) -> None:
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.rpush(draft, piece)
+            pipe.expire(draft, _PIECES_TTL_S)
+            pipe.execute()
+
+    def _pieces(self, job_id: str, n_bytes: int) -> Iterator[bytes]:
+        """Yields the pieces of an answer. OSError if a piece has expired."""
+        index = 0
+        while n_bytes > 0:
+            piece = self._redis.lindex(keys.job(job_id) + ":result", index)
+            if piece is None:
+                raise OSError(f"the answer of job {job_id} expired while it was sent")
+            yield piece
+            n_bytes -= len(piece)
+            index += 1
 
     def active_jobs(self, model: str, most: int = 0) -> list[str]:
         """Returns the ids of a model's active jobs, the oldest first. `most`: 0 for all."""
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def recount(self) -> int:
-        """Counts the queued nonces again, because the counter includes nonces of expired jobs.
-
-        Returns the corrected count.
-        """
+        """Counts the queued nonces again, without those of expired jobs. Returns their number."""
         return int(self._recount([], [self._settings.job_ttl_sec]))
 
     def _models(self) -> list[str]:
@@ -323,3 +397,8 @@ def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
     spec = ProofSpec.model_validate_json(raw["spec"])
     made = {"spec": spec, "request": JobRequest.model_validate_json(raw["request"])}
     return _RECORD.validate_python(raw | made | {"job_id": job_id})
+
+
+def _nonces_of(batch: bytes) -> list[bytes]:
+    """Returns the nonces of a batch's JSON list, as texts."""
+    return batch[1:-1].replace(b" ", b"").split(b",")

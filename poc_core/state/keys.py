@@ -27,23 +27,21 @@ FOLLOWED_ROUNDS = "poc:round:followed"  # set of superseded rounds, not deleted 
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
 # hash of jobs with an undelivered callback: id -> creation time, receiver, client (by spaces)
 OUTBOX_JOBS = "poc:outbox:of_jobs"
-COURIER = "poc:courier"  # expires a day after the last sign of life of a courier
+COURIER = "poc:courier"  # expires COURIER_KNOWN_S after the last sign of life of a courier
+COURIER_KNOWN_S = 86_400
 RECEIVERS = "poc:receivers"  # zset receiver -> last time it did not answer
 
 
 def round(round_id: str) -> str:
-    """Returns the key of a round's hash.
-
-    The round's other keys are this key plus :leases, :free, :workers, :counted, :excluded, :valid
-    or :rate:{second}.
+    """Returns the key of a round's hash. The round's other keys are this key plus :leases, :free,
+    :workers, :counted, :excluded, :valid or :rate:{second}.
     """
     return f"poc:round:{round_id}"
 
 
 def counted(round_id: str) -> str:
-    """Returns the key of a hash with a round's latest counts: second|worker -> computed nonces.
-
-    The counts are moved to other keys once a second (`spread_counts` in lua/common.lua).
+    """Returns the key of a round's latest counts: hash second|worker -> computed nonces. They are
+    moved to other keys once a second (`spread_counts` in lua/common.lua).
     """
     return f"{round(round_id)}:counted"
 
@@ -64,10 +62,9 @@ def receiver(name: str) -> str:
 
 
 def job(job_id: str) -> str:
-    """Returns the key of a job's hash.
-
-    The job's other keys are this key plus :nonces, :todo, :free, :leases, :attempts, :values,
-    :claimed, :finishing, or :result (the pieces of a large answer).
+    """Returns the key of a job's hash. The job's other keys are this key plus :nonces, :todo,
+    :free, :leases, :attempts, :values, :claimed, :finishing, or :result (the pieces of a large
+    answer).
     """
     return f"poc:job:{job_id}"
 
@@ -88,18 +85,14 @@ def active(model: str) -> str:
 
 
 def line(model: str) -> str:
-    """Returns the key of the zset of a model's jobs that have batches to lease, the next job first.
-
-    `join_line` in lua/common.lua computes the scores.
+    """Returns the key of the zset of a model's jobs with batches to lease, the next job first
+    (`join_line` in lua/common.lua).
     """
     return f"poc:jobs:line:{model}"
 
 
 def reaper(model: str) -> str:
-    """Returns the key of the id of the worker that last checked a model for stuck jobs.
-
-    The key expires before the next check.
-    """
+    """Returns the key of the worker that last checked a model for stuck jobs. It expires soon."""
     return f"poc:jobs:reaper:{model}"
 
 
@@ -109,18 +102,12 @@ def worker(worker_id: str) -> str:
 
 
 def deaths(request: str) -> str:
-    """Returns the key of the set of the workers (ids) whose engines died during a chat request.
-
-    `request`: the request's fingerprint.
-    """
+    """Returns the key of the set of the workers whose engines died during this chat request."""
     return f"poc:chat:deaths:{request}"
 
 
 def host(host_id: str) -> str:
-    """Returns the key of the hash of a host that follows the deployment.
-
-    The key exists while the host lives.
-    """
+    """Returns the key of the hash of a host that follows the deployment, while the host lives."""
     return f"poc:host:{host_id}"
 
 
@@ -135,9 +122,7 @@ def host_machine(host_id: str) -> str:
 
 
 def past(step_s: int, begin: int) -> str:
-    """Returns the key of the hash of one time step of the history. `begin`: the step's first
-    second.
-    """
+    """Returns the key of the hash of the history's time step that begins at second `begin`."""
     return f"poc:past:{step_s}:{begin}"
 
 
@@ -147,8 +132,5 @@ def events(kind: str) -> str:
 
 
 def validations(day: int) -> str:
-    """Returns the key of a hash with one day's validations: verdict -> number.
-
-    `day`: UTC days since the epoch.
-    """
+    """Returns the key of the hash of a UTC day's validations: verdict -> number."""
     return f"poc:stats:validations:{day}"

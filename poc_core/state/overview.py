@@ -12,12 +12,15 @@ from typing import Any
 from poc_core.records import RoundRecord, WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus, HostReport
 from poc_core.state import keys, scripts
-from poc_core.state.delivery.outbox import COURIER_KNOWN_S, OutboxStatus
-from poc_core.state.delivery.receivers import MOST_LOOKED_AT, SilentReceiver, spared
-from poc_core.state.deployments import deployment_record
-from poc_core.state.registry import worker_records
-from poc_core.state.rounds import RECORD_FIELDS, round_record
-from poc_core.state.unreadable import readable
+from poc_core.state.parsing import (
+    RECORD_FIELDS,
+    OutboxStatus,
+    deployment_record,
+    readable,
+    round_record,
+    worker_records,
+)
+from poc_core.state.receivers import MOST_LOOKED_AT, SilentReceiver, spared
 
 # Whole seconds over which current rates are averaged.
 RATE_WINDOW_S = 10
@@ -25,9 +28,8 @@ RATE_WINDOW_S = 10
 
 @dataclass(frozen=True)
 class RoundRates:
-    """The nonces that each worker (by id) computed for a round: in total, and per second.
-
-    The rates are means over RATE_WINDOW_S, or over the age of the round if the round is younger.
+    """The nonces that each worker (by id) computed for a round: in total, and per second. The rates
+    are means over RATE_WINDOW_S, or over the age of a younger round.
     """
 
     totals: Mapping[str, int]
@@ -117,7 +119,9 @@ class Overviews(scripts.BaseStore):
             ),
             gone=_gone(hosts, {report.host for report in reports}),
             left_s={name.decode(errors="replace"): int(ms) / 1000 for name, ms in left_ms},
-            courier_silent_s=COURIER_KNOWN_S - int(courier) / 1000 if int(courier) >= 0 else None,
+            courier_silent_s=keys.COURIER_KNOWN_S - int(courier) / 1000
+            if int(courier) >= 0
+            else None,
             courier_trouble=trouble.decode(errors="replace"),
         )
 
@@ -153,10 +157,8 @@ def _report(found: Sequence[Any]) -> HostReport | None:
 
 
 def _gone(hosts: Sequence[Sequence[Any]], living: Collection[str]) -> list[GoneHost]:
-    """Returns the hosts that have no report, except those with a name in `living`.
-
-    `hosts`: the hosts as returned by read_overview.lua. An id such as host1-4242-3fa9c1 begins with
-    the host's name.
+    """Returns the hosts without a report, except those with a name in `living`. `hosts`: from
+    read_overview.lua. An id such as host1-4242-3fa9c1 begins with the host's name.
     """
     found = {
         name.decode(errors="replace").rsplit("-", 2)[0]: float(at)

@@ -5,7 +5,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -21,8 +21,8 @@ from poc_core.serving.places import name_of
 from poc_core.settings import Settings, parse_ports
 from poc_core.state import keys, scripts
 from poc_core.state.client import Store, server_clock
-from poc_core.state.past.events import Events
-from poc_core.state.unreadable import readable
+from poc_core.state.events import Events
+from poc_core.state.parsing import readable, worker_records
 
 # Seconds for which the API caches the list of workers that serve chat; short compared to the time
 # between heartbeats. A worker that stops waits as long.
@@ -35,7 +35,6 @@ _LOOK_S = 0.1  # between two checks for new heartbeats
 CHAT_CONNECT_S = 5.0
 CHAT_SENT_S = CHAT_MEMORY_S + CHAT_CONNECT_S + 0.25
 
-_WORKER = TypeAdapter(WorkerRecord)
 _INFO = TypeAdapter(ModelInfo)
 
 
@@ -51,10 +50,8 @@ class WorkerRegistry(Store):
         super().__init__(redis, settings, clock or server_clock(redis))
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
-        """Stores the worker's record and its leases in progress.
-
-        Must precede the worker's first lease, because Redis frees leases of unknown workers.
-        `in_hand`: see HeldLeases.summary; None to keep all of the worker's leases.
+        """Stores the worker's record and its leases. Must precede the first lease, because Redis
+        frees leases of unknown workers. `in_hand`: see HeldLeases.summary; None to keep all leases.
         """
         fields = asdict(worker)
         info = fields["info"]
@@ -86,9 +83,8 @@ class WorkerRegistry(Store):
 
     def drop_silent(self, wait_s: float) -> int:
         """Removes all workers that send no heartbeat within `wait_s` seconds. Returns their number.
-
-        Used after an operator revokes a host's access to Redis. That host may have written records
-        with any name and time.
+        Used after an operator revokes a host, which may have written records with any name and
+        time.
         """
         prefix, now = keys.WORKER_PREFIX.encode(), self._clock()
         silent = {name.removeprefix(prefix) for name in self._redis.scan_iter(prefix + b"*")}
@@ -104,10 +100,7 @@ class WorkerRegistry(Store):
         return sum(self._redis.delete(prefix + worker_id) for worker_id in silent)
 
     def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
-        """Removes the workers of one supervisor whose processes have ended.
-
-        `host_id`: the supervisor's HostReport.id. `pids`: the ended processes.
-        """
+        """Removes a supervisor's workers (HostReport.id) whose processes have ended."""
         for worker in self.live():
             if worker.host_id == host_id and worker.pid in pids:
                 self.remove(worker.id)
@@ -121,10 +114,8 @@ class WorkerRegistry(Store):
 
     def died_with(self, worker_id: str, request: str, what: str) -> int:
         """Counts a worker whose engine died during a chat request. Returns the number of such
-        workers.
-
-        After two deaths the request is refused for DEADLY_S. `request`: the request's fingerprint.
-        `what`: the request as described in an event.
+        workers. After two the request is refused for DEADLY_S. `request`: its fingerprint. `what`:
+        its description.
         """
         now = self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
@@ -198,10 +189,8 @@ class WorkerRegistry(Store):
             pipe.execute()
 
     def ports(self) -> set[int | tuple[Address, int]]:
-        """Returns the ports of workers' chat servers, and the addresses and ports of APIs.
-
-        Includes workers and APIs that stopped recently. The ports are stored apart from the worker
-        records, which hold secrets. A worker's port has no address: otherwise a host could make a
+        """Returns the ports of workers' chat servers, and the addresses and ports of APIs, also of
+        those that stopped recently. A worker's port has no address: otherwise a host could make a
         receiver's address count as the node's own.
         """
         now, known_s = self._clock(), self._known_s
@@ -237,19 +226,6 @@ class WorkerRegistry(Store):
 def _port(raw: bytes) -> int | tuple[Address, int]:
     address, _, port = raw.decode().rpartition(" ")
     return (ipaddress.ip_address(address), int(port)) if address else int(port)
-
-
-def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[WorkerRecord]:
-    """Parses workers' records. Returns the live workers, sorted by id.
-
-    `found`: the id and JSON record of each worker. The record of a dead worker is empty.
-    """
-    alive = (
-        readable(f"worker {name.decode(errors='replace')!r}", partial(_WORKER.validate_json, raw))
-        for name, raw in found
-        if raw
-    )
-    return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:

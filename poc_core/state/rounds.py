@@ -2,33 +2,21 @@
 
 import json
 import uuid
-from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from poc_core.callbacks import callback_url
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState
-from poc_core.schemes import contract_of
-from poc_core.schemes.contract import Reported
-from poc_core.state import keys, scripts
+from poc_core.schemes.contract import Reported, contract_of
+from poc_core.state import entries, keys, scripts
 from poc_core.state.client import Store
-from poc_core.state.delivery import entries
-from poc_core.state.unreadable import answers, readable
+from poc_core.state.parsing import RECORD_FIELDS, answers, readable, round_record
 
 # Nonces that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
 # Reported nonces per answer: 0.4 MB of JSON, more than most rounds have.
 MOST_LISTED = 10_000
-
-# The fields of a round's hash for a RoundRecord. The counts by worker are left out, because workers
-# read the record often.
-_MADE = ("round_id", "is_exhausted")
-RECORD_FIELDS = ["exhausted", *(one.name for one in fields(RoundRecord) if one.name not in _MADE)]
-_RECORD = TypeAdapter(RoundRecord)
 
 
 class RoundStore(Store):
@@ -40,10 +28,7 @@ class RoundStore(Store):
     _read_reported = scripts.of_store("read_reported")
 
     def store(self, config: RoundConfig, state: RoundState) -> str:
-        """Stores a new round as the current round, and returns its id.
-
-        RoundError if the current round is generating.
-        """
+        """Stores a round as current, and returns its id. RoundError if a round is generating."""
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
         names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
@@ -68,10 +53,8 @@ class RoundStore(Store):
         return round_record(round_id, self._redis.hmget(keys.round(round_id), RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
-        """Changes the state of a round, unless the round is STOPPED.
-
-        Returns the previous state; None if the round has expired. Workers finish at most two more
-        slices of a round that no longer generates. `error`: the reason if the round stopped by
+        """Changes a round's state unless it is STOPPED. Returns the previous state; None if the
+        round has expired. Workers finish at most two more slices of it. `error`: why it stopped by
         itself.
         """
         before = self._switch(
@@ -90,10 +73,7 @@ class RoundStore(Store):
         return int(self._forget([keys.FOLLOWED_ROUNDS], [self._clock()]))
 
     def elapsed_s(self, round: RoundRecord) -> float:
-        """Returns the seconds from a round's start until its stop; until now if it still runs.
-
-        Returns 0 before the start.
-        """
+        """Returns the seconds from a round's start until its stop or now; 0 before the start."""
         if round.started_at is None:
             return 0.0
         return (round.stopped_at or self._clock()) - round.started_at
@@ -111,11 +91,8 @@ class RoundStore(Store):
     def reported(
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
     ) -> Reported:
-        """Returns at most `most` reported nonces with their values, if the round's scheme lists
-        them.
-
-        `first`: index of the first returned nonce among all reported nonces; None for the newest
-        nonces.
+        """Returns at most `most` reported nonces with their values, if the scheme lists them.
+        `first`: the index of the first among all reported nonces; None for the newest.
         """
         args = ["" if first is None else first, most]
         place, *found = self._read_reported([keys.round(round_id)], args)
@@ -137,14 +114,3 @@ def _payload_head(config: RoundConfig) -> dict[str, Any]:
     }
     about = contract_of(spec.scheme).about(spec, config.terms)
     return {"scheme": spec.scheme, "shared": shared | about}
-
-
-def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
-    """Builds a round's record from the values of RECORD_FIELDS. Returns None if it has expired."""
-    found = zip(RECORD_FIELDS, values, strict=True)
-    raw = {name: value.decode() for name, value in found if value is not None}
-    if "state" not in raw:
-        return None
-    made = {"round_id": round_id, "is_exhausted": "exhausted" in raw}
-    config = RoundConfig.model_validate_json(raw["config"])
-    return _RECORD.validate_python(raw | made | {"config": config})

@@ -30,10 +30,7 @@ _LOOK_S = 0.2
 
 
 class ScriptsMissingError(ConnectionError):
-    """Redis lacks scripts, and this process's user of Redis is not allowed to load them.
-
-    The error is handled like a lost connection.
-    """
+    """Redis lacks scripts that this process's user may not load. Handled like a lost connection."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -51,11 +48,9 @@ class SharedScript:
     def __call__(
         self, keys: Sequence[Any] = (), args: Sequence[Any] = (), client: Any = None
     ) -> Any:
-        """Runs the script and returns its result.
-
-        `client`: the client or pipeline that runs the script; None for the script's own client.
-        kombu and redis-py's locks pass it. ScriptsMissingError if Redis lacks the script and this
-        user is not allowed to load it.
+        """Runs the script and returns its result. `client`: the client or pipeline to use, which
+        kombu and redis-py's locks pass. ScriptsMissingError if this user may not load a missing
+        script.
         """
         redis = self._redis if client is None else client
         if isinstance(redis, Pipeline) and not self._redis.script_exists(self.sha)[0]:
@@ -73,9 +68,8 @@ Call = tuple[SharedScript, Sequence[Any], Sequence[Any]]
 
 
 def together(redis: Redis, *calls: Call) -> list[Any]:
-    """Runs several scripts in one request to Redis, and returns their results.
-
-    The scripts run in order, not atomically. Scripts that Redis lacks are loaded and run last.
+    """Runs several scripts in one request, in order, not atomically. Returns their results. Scripts
+    that Redis lacks are loaded and run last.
     """
     with redis.pipeline(transaction=False) as pipe:
         for script, keys, args in calls:
@@ -110,9 +104,8 @@ def of_store(name: str) -> "cached_property[SharedScript]":
 
 
 def load_all(redis: Redis, others: Sequence[str] = ()) -> None:
-    """Loads the node's scripts and `others` (texts of scripts), if Redis lacks them.
-
-    ScriptsMissingError if Redis lacks a script and this user is not allowed to load scripts.
+    """Loads the node's scripts and `others` (texts) if Redis lacks them. ScriptsMissingError if
+    this user is not allowed to.
     """
     texts = [*map(whole, _names()), *others]
     for text, is_there in zip(texts, redis.script_exists(*map(_sha, texts)), strict=True):
@@ -121,9 +114,8 @@ def load_all(redis: Redis, others: Sequence[str] = ()) -> None:
 
 
 def wait_until_loaded(redis: Redis, timeout_s: float) -> None:
-    """Loads the node's scripts, or waits until an API has loaded them.
-
-    ScriptsMissingError if scripts are still missing after `timeout_s` seconds.
+    """Loads the node's scripts, or waits until an API has. ScriptsMissingError after `timeout_s`
+    seconds.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -144,9 +136,8 @@ def _load(redis: Any, text: str) -> None:
 
 @cache
 def whole(name: str) -> str:
-    """Returns the text of lua/{name}.lua after the functions of lua/common.lua that it uses.
-
-    Unused functions are left out, because Redis creates all functions again in each call (4 µs).
+    """Returns lua/{name}.lua after the functions of lua/common.lua that it uses. Others are left
+    out, because Redis creates all functions again in each call (4 µs).
     """
     text, found = source(name), ""
     words = set(_WORD.findall(text))

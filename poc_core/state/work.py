@@ -16,11 +16,10 @@ from pydantic import JsonValue
 from redis import Redis
 
 from poc_core.records import JobKind, Lease, ProofSpec, Refusal, RoundRecord
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from poc_core.settings import Settings
-from poc_core.state import keys, scripts
+from poc_core.state import entries, keys, scripts
 from poc_core.state.client import Store
-from poc_core.state.delivery import entries
 from poc_core.state.jobs import JobStore
 from poc_core.state.rounds import RoundStore
 
@@ -43,10 +42,8 @@ _VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
 
 
 class HeldLeases:
-    """A worker's leases in progress, by the number of their lease request. Thread-safe.
-
-    Heartbeats list the numbers in progress, and the highest number so far. Redis frees leases whose
-    number is missing in the list, but keeps leases whose number is above the highest.
+    """A worker's leases in progress, by the number of their request. Thread-safe. Heartbeats list
+    these numbers and the highest so far. Redis frees unlisted leases up to the highest number.
     """
 
     def __init__(self) -> None:
@@ -55,19 +52,14 @@ class HeldLeases:
         self._held: dict[int, int] = {}  # number -> leases and requests in progress
 
     def ask(self) -> int:
-        """Returns the number of a new lease request.
-
-        Heartbeats list the number before Redis answers the request.
-        """
+        """Returns a new request's number, which heartbeats list before Redis answers."""
         with self._lock:
             self._n_asked += 1
             self._held[self._n_asked] = 1
             return self._n_asked
 
     def add(self, number: int, n_leases: int) -> None:
-        """Adds the leases that request `number` got. `drop` must be called once for the request
-        itself and once for each lease.
-        """
+        """Adds a request's leases. `drop` must follow once for the request and for each lease."""
         with self._lock:
             self._held[number] += n_leases
 
@@ -79,9 +71,7 @@ class HeldLeases:
                 del self._held[number]
 
     def summary(self) -> str:
-        """Returns the text for a heartbeat: the highest number, ":", and the numbers in
-        progress.
-        """
+        """Returns a heartbeat's text: the highest number, ":", and those in progress."""
         with self._lock:
             return f"{self._n_asked}:{' '.join(map(str, self._held))}"
 
@@ -125,21 +115,15 @@ class WorkStore(Store):
         places: int = 0,
         done: tuple[Lease, Sequence[JsonValue]] | None = None,
     ) -> list[Lease] | Refusal:
-        """Leases nonces of the generating `round`. If no round generates, leases the next batch of
-        a job.
-
-        Returns an empty list if no work waits, or the reason (Refusal) why a worker gets no nonces
-        of a round. `places`: most nonces of the round. `done`: a lease of the round with its
-        values, to be stored in the same request.
+        """Leases nonces of the generating `round`, or else the next batch of a job. Returns [] if
+        no work waits, or the Refusal of a round's nonces. `places`: most nonces of the round.
+        `done`: a lease of the round with its values, stored in the same request.
         """
         scores = _VALIDATIONS if only_validations else _ALL
         return self._leased(model, scores, "", 1, round, places, done)
 
     def lease_more(self, beside: Lease, room: int) -> list[Lease]:
-        """Leases batches of the same spec as the lease `beside`, to compute all of them together.
-
-        `room`: most nonces of the new batches. `beside` itself is not counted.
-        """
+        """Leases up to `room` nonces of other batches to compute with the lease `beside`."""
         if beside.alone or room <= 0:
             return []
         scores = _VALIDATIONS if beside.urgent else _OTHERS
@@ -147,38 +131,28 @@ class WorkStore(Store):
         return found if isinstance(found, list) else []
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> bool:
-        """Stores a lease's values, one for each nonce; None for an excluded nonce.
-
-        For a job, returns True if all its batches are done: the caller must then call
-        `JobStore.finish`. For a round, returns False if another worker had completed the lease. A
-        stopped round still accepts values.
+        """Stores a lease's values, None for an excluded nonce. Returns True for a job whose batches
+        are all done: the caller must then call `JobStore.finish`. For a round, which may be
+        stopped, returns False if another worker had completed the lease.
         """
         return bool(self._complete(*self._completing(lease, values)))
 
     def release(self, lease: Lease, lost_engine: bool = False) -> bool:
-        """Returns a lease that was not computed. Returns True if the lease now waits for another
-        worker.
-
-        `lost_engine`: True if the worker's engine was lost during the lease. A job fails after
-        MAX_LOSSES such losses with one batch.
+        """Returns a lease that was not computed. Returns True if it now waits for another worker.
+        `lost_engine`: True if the engine was lost; a job fails after MAX_LOSSES with one batch.
         """
         lost = int(lost_engine and not lease.of_round)
         args: list[Any] = [_field(lease), self.worker_id, lost, MAX_LOSSES, self._clock()]
         return bool(self._release([_key(lease)], [*args, self._settings.generate_result_ttl_sec]))
 
     def take_turn(self, model: str) -> bool:
-        """Returns True if this worker must check the model's jobs now.
-
-        Returns False if another worker has checked them recently.
-        """
+        """Returns True if this worker must check the model's jobs, as none has recently."""
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
 
     def stuck(self, model: str) -> Iterator[StuckJobs]:
-        """Checks a model's jobs in steps: frees leases that no worker holds, and yields stuck jobs.
-
-        A dead worker counts as a lost engine (see `release`), so that no batch kills workers
-        forever. If a job ends during the check, another job may be skipped until the next check.
+        """Frees a model's leases that no worker holds, and yields stuck jobs, in steps. A dead
+        worker counts as a lost engine (see `release`). A job may be skipped until the next check.
         """
         first, ended_ttl_s = 0, self._settings.generate_result_ttl_sec
         while True:

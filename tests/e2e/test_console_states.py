@@ -15,8 +15,8 @@ from api.proofs.dispatch import Dispatcher
 from api.services import Services
 from poc_core.records import RoundState
 from poc_core.settings import Settings
-from poc_core.state.delivery.outbox import Delivery
-from poc_core.state.past.history import CHAT_MS, CHATS, bucket
+from poc_core.state.history import CHAT_MS, CHATS, bucket
+from poc_core.state.outbox import Delivery
 from tests.e2e.opened import DESK, MOST_SHIFT, PHONE, Opened, opened
 from tests.e2e.told_node import ToldNode
 from tests.harness.samples import (

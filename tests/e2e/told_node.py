@@ -18,7 +18,11 @@ from poc_core.records import Refusal, RoundState, WorkerRecord
 from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import MODEL, complete_lease, lease_nonces, round_config, worker_record
 
 BEAT_S = 0.3

@@ -16,8 +16,11 @@ from poc_core.records import (
     RoundRecord,
     WorkerRecord,
 )
-from poc_core.state import JobStore, Outbox, RoundStore, keys
+from poc_core.state import keys
 from poc_core.state.client import Store
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.rounds import RoundStore
 from poc_core.state.work import WorkStore
 
 MODEL = "tiny-qwen3"

@@ -8,7 +8,10 @@ from redis import Redis
 from poc_core.errors import QueueFullError
 from poc_core.records import Lease, NewJob
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, WorkerRegistry, keys
+from poc_core.state import keys
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import MODEL, REQUEST, SPEC, complete_batch, lease_batch, worker_record
 from tests.stacks.own_redis import own_redis
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pydantic import JsonValue
 
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from tests.harness.samples import MODEL
-from workers.engines.base import Engine
-from workers.engines.ticks import Slice, Tick, TickResult
+from workers.engines.base import Engine, Slice, Tick, TickResult
 
 
 def value(spec: ProofSpec, nonce: int) -> str:

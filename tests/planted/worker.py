@@ -13,7 +13,7 @@ import torch
 
 from cli.supervise.stack import Stack
 from tests.planted import unisolated
-from workers.engines.ticks import Slice
+from workers.engines.base import Slice
 from workers.vllm.extension import ProofExtension
 
 FOLDER = "PROOFLINE_TEST_PLANTS"

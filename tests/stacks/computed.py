@@ -8,7 +8,7 @@ from typing import NamedTuple
 import redis
 
 from poc_core.settings import Settings
-from poc_core.state import RoundStore
+from poc_core.state.rounds import RoundStore
 from tests.peers.receiver import gaps_and_repeats
 from tests.stacks.round_client import uncomputed
 

@@ -16,7 +16,8 @@ from cli.supervise.processes import Child, environment_of_proofline
 from cli.supervise.stack import Stack
 from poc_core.records import RoundRecord
 from poc_core.settings import Settings
-from poc_core.state import RoundStore, keys
+from poc_core.state import keys
+from poc_core.state.rounds import RoundStore
 from tests.peers.receiver import Receiver, gaps_and_repeats
 from workers.engines.options import EngineOptions
 

@@ -16,7 +16,10 @@ from api.proofs.dispatch import Dispatcher
 from api.services import Services
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import Clock, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
 from workers.engines.base import Engine

@@ -23,7 +23,9 @@ from poc_core.records import Lease, RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, RoundStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness import compose_file
 from tests.harness.compose_file import ROOT
 from tests.harness.samples import complete_lease, lease_nonces, round_config, worker_record

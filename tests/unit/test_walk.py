@@ -12,7 +12,8 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from poc_core.schemes.requests import PLACE_EXAMPLE
-from poc_core.state import JobStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import MODEL, work_of, worker_record
 from tests.peers.fake_engine import FakeEngine
 from workers.proofs import Proofs
@@ -28,7 +29,7 @@ NOT_COUNTED = {
     "poc_core/schemes/artifact/requests.py",
     "poc_core/schemes/requests.py",
     "poc_core/state/scripts.py",
-    "workers/engines/ticks.py",
+    "workers/engines/base.py",
     "workers/patience.py",
 }
 

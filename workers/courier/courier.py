@@ -12,8 +12,8 @@ from typing import TypeVar
 from redis.exceptions import RedisError
 
 from poc_core.callbacks import redacted
-from poc_core.state.delivery.outbox import Delivery, Due, Outbox, OutboxExpiredError
-from poc_core.state.delivery.receivers import Receivers
+from poc_core.state.outbox import Delivery, Due, Outbox, OutboxExpiredError
+from poc_core.state.receivers import Receivers
 from workers.courier.places import Places
 from workers.courier.poster import DEADLINE_S, End, Poster, Result
 from workers.patience import until_redis_answers
@@ -39,9 +39,7 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: how often a payload is tried; None for no limit. `largest_payload`: the
-        most bytes of a round's payload.
-        """
+        """`max_retries`: tries of a payload; None for no limit. `largest_payload`: of a round."""
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster
@@ -53,8 +51,8 @@ class Courier:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Delivers while the context is open. On exit, waits for payloads in progress, but no
-        longer than one try can take. Undelivered payloads stay in Redis.
+        """Delivers while the context is open. On exit, waits for payloads in progress, for the time
+        of one try at most.
         """
         loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)
@@ -74,15 +72,13 @@ class Courier:
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """Renews the Redis locks of deliveries in progress, so that no other courier sends the same
-        payloads.
-        """
+        """Renews the locks of deliveries in progress against other couriers."""
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
     async def deliver(self, outbox_id: str) -> None:
-        """Delivers the due payloads of one outbox, for about TURN_S seconds at most. Does nothing
-        if another courier delivers them. Logs errors.
+        """Delivers the due payloads of one outbox for about TURN_S seconds. Does nothing if another
+        courier delivers them. Logs errors.
         """
         until = time.monotonic() + TURN_S
         try:
@@ -98,9 +94,7 @@ class Courier:
             logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
-        """Sends one payload and records the result. Returns whether the outbox's next payload may
-        follow immediately.
-        """
+        """Sends a payload and records the result. Returns whether the next may follow at once."""
         self._on_their_way[delivery.token] = delivery
         try:
             result = await self._poster.post(delivery)

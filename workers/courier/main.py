@@ -18,10 +18,11 @@ from poc_core.open_files import raise_file_limit
 from poc_core.periodic import Periodic
 from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
-from poc_core.state import WorkerRegistry, scripts
+from poc_core.state import scripts
 from poc_core.state.client import connect, refuse_wrong
-from poc_core.state.delivery.outbox import BAD_CERTIFICATES, Outbox
-from poc_core.state.delivery.receivers import Receivers
+from poc_core.state.outbox import BAD_CERTIFICATES, Outbox
+from poc_core.state.receivers import Receivers
+from poc_core.state.registry import WorkerRegistry
 from workers.courier.courier import Courier
 from workers.courier.node_ports import NodePorts
 from workers.courier.poster import Poster

@@ -8,7 +8,7 @@ from contextlib import suppress
 from poc_core.callbacks import Address, literal_address, plain
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 
 
 class NodePorts:

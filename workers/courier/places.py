@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from poc_core.state.delivery.outbox import Due
+from poc_core.state.outbox import Due
 
 # Deliveries at a time. Hanging receivers of jobs cannot take the places of rounds.
 ROUND_PLACES = 16
@@ -34,9 +34,7 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """Queues an outbox unless it is queued or being delivered. Must run on the event loop's
-        thread.
-        """
+        """Queues an outbox unless it is queued or being delivered. For the loop's thread."""
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()

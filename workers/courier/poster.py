@@ -36,7 +36,7 @@ from poc_core.callbacks import (
     without_secret,
 )
 from poc_core.errors import ForbiddenReceiverError
-from poc_core.state.delivery.outbox import Delivery
+from poc_core.state.outbox import Delivery
 from workers.courier.tls_clients import TlsClients
 
 # Seconds that a try may take, from name resolution to the status line (protocol.md, section 6).
@@ -160,9 +160,8 @@ class Poster:
         return Result(end, said, said, retry_after_s)
 
     async def _status(self, delivery: Delivery, sending: _Sending) -> tuple[int, float | None]:
-        """Sends the payload to an allowed address of the receiver. Returns the HTTP status of the
-        answer, and the seconds in its Retry-After header. ForbiddenReceiverError if no address is
-        allowed.
+        """Sends the payload to an allowed address. Returns the answer's HTTP status, and the
+        seconds in its Retry-After header. ForbiddenReceiverError if no address is allowed.
         """
         url = httpx.URL(delivery.url)
         port = url.port or {"https": 443}.get(url.scheme, 80)
@@ -186,8 +185,8 @@ class Poster:
         return answer
 
     async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:
-        """Raises HandshakeError if certificates caused the error and the host has TLS settings;
-        else returns. Repeats the handshake if the receiver's refusal may have been lost.
+        """Raises HandshakeError if certificates caused the error and the host has TLS settings.
+        Repeats the handshake if the receiver's refusal may have been lost.
         """
         context = self._clients.context(url)
         if context is None:
@@ -219,9 +218,8 @@ class Poster:
         address: Address,
         begin: Callable[[], None],
     ) -> tuple[int, float | None]:
-        """Sends the request to one address. Returns the HTTP status and the seconds in the
-        Retry-After header. Calls `begin` when the connection is established, before anything is
-        sent.
+        """Sends the request to one address. Returns status and Retry-After as `_status`. Calls
+        `begin` when connected, before anything is sent.
         """
 
         async def trace(event: str, info: dict[str, Any]) -> None:
@@ -323,9 +321,7 @@ def _retry_after_s(text: str | None) -> float | None:
 
 
 class _Sending:
-    """A request body, sent piece by piece. `n_sent`: the bytes that the receiver
-    may have by now.
-    """
+    """A request body, sent piece by piece. `n_sent`: bytes that the receiver may have."""
 
     def __init__(self, body: bytes) -> None:
         self._body = memoryview(body)

@@ -12,9 +12,7 @@ CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class TlsClients:
-    """The HTTP clients of one event loop, with and without the operator's
-    certificates and proxy.
-    """
+    """The HTTP clients of one event loop, with the operator's certificates and proxy or without."""
 
     def __init__(
         self, usual: httpx.AsyncClient, tls: CallbackTls, proxy: str | None = None

@@ -1,25 +1,138 @@
-"""The interface of engines: loaded models that run micro-batches."""
+"""The interface of engines (loaded models), and ticks: calls that run slices of micro-batches."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
-from poc_core.errors import SpecError
-from poc_core.records import ModelInfo, ProofSpec
-from poc_core.schemes import contract_of
-from workers.engines.ticks import Slice, Tick, TickResult
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import ModelInfo, Passes, PassOrder, ProofSpec
+from poc_core.schemes.contract import contract_of
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
     from workers.engines.rank_profile import RankProfile
     from workers.engines.validations import Validations
+
+
+class EngineLostError(ProoflineError):
+    """The engine is unusable. Its process must exit, so that the supervisor restarts it."""
+
+
+class EngineMemoryError(ProoflineError):
+    """A micro-batch ran out of device memory. The engine lives, but dropped all micro-batches."""
+
+
+class Slice(NamedTuple):
+    """A piece of a micro-batch: decoder layers [first, end) of one pipeline stage, for one pass.
+    With a single stage, a slice can also be several passes [step, until) through all layers.
+    """
+
+    micro_batch: int  # the micro-batch's id
+    first: int
+    end: int
+    step: int = 0  # see PassOrder
+    until: int = 1
+
+
+# Ids of micro-batches; a new one for each restart, because times of the old one may come late.
+_IDS = itertools.count()
+
+
+@dataclass(eq=False)
+class MicroBatch:
+    """Nonces that an engine computes together, or, if they are too many, as several `parts`."""
+
+    spec: ProofSpec
+    nonces: Sequence[int]
+    id: int = -1  # id on the engine
+    urgent: bool = False  # see ChatGate
+    part: int | None = None  # nonces of one forward of all rows; None for all nonces
+    # The micro-batch's values or error. Never completes if the micro-batch is cancelled.
+    future: Future[Sequence[JsonValue]] = field(default_factory=Future)
+    # The progress of launching slices:
+    stage: int = 0
+    step: int = 0  # the current pass
+    slices: deque[Slice] = field(default_factory=deque)  # slices of this stage still to run
+    launched: bool = False  # True when all slices are launched and only the values are missing
+    parts: Sequence[MicroBatch] = ()
+
+    @cached_property
+    def passes(self) -> Passes:
+        return contract_of(self.spec.scheme).passes(self.spec)
+
+    @property
+    def order(self) -> PassOrder:
+        return PassOrder(len(self.nonces), self.part or len(self.nonces), self.passes)
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens in the micro-batch's first forward pass."""
+        return min(self.part or len(self.nonces), len(self.nonces)) * self.passes.rows
+
+    def result(self, timeout_s: float) -> Sequence[JsonValue] | None:
+        """Returns one value per nonce, or None after `timeout_s`. Raises the engine's error."""
+        try:
+            return self.future.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def rewind(self, part: int) -> None:
+        """Resets the micro-batch to its beginning, with a new id. `part`: see the field."""
+        self.id, self.part = next(_IDS), part
+        self.stage = self.step = 0
+        self.slices.clear()
+        self.launched = False
+
+    def divide(self, most: int) -> None:
+        """Divides the nonces into parts of at most `most`, whose values complete `future`."""
+        firsts = range(0, len(self.nonces), most)
+        self.parts = [
+            MicroBatch(self.spec, self.nonces[first : first + most], urgent=self.urgent)
+            for first in firsts
+        ]
+        for one in self.parts:
+            one.future.add_done_callback(self._part_ended)
+
+    def _part_ended(self, part: Future[Sequence[JsonValue]]) -> None:
+        if self.future.done():  # by another part's error
+            return
+        if error := part.exception():
+            self.future.set_exception(error)
+        elif all(one.future.done() for one in self.parts):
+            self.future.set_result([value for one in self.parts for value in one.future.result()])
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One call to the engine, with at most one slice for each pipeline stage."""
+
+    begin: Sequence[MicroBatch] = ()  # new micro-batches
+    slices: Sequence[Slice] = ()
+    drop: Sequence[int] = ()  # ids of cancelled micro-batches
+    wait: bool = False  # True: returns when all launched slices are done
+    fetch: int | None = None  # id of a launched micro-batch: returns when its values are available
+
+
+@dataclass(frozen=True)
+class TickResult:
+    """An engine's results since the previous tick, by the ids of the micro-batches."""
+
+    # By id: why the model cannot compute the micro-batch's spec.
+    refused: Mapping[int, str] = field(default_factory=dict)
+    ran: Sequence[tuple[Slice, float]] = ()  # seconds that each slice occupied its stage
+    # One value per nonce; None for a nonce without finite state.
+    values: Mapping[int, Sequence[JsonValue]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,9 +164,8 @@ class Engine(ABC):
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:
-        """Runs one tick. After any ProoflineError, the engine has dropped all micro-batches. The
-        caller must restart them with fewer nonces (EngineMemoryError), or replace the engine
-        (EngineLostError).
+        """Runs one tick. After a ProoflineError all micro-batches are dropped. The caller must
+        restart them with fewer nonces (EngineMemoryError), or replace the engine (EngineLostError).
         """
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
@@ -79,17 +191,14 @@ class Engine(ABC):
         return 0
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
-        """Serves OpenAI's API behind the chat gate on a free port of `host`. Returns the port, or
-        None if the engine has no chat. `secret`: the value that the header GATEWAY_SECRET_HEADER of
-        each request must have; None if none is required.
+        """Serves OpenAI's API behind the gate on a free port of `host`. Returns the port; None
+        without chat. `secret`: the required header GATEWAY_SECRET_HEADER; None if none is required.
         """
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the model and its device memory, and ends the engine's processes. May be called
-        twice.
-        """
+        """Frees the model and ends the engine's processes. May be called twice."""
 
     def check_spec(self, spec: ProofSpec) -> None:
         """Raises SpecError if the model cannot compute the spec, e.g. because of its seq_len."""
@@ -113,9 +222,7 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """Returns one value per nonce, which is None if the nonce has no finite hidden state.
-        SpecError if the model does not support the spec.
-        """
+        """Returns each nonce's value; None without a finite state. May raise SpecError."""
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

@@ -14,9 +14,7 @@ _OTHER_TOWERS = re.compile("vision|visual|image|video|audio|speech|tower|encoder
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """A model's decoder layers. Their indices count the whole model's layers, even if pipeline
-    parallelism leaves some of them out on this rank.
-    """
+    """A model's decoder layers, with indices of the whole model under pipeline parallelism."""
 
     modules: nn.ModuleList
     path: str  # module path in the model
@@ -32,16 +30,15 @@ def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
 
 
 def n_routed_tokens(text_config: Any) -> int | None:
-    """Returns the vocabulary size if the model's first layers choose experts by token id, else
-    None. Such models need token ids in addition to input embeddings (protocol.md, section 2.1).
+    """Returns the vocabulary size if the first layers choose experts by token id, and so need token
+    ids in addition to embeddings (protocol.md, section 2.1); else None.
     """
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
 
 def routes_by_token(gate: nn.Module) -> bool:
     """Returns whether a MoE router reads experts by token from a table (DeepSeek-V4's first
-    layers). Decode proofs do not replace such routers, or count their layers (protocol.md, section
-    8.2).
+    layers). Decode proofs leave such routers out (protocol.md, section 8.2).
     """
     return getattr(gate, "tid2eid", None) is not None
 

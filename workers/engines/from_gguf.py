@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def main(file: Path, folder: Path) -> None:
-    """Saves a GGUF file's model and tokenizer in `folder`. Copies the weights to a new model first,
-    because transformers cannot save a model loaded from GGUF.
+    """Saves a GGUF file's model and tokenizer in `folder`, through a new model, because
+    transformers cannot save a model loaded from GGUF.
     """
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pydantic import JsonValue
 
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from workers.engines.base import WholeBatchEngine
 from workers.engines.options import EngineOptions
 

@@ -16,12 +16,11 @@ from poc_core.schemes.base import Batch
 from poc_core.schemes.decode.codebook import choose_codebook
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines import stages
-from workers.engines.base import WholeBatchEngine
+from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.seeded_routing import gates, seeded
-from workers.engines.ticks import EngineLostError, EngineMemoryError
 
 # Tokens of one forward: enough to fill a GPU; a large model's activations still fit in memory.
 _MAX_BATCH_TOKENS = 8192
@@ -113,9 +112,7 @@ class TransformersEngine(WholeBatchEngine):
 
 @contextmanager
 def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
-    """Passes token ids to each decoder layer while the context is open, because the library's
-    models accept either token ids or input embeddings. Does nothing if `ids` is None.
-    """
+    """Passes token ids to each layer, because models accept either ids or embeddings."""
 
     def add_ids(
         module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
@@ -130,9 +127,7 @@ def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator
 
 @contextmanager
 def _transformed_layers(layers: Sequence[nn.Module], batch: Batch, step: int) -> Iterator[None]:
-    """Applies the transformation of pass `step` to each layer's output while the context is open.
-    Does nothing if that pass has no transformation.
-    """
+    """Transforms each layer's output as in pass `step`, if that pass has a transformation."""
     transform = batch.transform(step)
     with ExitStack() as exits:
         for index, layer in enumerate(layers if transform is not None else ()):
@@ -153,9 +148,8 @@ def _transform_sum(layer: nn.Module, transform: _Terms) -> list[torch.utils.hook
 def _transform_terms(
     layer: nn.Module, transform: _Terms
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Transforms the two summands of a layer's output separately, as in vLLM: the output of the
-    child module that runs last (the MLP, or a norm after it), and the residual. Returns hook
-    handles.
+    """Transforms both summands of a layer's output, as in vLLM: the output of its last child module
+    (the MLP, or a norm after it), and the residual. Returns hook handles.
     """
     last: list[Tensor] = []
 
@@ -174,9 +168,7 @@ def _transform_terms(
 def _replace_output(
     layer: nn.Module, transform: Callable[[Tensor], Tensor]
 ) -> torch.utils.hooks.RemovableHandle:
-    """Registers a hook that applies `transform` to a layer's hidden states: the layer's output, or
-    the first item of it if it is a tuple. Returns the hook's handle.
-    """
+    """Transforms a layer's hidden states, the first item of a tuple, by a hook; returns it."""
 
     def hook(
         module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]

@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from poc_core.redis_at import connections
-from poc_core.state.client import is_transient
+from poc_core.redis_at.connections import is_transient
 from poc_core.state.scripts import SharedScript
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,7 @@ class _Client(Redis):
 
 
 class RefusedError(ConnectionError, ResponseError):
-    """A temporary refusal by Redis. It is a connection error, because other errors would end a
-    worker that connects while Redis is out of memory.
-    """
+    """A temporary refusal by Redis, as a connection error, because others end a starting worker."""
 
 
 class _OfWorker:
@@ -74,16 +72,12 @@ class _SentinelSSL(_OfWorker, connections.SentinelSSLConnection):
 
 
 class _Channel(kombu_redis.Channel):
-    """A channel that survives a broken connection. Celery 5.7 drops such a connection while tasks
-    still use the channel.
+    """A channel that survives a broken connection, which Celery 5.7 drops while tasks still use it.
 
-    kombu's own channel would then reconnect to acknowledge or requeue a message, find no address,
-    and end the worker with an AttributeError. This channel leaves the message in Redis instead: the
-    message returns after the visibility timeout, and its task then finds no work left.
-
-    kombu also creates a client for every message, for which redis-py copies some 250 callbacks: a
-    fifth of a worker's CPU time for a batch. This channel reuses one client, which only borrows
-    connections.
+    kombu's own channel would then end the worker with an AttributeError when it acknowledges a
+    message. This channel leaves the message in Redis: the message returns after the visibility
+    timeout, and its task finds no work left. kombu also creates a client for every message, a fifth
+    of a worker's CPU time for a batch; this channel reuses one client.
     """
 
     connection_class: Any = _Primary
@@ -193,9 +187,7 @@ class _Transport(kombu_redis.Transport):
             self._forget(message)
 
     def _forget(self, message: Any) -> None:
-        """Acknowledges a message that Celery did not take, if kombu counts the message as
-        unacknowledged.
-        """
+        """Acknowledges a message that Celery did not take, if kombu counts it."""
         try:
             tag = message["properties"]["delivery_tag"]
             for channel in self.channels:

@@ -27,9 +27,7 @@ class Wake:
         self._app.send_task(WORK_TASK, args=[self._model], queue=self._own_queue)
 
     def trim(self) -> None:
-        """Shortens the model's queue to one message per worker. Only busy workers leave more
-        messages.
-        """
+        """Shortens the model's queue to one message per worker; busy workers leave more."""
         n_workers = max(1, self._redis.zcard(keys.WORKERS))
         self._redis.ltrim(messages(model_queue(self._model)), 0, n_workers - 1)
 

@@ -19,15 +19,13 @@ class ChatPipeline:
     """Our steps for the chat requests of one AsyncLLM. They run on the AsyncLLM's event loop."""
 
     def __init__(self, llm: Any, no_hooks: str) -> None:
-        """`no_hooks`: why vLLM's ranks have no hooks for scoring known tokens (another node's
-        answer); empty if they have these hooks.
-        """
+        """`no_hooks`: why vLLM's ranks cannot score known tokens; empty if they can."""
         model = llm.vllm_config.model_config
         n_ids = model.get_vocab_size()
         self._llm = llm
         self._limits = Limits(n_ids=n_ids, **answers.limits())
         self._fields = NetworkFields(n_ids, model.max_model_len, llm.output_processor.tokenizer)
-        self.known = KnownTokens(llm, no_hooks, self._limits)
+        self.known = KnownTokens(llm, no_hooks, self._limits.refuse_tokens)
         self.fair = FairChat(llm)
         self._begin = llm.output_processor.add_request
 
@@ -39,11 +37,8 @@ class ChatPipeline:
         core.get_output_async = partial(self.fair.next_step, core.get_output_async)
 
     async def read(self, path: str, request: Any, values: Iterable[Any]) -> None:
-        """Checks a request body that vLLM's server has parsed, and yields to the event loop between
-        checks. BadRequest or CannotForce if the body is not acceptable.
-
-        `request`: Starlette's request, which has the original JSON. `values`: the arguments of the
-        route's function.
+        """Checks a body that vLLM's server has parsed, with pauses for the event loop. BadRequest
+        or CannotForce. `request`: Starlette's. `values`: the arguments of the route's function.
         """
         if path in PATHS:
             TOLD.set(await self._fields.of(await request.json()) or TOLD.get())
@@ -55,9 +50,7 @@ class ChatPipeline:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Replaces AsyncLLM.generate: returns an iterator of vLLM's outputs for one request. An
-        error is raised either by this call or by the first output.
-        """
+        """Replaces AsyncLLM.generate. An error is raised here or by the first output."""
         if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": SALT.get()}
         told = TOLD.get()
@@ -71,9 +64,7 @@ class ChatPipeline:
         return self.fair.shared(outputs, sampling_params)
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
-        """Replaces the output processor's add_request: checks a request to the engine core and
-        registers it. Requests of all routes are registered here.
-        """
+        """Replaces the output processor's add_request: checks and registers requests."""
         self._limits.refuse(request)
         self._limits.refuse(request.sampling_params)
         self._limits.refuse_tokens(request.sampling_params)

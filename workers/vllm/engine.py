@@ -16,14 +16,21 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
 from workers.engines import stages
-from workers.engines.base import Engine, Pulse
+from workers.engines.base import (
+    Engine,
+    EngineLostError,
+    EngineMemoryError,
+    Pulse,
+    Slice,
+    Tick,
+    TickResult,
+)
 from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
-from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.validations import Validations
 from workers.vllm.forward.recording import SWITCH
 from workers.vllm.release.faults import why_unknown
@@ -50,17 +57,14 @@ class EngineFailedError(ProoflineError):
 
 
 class VllmEngine(Engine):
-    """One vLLM engine and its processes. A process can have only one engine, because two engines
-    would share memory limits.
-    """
+    """A vLLM engine; only one per process, because two would share memory limits."""
 
     # Seconds that a call may take; the first calls compile kernels.
     rpc_timeout_s: float = _WARM_UP_TIMEOUT_S
 
     def __init__(self, options: EngineOptions) -> None:
-        """Loads the model. The caller must test the engine (self_tests.py) before the engine takes
-        work. ProoflineError if vLLM is not installed, if the model cannot be loaded, or if proofs
-        cannot be computed with the model alongside chat.
+        """Loads the model, which the caller must test (self_tests.py). ProoflineError if vLLM is
+        missing, loading fails, or proofs cannot be computed alongside chat.
         """
         self._validation = options.validation
         self._ids_for_all = options.logprob_tokens == "ids"
@@ -185,9 +189,7 @@ class VllmEngine(Engine):
         return TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: Slice) -> bool:
-        """Returns True if one pipeline stage waits for data that another stage sends at the end of
-        this slice.
-        """
+        """Returns True if a stage waits for what another sends after this slice."""
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
             any(one.end == stage.stop for stage in self.stages[:-1])
@@ -234,8 +236,8 @@ class VllmEngine(Engine):
         return self._run("spent")
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Sets whether decode steps are recorded as CUDA graphs and replayed. Returns the number of
-        recorded graphs, and why recording is impossible (see ProofRunner.use_graphs).
+        """Sets whether decode steps replay CUDA graphs. Returns how many are recorded, and why
+        recording is impossible (see ProofRunner.use_graphs).
         """
         answers = self._run("use_graphs", on)
         return {
@@ -244,11 +246,10 @@ class VllmEngine(Engine):
         }
 
     def pulse(self) -> Pulse:
-        """Returns a progress counter, and whether unfinished chat or a probe waits for progress.
-        Sends a probe to the engine core every few seconds, and at once if unfinished chat has made
-        no step since `pulse` last ran. If the core is idle, also probes every rank, so that a hung
-        engine is detected before a client's request arrives. Sends no probe while an RPC to the
-        ranks runs, because each RPC has its own time limit (rpc_timeout_s).
+        """Returns a progress counter, and whether unfinished chat or a probe waits. Probes the
+        engine core every few seconds, and at once if chat has made no step since the last call.
+        Probes every rank if the core is idle, so that a hang is detected before a client's request.
+        Sends no probe during an RPC, which has its own time limit (rpc_timeout_s).
         """
         chat, stood = self.unfinished_chat() > 0, self._steps == self._seen_steps
         self._seen_steps = self._steps
@@ -271,9 +272,9 @@ class VllmEngine(Engine):
         return Pulse(self._steps + self._answers, waits)
 
     async def _ask_core(self) -> int:
-        """Returns the number of requests that the engine core has not finished. If there are none,
-        probes all ranks, and aborts requests that have been only in the front end for some seconds:
-        vLLM leaves a request there if sending it to the core fails.
+        """Returns the core's number of unfinished requests. If 0, probes all ranks, and aborts
+        requests that only the front end has had for some seconds: vLLM leaves them there if sending
+        fails.
         """
         from workers.vllm.release import engine_core
 
@@ -311,9 +312,7 @@ class VllmEngine(Engine):
         return port
 
     def _score_known_tokens(self) -> Validations:
-        """Enables the scoring of known tokens (another node's answer). Returns the counters of
-        scored answers.
-        """
+        """Enables the scoring of known tokens. Returns its counters."""
         from workers.vllm.chat.trial import choose_way
         from workers.vllm.chat_pipeline import ChatPipeline
 
@@ -387,9 +386,7 @@ class VllmEngine(Engine):
 
 
 def _values(answers: Sequence[_Answer]) -> list[Any]:
-    """Returns the results in the ranks' answers. EngineMemoryError or EngineFailedError if a rank
-    failed.
-    """
+    """Returns the ranks' results. EngineMemoryError or EngineFailedError if a rank failed."""
     failed = [answer for answer in answers if "error" in answer]
     if failed:
         is_memory = all(answer["kind"] == "memory" for answer in failed)
@@ -398,9 +395,7 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
 
 
 def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
-    """Returns True if only some ranks of a pipeline stage failed. The stage's other ranks may then
-    still wait for the failed ranks.
-    """
+    """Returns True if only some ranks of a stage failed: others may wait for them."""
     n = len(answers) // n_stages
     failed = ["error" in answer for answer in answers]
     stages = [failed[first : first + n] for first in range(0, len(failed), n)]

@@ -1,6 +1,5 @@
-"""The class that vLLM mixes into its worker class (`worker_extension_cls`), so that collective_rpc
-can call our methods. Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION
-stays off.
+"""The class that vLLM mixes into its worker class (`worker_extension_cls`), for collective_rpc.
+Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays off.
 """
 
 import logging
@@ -17,22 +16,17 @@ lifeline.hold()
 
 
 class ProofExtension:
-    """Our methods of a vLLM worker. Their names begin with `proof_` to differ from vLLM's methods.
-    Each returns {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. No method
-    raises an exception, because vLLM reads only the first rank's exception, and would mistake the
-    other ranks' exceptions for answers to the next call.
+    """Our methods of a vLLM worker, `proof_...`. Each returns {"value": ...} or {"error": sentence,
+    "kind": "memory" or "failed"}. None raises an exception, because vLLM reads only the first
+    rank's, and would mistake the others for answers to the next call.
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
-        """Calls a method of this rank's ProofRunner. The first call creates the ProofRunner, which
-        fails if proofs would corrupt chat.
-        """
+        """Calls a method of this rank's ProofRunner, which fails if proofs would corrupt chat."""
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:
-        """Installs hooks in vLLM's model runner that score known tokens (another node's answer) for
-        chat. The result is empty, or the reason why the hooks cannot be installed.
-        """
+        """Installs hooks that score known tokens. Returns why that is impossible, or ""."""
         return _answer(self._hook_chat)
 
     def proof_ping(self) -> dict[str, Any]:
@@ -71,9 +65,7 @@ class ProofExtension:
 
 
 def _said(error: Exception) -> str:
-    """Returns an error's type and text. If the text is empty (vLLM's assertions), returns the
-    source line that raised the error.
-    """
+    """Returns an error's type and text, or the source line that raised an error without text."""
     words = str(error)
     if not words and (frames := traceback.extract_tb(error.__traceback__)):
         words = (

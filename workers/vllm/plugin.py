@@ -1,6 +1,4 @@
-"""A vLLM plugin. vLLM loads it into each of its processes by the entry point
-`vllm.general_plugins`.
-"""
+"""A vLLM plugin (entry point `vllm.general_plugins`), which each of vLLM's processes loads."""
 
 import gc
 import multiprocessing
@@ -12,9 +10,7 @@ from workers.vllm.start import lifeline, lone_rank, random_weights
 
 
 def register() -> None:
-    """Patches vLLM in the current process, so that vLLM's processes work well on few cores, end
-    quickly, and avoid known faults.
-    """
+    """Patches vLLM in this process: for few cores, a quick end, and without known faults."""
     if multiprocessing.parent_process() is not None:
         gc.enable()  # see start/spawned.py
     if lifeline.VARIABLE in os.environ:

@@ -2,7 +2,7 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from poc_core.schemes.contract import Options
+from poc_core.schemes.requests import Options
 
 
 class ArtifactOptions(Options):

@@ -1,6 +1,4 @@
-"""Computes artifact proofs: k_dim numbers of the last hidden state, rotated (protocol.md, section
-2).
-"""
+"""Computes artifact proofs: k_dim numbers of the last hidden state (protocol.md, section 2)."""
 
 import logging
 from collections.abc import Sequence
@@ -48,18 +46,14 @@ class ArtifactScheme(PrefillScheme):
         return values
 
     def pick(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the k_dim dimensions that are read from each nonce's state: int64 (n, k_dim), in
-        the order of section 2.4 of protocol.md.
-        """
+        """Returns the dimensions of each state to read (section 2.4): int64 (n, k_dim)."""
         seeds = [
             rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces
         ]
         return rng.smallest_hashes(seeds, self.hidden_size, self.k_dim, self.device)
 
     def rotate(self, nonces: Sequence[int], y: Tensor) -> Tensor:
-        """Returns y (n, k_dim), each row rotated by k_dim - 1 reflections whose vectors are seeded
-        with the row's nonce (protocol.md, section 2.5).
-        """
+        """Rotates each row of y (n, k_dim) by the reflections of its nonce (section 2.5)."""
         k_dim = self.k_dim
         step = max(1, _ROTATION_ELEMENTS // (len(nonces) * k_dim))
         for low in range(0, k_dim - 1, step):

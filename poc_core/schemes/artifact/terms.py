@@ -4,7 +4,7 @@ from pydantic import Field
 
 from poc_core.fields import Probability
 from poc_core.schemes.artifact import thresholds
-from poc_core.schemes.contract import Terms
+from poc_core.schemes.requests import Terms
 
 
 class StatTest(Terms):
@@ -46,12 +46,10 @@ class ReceivedStatTest(StatTest):
     def applied(
         self, honour_p_value_threshold: bool, usual: thresholds.NetworkTerms | None = None
     ) -> ArtifactTerms:
-        """Returns the criteria of the validation, with defaults for the fields that the request
-        leaves out.
-
-        `honour_p_value_threshold`: True to use p_value_threshold if fraud_threshold is left out.
-        `usual`: the defaults if the request has no dist_threshold; None for the defaults of
-        StatTest. If the request has a dist_threshold, the defaults are always those of StatTest.
+        """Returns the validation's criteria, with defaults for absent fields.
+        `honour_p_value_threshold`: True to use p_value_threshold if fraud_threshold is absent.
+        `usual`: the defaults if dist_threshold is absent; None for those of StatTest, which always
+        apply together with a dist_threshold.
         """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
         if honour_p_value_threshold and self.p_value_threshold is not None:

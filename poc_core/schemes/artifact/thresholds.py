@@ -27,8 +27,6 @@ _OF_MODELS = {
 
 
 def network_terms(model: str) -> NetworkTerms:
-    """Returns the chain's criteria for a model, or the chain's defaults if the chain has none for
-    it. `model`: the served name.
-    """
+    """Returns the chain's criteria for the served model; the chain's defaults if it has none."""
     threshold = _OF_MODELS.get(model)
     return _DEFAULT if threshold is None else NetworkTerms(threshold, f"the network's for {model}")

@@ -1,6 +1,4 @@
-"""Compares another node's artifacts with this node's artifacts, and decides whether they are fraud
-(protocol.md, section 2).
-"""
+"""Compares another node's artifacts with this node's to detect fraud (protocol.md, section 2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +19,7 @@ _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 
 @dataclass(frozen=True)
 class ArtifactVerdict:
-    """The verdict on claimed artifacts. `n_total` does not count the `n_excluded` nonces, which
-    this node could not compute.
-    """
+    """The verdict on claimed artifacts. `n_total` does not count the `n_excluded` nonces."""
 
     n_total: int
     n_mismatch: int
@@ -47,9 +43,8 @@ def compare(
     """Compares another node's artifacts with this node's artifacts. Returns the verdict.
 
     `computed`: this node's vector_b64 of each nonce; None for an excluded nonce, which is not
-    compared. `received`: the other node's vector_b64 of each nonce. A nonce that `received` lacks
-    is a mismatch. A nonce that `computed` lacks is ignored. `test`: the criteria; None for the
-    defaults.
+    compared. `received`: the other node's vector_b64; a nonce that it lacks is a mismatch. `test`:
+    the criteria; None for the defaults.
     """
     test = test or StatTest()
     found = {

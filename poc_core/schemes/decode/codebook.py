@@ -1,4 +1,4 @@
-"""The codebook of decode proofs: 16 points, which are unit vectors. Decode proofs replace a hidden
+"""The codebook of decode proofs: 16 unit vectors, the points. A decode proof replaces a hidden
 state by its nearest point (protocol.md, section 8).
 """
 
@@ -18,10 +18,8 @@ class _Chosen:
 
 
 def choose_codebook(file: str) -> str:
-    """Sets the codebook file of this process. Returns the file's sha256.
-
-    `file`: a path; empty for the shipped file. SettingsError if the file cannot be read, or is no
-    known codebook (see `read_codebook_file`).
+    """Sets this process's codebook file ("" for the shipped file). Returns the sha256.
+    SettingsError if the file cannot be read, or is no known codebook.
     """
     digest = read_codebook_file(file)[1]
     _Chosen.file = file

@@ -15,10 +15,9 @@ NETWORK_SHA256 = "2201d1093583f43f328dd4643ddf1f34737f6da8c1956395c43fd093e357e3
 
 
 def read_codebook_file(file: str = "") -> tuple[bytes, str]:
-    """Returns the content of a codebook file (POINTS x DIM little-endian float32), and its sha256.
-
-    `file`: a path; empty for the shipped file. SettingsError if the file cannot be read, or if its
-    sha256 is unknown (that of another file than the network's or the shipped file).
+    """Returns a codebook file's content (POINTS x DIM little-endian float32) and sha256. `file`: ""
+    for the shipped file. SettingsError if it is unreadable, or neither the network's nor the
+    shipped file.
     """
     path = Path(file) if file else SHIPPED
     try:

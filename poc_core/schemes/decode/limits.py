@@ -36,8 +36,8 @@ class ChainLimits(BaseModel, frozen=True):
 
     @classmethod
     def common(cls, infos: Sequence[ModelInfo]) -> Self:
-        """Returns limits that hold for all these models. Refuses decode proofs if the models'
-        codebooks differ, or if one of the models cannot compute decode proofs.
+        """Returns limits for all these models. Refuses decode proofs if their codebooks differ, or
+        if one of the models cannot compute decode proofs.
         """
         each = [cls.of(info) for info in infos]
         codebooks = sorted({one.codebook for one in each if one.codebook})
@@ -56,19 +56,14 @@ class ChainLimits(BaseModel, frozen=True):
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
-        """Returns these limits with memory for decode steps of `n_tokens` positions
-        (`kept_tokens`).
-
-        Refuses decode proofs if the memory does not hold even one nonce of the spec, and otherwise
-        allows them.
+        """Returns these limits with memory for decode steps of `n_tokens` positions. Refuses decode
+        proofs if the memory does not hold even one nonce of the spec.
         """
         room = self.model_copy(update={"kept_tokens": n_tokens})
         return room.refused("" if room.keeps(spec) else _LITTLE_MEMORY)
 
     def refused(self, why: str) -> Self:
-        """Returns these limits, with `why` as the reason to refuse decode proofs. An empty `why`
-        allows decode proofs.
-        """
+        """Returns these limits with the reason to refuse decode proofs; "" allows them."""
         return self.model_copy(update={"no_chains": why})
 
     def keeps(self, spec: ProofSpec) -> bool:
@@ -76,19 +71,15 @@ class ChainLimits(BaseModel, frozen=True):
         return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
     def step_positions(self, spec: ProofSpec) -> int:
-        """Returns how many of the `kept_tokens` positions one nonce of the spec takes. Returns 0 if
-        the spec has no decode steps.
-        """
+        """Returns how many of `kept_tokens` one nonce takes; 0 without decode steps."""
         passes = passes_of(spec)
         if not passes.steps:
             return 0
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """Returns the largest number of nonces that fit into one micro-batch; at least 1.
-
-        This number can be larger than the number of nonces in one forward pass of the prefill,
-        because the prefill runs in parts.
+        """Returns the most nonces of one micro-batch; at least 1. More than fit into one forward
+        pass of the prefill, because the prefill runs in parts.
         """
         by_nonce = self.step_positions(spec)
         if not by_nonce:
@@ -98,18 +89,14 @@ class ChainLimits(BaseModel, frozen=True):
 
 
 def why_no_chains(info: ModelInfo) -> str:
-    """Returns a sentence that says why a model cannot compute decode proofs. The sentence is empty
-    if the model can.
-    """
+    """Says in a sentence why a model cannot compute decode proofs; "" if it can."""
     if info.hidden_size < PICKED:
         return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
     return ChainLimits.of(info).no_chains
 
 
 def refusal(spec: ProofSpec, info: ModelInfo) -> BodyError | None:
-    """Returns an error that says why a model cannot compute decode proofs of this spec. Returns
-    None if the model can.
-    """
+    """Returns the error why a model cannot compute this decode proof; None if it can."""
     passes, limits = passes_of(spec), ChainLimits.of(info)
     n_tokens = passes.positions
     if why_not := why_no_chains(info):

@@ -3,7 +3,7 @@
 from pydantic import Field, ValidationInfo, field_validator
 
 from poc_core.records import Passes, ProofSpec
-from poc_core.schemes.contract import Options
+from poc_core.schemes.requests import Options
 
 # The number of dimensions that are read from a hidden state.
 PICKED = 256
@@ -34,10 +34,8 @@ class DecodeOptions(Options):
 
 
 def passes_of(spec: ProofSpec) -> Passes:
-    """Returns the forward passes of each nonce: a prefill and decode steps, or one forward pass of
-    all positions if the spec has claimed points and is not `stepwise`.
-
-    SpecError if the options are invalid.
+    """Returns each nonce's forward passes: a prefill and decode steps, or one pass of all positions
+    if the spec has claimed points and is not `stepwise`. SpecError if the options are invalid.
     """
     light = spec.model_copy(update={"options": {**spec.options, "enforced": None}})
     options = DecodeOptions.checked(light, PICKED)

@@ -118,17 +118,13 @@ class DecodeBatch(Batch):
         self._points.append(points)
 
     def transform(self, step: int) -> LayerTransform:
-        """Returns the reflections of the layers' outputs. Decode proofs reflect in every model,
-        even in models in which artifact proofs do not.
-        """
+        """Returns the layers' reflections, in every model (unlike artifact proofs)."""
         if not self.scheme.options.per_nonce_reflection:
             return self.scheme
         return _OfEachNonce(self, self._slice(step))
 
     def nonce_vectors(self, layer: int) -> Tensor:
-        """Returns one unit vector per nonce, by which the nonce's outputs of a layer are reflected:
-        (n, 1, hidden).
-        """
+        """Returns the vector that reflects each nonce's outputs of a layer: (n, 1, hidden)."""
         vectors = self._nonce_vectors.get(layer)
         if vectors is None:
             block_hash = self.scheme.spec.block_hash
@@ -158,8 +154,8 @@ class DecodeBatch(Batch):
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
-        """Returns the points of the prefill and of the T steps, and with claims also the margins of
-        the claimed points: float32 (n, T + 1, 1 or 2).
+        """Returns the points of prefill and steps, with claims also the claimed points' margins:
+        float32 (n, T + 1, 1 or 2).
         """
         parts = [torch.stack(self._points, dim=1).to(torch.float32)]
         if self._margins:
@@ -199,10 +195,8 @@ class DecodeBatch(Batch):
         return slice(members.start, members.stop)
 
     def _take(self, states: Tensor) -> None:
-        """Computes and stores the points, and with claims also the margins, of the next k
-        positions.
-
-        `states`: (n, k, hidden), the hidden states of these positions.
+        """Stores the points, and with claims the margins, of the next k positions from their hidden
+        states (n, k, hidden).
         """
         k = max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size))
         for some in states.split(k, dim=1):
@@ -219,10 +213,8 @@ class DecodeBatch(Batch):
             self._margins += margins.view(n, k).unbind(1)
 
     def _picks_of(self, passes: range) -> Tensor:
-        """Returns the dimensions that are read from each nonce's hidden states: int64 (n, passes,
-        DIM).
-
-        `passes`: 0 is the prefill, and 1, 2, ... are decode steps.
+        """Returns the dimensions to read from each state: int64 (n, passes, DIM). `passes`: 0 is
+        the prefill, and 1, 2, ... are decode steps.
         """
         scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
@@ -237,24 +229,18 @@ class DecodeBatch(Batch):
         return torch.cat(found, dim=1)
 
     def _inputs_of(self, which: range) -> Tensor:
-        """Returns the input embeddings of decode steps: (n, steps, hidden). `which`: the numbers of
-        the steps.
-        """
+        """Returns the input embeddings of the steps `which`: (n, steps, hidden)."""
         scheme = self.scheme
         return steps.step_inputs(
             self._base[:, None], *self._which(which), scheme.hidden_size, scheme.dtype
         )
 
     def _token_ids_of(self, which: range, vocab_size: int) -> Tensor:
-        """Returns the token ids of decode steps: int32 (n, steps). `which`: the numbers of the
-        steps.
-        """
+        """Returns the token ids of the steps `which`: int32 (n, steps)."""
         return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of decode steps as a tensor (steps,), and each nonce's points before
-        these steps: (n, steps).
-        """
+        """Returns the steps' numbers as a tensor, and the points before them: (n, steps)."""
         if self._claims is not None:
             before = self._claims[:, which.start - 1 : which.stop - 1]
         else:

@@ -106,10 +106,8 @@ class DecodeBody(JobBody):
 
     @cached_property
     def _enforced(self) -> dict[int, list[int]] | None:
-        """The claimed points of each nonce; None if the request claims nothing.
-
-        ClaimsError if the nonces of the claims differ from `nonces`, or a claim has no points.
-        BodyError for more than MOST_CLAIMED_POINTS points.
+        """The claimed points of each nonce; None without claims. ClaimsError if claims and nonces
+        differ, or a claim has no points. BodyError above MOST_CLAIMED_POINTS.
         """
         if self.validation is None:
             return None

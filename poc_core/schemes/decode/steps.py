@@ -37,20 +37,16 @@ Purpose = Literal["embed", "pick", "token"]
 def base_seeds(
     block_hash: str, public_key: str, nonces: Sequence[int], device: torch.device
 ) -> Tensor:
-    """Returns a 32-bit number for each nonce, from which `step_seeds` derives the seeds of the
-    nonce's steps: int64 (n,).
-    """
+    """Returns the 32-bit number of each nonce from which `step_seeds` derives seeds: int64 (n,)."""
     seeds = [rng.seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}") for nonce in nonces]
     return torch.tensor(seeds, dtype=torch.int64, device=device)
 
 
 def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpose) -> Tensor:
     """Returns seeds of decode steps: int64, in the shape to which `base`, `step` and `points`
-    broadcast.
-
-    `base`: from `base_seeds`. `step`: the number of a step, from 1 on. `points`: each nonce's point
-    before this step, int64. `purpose`: the use of the seeds (for input embeddings, for the choice
-    of dimensions, or for token ids). Each purpose has other seeds.
+    broadcast. `base`: from `base_seeds`. `step`: from 1 on. `points`: each nonce's point before
+    this step, int64. `purpose`: input embeddings, choice of dimensions or token ids; each has other
+    seeds.
     """
     return rng.murmur3_plain((points * _A + step * _B + _SALTS[purpose]) & _MASK, base)
 
@@ -58,19 +54,13 @@ def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpos
 def step_inputs(
     base: Tensor, step: int | Tensor, points: Tensor, hidden: int, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the input embeddings of decode steps: (..., hidden) in `dtype`.
-
-    (...) is the shape to which `base`, `step` and `points` broadcast, see `step_seeds`.
-    """
+    """Returns decode steps' input embeddings: (..., hidden), shaped as in `step_seeds`."""
     seeds = step_seeds(base, step, points, "embed")
     return rng.normal(seeds.reshape(-1), hidden, base.device, dtype).view(*seeds.shape, hidden)
 
 
 def step_token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocab_size: int) -> Tensor:
-    """Returns the token ids of decode steps, for models whose MoE routers read token ids: int32.
-
-    The result has the shape to which `base`, `step` and `points` broadcast, see `step_seeds`.
-    """
+    """Returns decode steps' token ids for MoE routers: int32, shaped as in `step_seeds`."""
     seeds = step_seeds(base, step, points, "token")
     return (rng.murmur3_plain(torch.zeros_like(seeds), seeds) % vocab_size).to(torch.int32)
 
@@ -78,19 +68,13 @@ def step_token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocab_size:
 def first_picks(
     block_hash: str, public_key: str, nonces: Sequence[int], hidden: int, device: torch.device
 ) -> Tensor:
-    """Returns the dimensions that are read from the last hidden state of each nonce's prefill:
-    int64 (n, DIM), in the order of section 2.4 of protocol.md.
-    """
+    """Returns the dimensions to read from each prefill's state (section 2.4): int64 (n, DIM)."""
     names = [f"{block_hash}_{public_key}_nonce_{nonce}_pick_{DIM}_decode0" for nonce in nonces]
     return rng.smallest_hashes([rng.seed_from_string(name) for name in names], hidden, DIM, device)
 
 
 def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) -> Tensor:
-    """Returns the dimensions that are read from the hidden states of decode steps: int64 (...,
-    DIM).
-
-    (...) is the shape to which `base`, `step` and `points` broadcast, see `step_seeds`.
-    """
+    """Returns the dimensions to read from steps' states: int64 (..., DIM), see `step_seeds`."""
     seeds = step_seeds(base, step, points, "pick")
     return rng.smallest_hashes(seeds.reshape(-1), hidden, DIM, base.device).view(*seeds.shape, DIM)
 
@@ -105,10 +89,8 @@ class Snap:
 
 
 def snap(states: Tensor, picks: Tensor) -> Snap:
-    """Finds the codebook point that is nearest to each hidden state.
-
-    `states`: (n, hidden), of any dtype, after the final norm. `picks`: the dimensions that are read
-    from each state, int64 (n, DIM).
+    """Finds each hidden state's nearest codebook point. `states`: (n, hidden), of any dtype, after
+    the final norm. `picks`: the dimensions to read, int64 (n, DIM).
     """
     x = states.to(torch.float32)
     x = x / (x.norm(dim=-1, keepdim=True) + _EPSILON)
@@ -124,11 +106,9 @@ def snap(states: Tensor, picks: Tensor) -> Snap:
 
 
 def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
-    """Returns the margin of each claimed point: the best score of the hidden state minus the
-    claimed point's score, float32 (n,).
-
-    `scores`: (n, POINTS), from `snap`. `claims`: int64 (n,). A claim that is not the index of a
-    point has the margin NO_POINT_MARGIN (section 8.3).
+    """Returns each claimed point's margin: the state's best score minus the claimed point's,
+    float32 (n,). `scores`: (n, POINTS), from `snap`. `claims`: int64 (n,); an invalid index has
+    NO_POINT_MARGIN (section 8.3).
     """
     known = (claims >= 0) & (claims < POINTS)
     claimed = scores.gather(1, claims.clamp(0, POINTS - 1)[:, None])[:, 0]
@@ -141,9 +121,8 @@ def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
 def route_seeds(
     block_hash: str, nonces: Sequence[int], moe_layer: int, device: torch.device
 ) -> Tensor:
-    """Returns a seed for each nonce, which chooses the nonce's experts in an MoE layer: int64 (n,).
-
-    `moe_layer`: the layer's index among the model's MoE layers with seeded experts.
+    """Returns each nonce's seed for its experts in an MoE layer: int64 (n,). `moe_layer`: the index
+    among the model's MoE layers with seeded experts.
     """
     seeds = [
         rng.seed_from_string(f"{block_hash}_n{nonce}_route_layer_{moe_layer}") for nonce in nonces
@@ -152,30 +131,22 @@ def route_seeds(
 
 
 def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
-    """Returns the hashes that choose each nonce's first expert in a step: int64.
-
-    `seeds`: from `route_seeds`. `step`: the number of a decode step; 0 for all positions of the
-    prefill. The result has the shape to which `seeds` and `step` broadcast.
+    """Returns the hashes that choose each nonce's first expert in a step: int64, in the shape to
+    which `seeds` (from `route_seeds`) and `step` broadcast. `step`: 0 for the prefill.
     """
     steps = step if isinstance(step, Tensor) else torch.full_like(seeds, step)
     return rng.murmur3_plain(steps, seeds)
 
 
 def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
-    """Returns the index of each nonce's first expert in a step: int64. The nonce's other experts
-    have the indices that follow.
-
-    For `seeds`, `step` and the shape of the result see `route_hashes`.
-    """
+    """Returns each nonce's first expert in a step: int64, as `route_hashes`. The others follow."""
     return route_hashes(seeds, step) % n_experts
 
 
 def forced_logits(first: Tensor, n_experts: int, top_k: int, dtype: torch.dtype) -> Tensor:
-    """Returns logits that replace the logits of an MoE router: (n, n_experts).
-
-    `first`: int64 (n,), the index of the first expert for each row. The top_k experts first, first
-    + 1, ... (modulo n_experts) have the largest logits, in descending order. All other experts have
-    the same very small logit.
+    """Returns logits (n, n_experts) that replace an MoE router's. The experts first, first + 1, ...
+    (top_k of them, modulo n_experts) have the largest, in descending order; all others have the
+    same very small logit. `first`: int64 (n,).
     """
     places = (torch.arange(n_experts, device=first.device) - first[:, None]) % n_experts
     ladder = LADDER + top_k - places

@@ -74,9 +74,7 @@ class DistanceContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        """Compares claimed distances with this node's distances. Returns the fields of a
-        ValidatedBatch (protocol.md, section 3).
-        """
+        """Returns the fields of a ValidatedBatch (protocol.md, section 3)."""
         terms = DistanceTerms.model_validate(request.terms)
         verdict = judge_distances(claims, values, terms.r_target, terms.fraud_threshold)
         return {

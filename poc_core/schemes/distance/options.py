@@ -1,6 +1,4 @@
-"""The options of distance proofs (the inputs besides block_hash, public_key and seq_len), and the
-criteria of distance rounds.
-"""
+"""The options of distance proofs, and the criteria of distance rounds (protocol.md, section 3)."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +6,7 @@ from pydantic import Field
 
 from poc_core.fields import Probability
 from poc_core.records import ProofSpec
-from poc_core.schemes.contract import Options, Terms
+from poc_core.schemes.requests import Options, Terms
 
 Randomization = Literal["sign_flips", "layer_hooks"]
 

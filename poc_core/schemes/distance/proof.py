@@ -1,6 +1,4 @@
-"""Computes distance proofs: the distance of the projected last hidden state to a target vector
-(protocol.md, section 3).
-"""
+"""Computes distance proofs: distances of projected states to a target (protocol.md, section 3)."""
 
 import logging
 from collections.abc import Sequence
@@ -65,16 +63,12 @@ class DistanceScheme(PrefillScheme):
         return values
 
     def signs(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the sign, +1 or -1, by which each dimension of a nonce's state is multiplied:
-        float32 (n, hidden).
-        """
+        """Returns the sign (+1, -1) of each dimension of a nonce's state: float32 (n, hidden)."""
         seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_signs") for nonce in nonces]
         return torch.where(rng.uniform(seeds, self.hidden_size, self.device) > 0.5, 1.0, -1.0)
 
     def nonce_vectors(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the unit vectors of each nonce's 8 reflections before the projection: float32 (n,
-        8, hidden).
-        """
+        """Returns each nonce's 8 reflections before the projection: float32 (n, 8, hidden)."""
         names = [
             f"{self._nonce_name(nonce)}_hidden_r{r}"
             for nonce in nonces
@@ -95,9 +89,7 @@ def projection(block_hash: str, hidden: int, device: torch.device) -> Tensor:
 
 
 def target(block_hash: str, device: torch.device) -> Tensor:
-    """Returns the block's target, a unit vector: float32 (OUTPUT_DIM,). A nonce's value is the
-    distance to this vector.
-    """
+    """Returns the block's target, from which distances are measured: unit float32 (OUTPUT_DIM,)."""
     return reflections.householder_vectors([f"{block_hash}_target"], OUTPUT_DIM, device)[0]
 
 

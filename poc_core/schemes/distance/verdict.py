@@ -1,6 +1,4 @@
-"""Compares another node's distances with this node's distances, and decides whether they are fraud
-(protocol.md, section 3).
-"""
+"""Compares another node's distances with this node's to detect fraud (protocol.md, section 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +12,7 @@ P_INVALID = 5e-4
 
 @dataclass(frozen=True)
 class DistanceVerdict:
-    """The verdict on claimed pairs of a nonce and a distance: `n_invalid` of `n_total` pairs are
-    invalid.
-    """
+    """The verdict on claimed (nonce, distance) pairs: `n_invalid` of `n_total` are invalid."""
 
     n_total: int
     n_invalid: int
@@ -32,9 +28,8 @@ def judge_distances(
 ) -> DistanceVerdict:
     """Compares another node's distances with this node's distances. Returns the verdict.
 
-    `received`: the other node's distances. `computed`: this node's distances of the same nonces;
-    None for an excluded nonce, which does not count in n_total. ValueError if `received` and
-    `computed` have different lengths.
+    `computed`: this node's distances of the same nonces; None for an excluded nonce, which does not
+    count in n_total. ValueError if the lengths differ.
     """
     pairs = [(dist, own) for dist, own in zip(received, computed, strict=True) if own is not None]
     # `not <` instead of `>=`, so that NaN is invalid too.

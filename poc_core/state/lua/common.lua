@@ -129,7 +129,7 @@ end
 
 -- Adds `n` to `field` in those time steps of the history that contain `second`.
 local function count_past(field, n, second)
-  -- {seconds per time step, seconds for which the step is kept} (state/past/history.py)
+  -- {seconds per time step, seconds for which the step is kept} (state/history.py)
   local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
   for _, step in ipairs(PAST) do
     local key = string.format('poc:past:%d:%d', step[1], math.floor(tonumber(second) / step[1]) * step[1])
@@ -283,7 +283,7 @@ local function drop_callback(id, why, now, ttl)
 end
 
 -- Prefixes an outbox entry with its number of artifacts and '|'. Only Python parses the entry
--- (state/delivery/entries.py).
+-- (state/entries.py).
 local function counted_entry(n, entry)
   return n .. '|' .. entry
 end

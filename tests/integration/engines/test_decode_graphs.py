@@ -18,7 +18,7 @@ from tests.harness import one_gpu
 from tests.harness.chains import assert_chains, enforced_spec, golden, nonces_of, spec_of
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import CHAINS, DECODE, DECODE_BFLOAT16, Deployment
-from workers.engines.ticks import MicroBatch, Slice, Tick
+from workers.engines.base import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 

@@ -31,8 +31,7 @@ from tests.harness.chains import (
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import DECODE, DECODE_BFLOAT16
-from workers.engines.base import Engine
-from workers.engines.ticks import MicroBatch, Slice, Tick
+from workers.engines.base import Engine, MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 

@@ -24,8 +24,7 @@ from tests.harness.marks import needs_vllm
 from tests.harness.waiting import wait_until
 from tests.integration.processes import command_of, descendants
 from tests.stacks.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
-from workers.engines.base import Engine
-from workers.engines.ticks import MicroBatch, Slice, Tick
+from workers.engines.base import Engine, MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 

@@ -11,7 +11,9 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError
 
 from poc_core.records import JobStatus, Lease
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry, scripts
+from poc_core.state import scripts
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import (
     MODEL,
     new_job,

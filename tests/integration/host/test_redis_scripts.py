@@ -14,9 +14,10 @@ from redis.exceptions import RedisError, ResponseError
 from api.health.judgement import Level, Snapshot, judge
 from api.health.redis_watch import BUSY, UNKILLABLE, RedisWatch
 from cli.examine.redis import server as findings_of
+from poc_core.redis_at.connections import is_transient
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
-from poc_core.state.client import connect, is_transient
+from poc_core.state.client import connect
 from poc_core.state.scripts import ScriptsMissingError
 from tests.harness.waiting import wait_until
 from tests.stacks.local_compose import LocalCompose

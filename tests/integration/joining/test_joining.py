@@ -28,7 +28,7 @@ from poc_core.joining.offers import SealedOffer
 from poc_core.joining.tokens import Token, hashed
 from poc_core.periodic import Periodic
 from poc_core.settings import load_settings
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 from tests.certificates import make_certificate
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until

@@ -17,7 +17,7 @@ import pytest
 
 import poc_core.schemes
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of, contracts
+from poc_core.schemes.contract import contract_of, contracts
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, Node, run_node, synthetic_artifacts
 from tests.peers.receiver import Receiver

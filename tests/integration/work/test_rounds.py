@@ -26,7 +26,7 @@ from tests.stacks.round_client import (
     round_body,
     running_stack,
 )
-from workers.turns import TURN_S
+from workers.work import TURN_S
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from poc_core import answers
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
-from poc_core.state import JobStore
+from poc_core.state.jobs import JobStore
 from tests.harness.samples import MODEL, RecordingDispatcher, body, worker_record
 from tests.harness.waiting import wait_until
 

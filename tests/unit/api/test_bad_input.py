@@ -13,7 +13,8 @@ from redis import Redis
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import MODEL, RecordingDispatcher, body, distance_body, round_body
 
 pytestmark = pytest.mark.usefixtures("a_worker")

@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from poc_core.records import RoundState
-from poc_core.state import RoundStore, WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import MODEL, round_config
 
 # Paths that read workers, models, rounds and outboxes.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
 from poc_core.records import Lease
-from poc_core.state import JobStore
+from poc_core.state.jobs import JobStore
 from tests.harness.samples import K_DIM, body, complete_batch, lease_batch
 
 GENERATE = "/api/v1/pow/generate"

@@ -30,9 +30,13 @@ from cli.supervise.follower import Follower
 from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import Lease
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry
-from poc_core.state.delivery.receivers import Receivers
+from poc_core.state.deployments import DeploymentStore
 from poc_core.state.downloads import Download
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.receivers import Receivers
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     Clock,
     complete_batch,

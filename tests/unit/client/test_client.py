@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from poc_core.records import Lease
-from poc_core.state import JobStore
+from poc_core.state.jobs import JobStore
 from proofline.client import (
     ApiError,
     ArtifactParams,

@@ -15,7 +15,7 @@ from poc_core.arithmetic.nonces import MAX_NONCE, NonceSequence
 from poc_core.errors import BodyError, ClaimsError, VectorError
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.schemes.distance.requests import ProofBatchBody
-from poc_core.state.delivery import entries
+from poc_core.state import entries
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import body
 

@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError
 
 from poc_core.gpus import MachineGpus
 from poc_core.records import ModelInfo, WorkerRecord
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import HeldLeases
 from tests.harness.samples import MODEL, worker_record
 from tests.harness.waiting import wait_until

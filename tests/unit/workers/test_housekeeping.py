@@ -15,7 +15,9 @@ from redis.exceptions import RedisError
 
 from poc_core.records import JobStatus, Lease, ModelInfo, RoundState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from poc_core.state.work import WorkStore
 from tests.harness.samples import (
     MODEL,
@@ -31,8 +33,7 @@ from tests.harness.samples import (
 from tests.harness.waiting import wait_until
 from tests.planted.forgetful import forgetting
 from workers import housekeeping
-from workers.engines.base import Pulse
-from workers.engines.ticks import EngineLostError
+from workers.engines.base import EngineLostError, Pulse
 from workers.heartbeat import Heartbeat
 from workers.housekeeping import Housekeeper, Watchdog
 

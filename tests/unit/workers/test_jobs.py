@@ -16,7 +16,10 @@ from redis.exceptions import ConnectionError
 from poc_core.errors import ProoflineError
 from poc_core.records import JobRecord, JobStatus, Lease, NewJob, ProofSpec, RoundState
 from poc_core.settings import parse_chat_policy
-from poc_core.state import JobStore, RoundStore, WorkerRegistry, scripts
+from poc_core.state import scripts
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from poc_core.state.work import WorkStore
 from tests.harness.samples import (
     MODEL,
@@ -38,7 +41,7 @@ from tests.peers.fake_engine import FakeEngine, value
 from workers import runner as runner_module
 from workers import work as work_module
 from workers.chat_gate import ChatGate, Starvation
-from workers.engines.ticks import EngineLostError
+from workers.engines.base import EngineLostError
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.work import Work
 

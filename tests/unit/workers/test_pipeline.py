@@ -13,8 +13,8 @@ from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits
 from tests.harness.samples import SPEC
 from tests.peers.fake_engine import FakeEngine, values
-from workers.engines import ticks
-from workers.engines.ticks import EngineMemoryError, MicroBatch, Slice
+from workers.engines import base as ticks
+from workers.engines.base import EngineMemoryError, MicroBatch, Slice
 from workers.pipeline import Pipeline, compute_all
 from workers.slice_plan import SlicePlan
 

@@ -13,7 +13,7 @@ from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine, values
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
-from workers.engines.ticks import EngineLostError, EngineMemoryError
+from workers.engines.base import EngineLostError, EngineMemoryError
 from workers.engines.validations import Validations
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 

@@ -19,14 +19,15 @@ from redis.exceptions import ConnectionError
 
 from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
-from poc_core.state import RoundStore, WorkerRegistry, scripts
-from poc_core.state.delivery import entries
+from poc_core.state import entries, scripts
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import MODEL, Clock, lease_nonces, round_config, work_of, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
 from workers import patience
 from workers.chat_gate import ChatGate
-from workers.engines.ticks import EngineLostError
+from workers.engines.base import EngineLostError
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.work import Work
 

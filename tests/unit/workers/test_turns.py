@@ -12,7 +12,9 @@ from redis import Redis
 
 from poc_core.records import JobStatus, RoundRecord, RoundState
 from poc_core.settings import parse_chat_policy
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from poc_core.state.work import WorkStore
 from tests.harness.samples import (
     MODEL,
@@ -31,8 +33,7 @@ from tests.peers.fake_engine import FakeEngine, value
 from workers.chat_gate import ChatGate, Starvation
 from workers.proofs import Proofs
 from workers.queue.wake import Wake
-from workers.turns import Turns
-from workers.work import Work
+from workers.work import Turns, Work
 
 RELEASE = Path(__file__).parents[2] / "data" / "releases" / "2026-11-26.json"
 

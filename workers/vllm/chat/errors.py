@@ -7,9 +7,8 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """The error of a refused request, with its HTTP status. Also recorded for the request (see
-    `refusals`), so that this status is sent: for an exception, vLLM may send 500, 400 or a stream
-    event.
+    """The error of a refused request, with its HTTP status. Recorded (see `refusals`), so that this
+    status is sent: for an exception, vLLM may send 500, 400 or a stream event.
     """
 
     status: int
@@ -47,9 +46,7 @@ class Failed(Refused):
 
 
 class BadRequest(Refused):
-    """400: an invalid request. With `param` "enforced_tokens", the network blames the node that
-    created the tokens.
-    """
+    """400. With `param` "enforced_tokens", the network blames the node that created the tokens."""
 
     status = 400
 

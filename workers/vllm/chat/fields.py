@@ -24,9 +24,7 @@ class RequestOptions:
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
-        """Returns the extra_args for vLLM's SamplingParams: the client's entries and these options.
-        Drops the client's entries whose names are reserved for these options.
-        """
+        """Returns vLLM's extra_args: the client's without our names, and these options."""
         found = {name: one for name, one in (params.extra_args or {}).items() if name not in NAMES}
         if self.known is not None:
             found[KNOWN_TOKENS] = self.known

@@ -53,9 +53,7 @@ _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware that accepts only the gateway's requests, and registers chat at the chat
-    gate.
-    """
+    """ASGI middleware that accepts only the gateway, and registers chat at the chat gate."""
 
     def __init__(
         self,
@@ -66,11 +64,10 @@ class GatedChat:
         paths: Sequence[str] = USUAL,
         ids_for_all: bool = False,
     ) -> None:
-        """`is_lost()`: whether the engine is dead. If so, the error for an unanswered request has a
-        header that lets another worker answer. `secret`: the gateway's secret; None accepts any
-        client. `paths`: the only paths that are served (openai_paths.passed_on), because other
-        paths of vLLM's server change or end the engine. `ids_for_all`: names tokens by id in the
-        logprobs of all requests, not only of those with the network's fields.
+        """`is_lost()`: whether the engine is dead; another worker may then answer. `secret`: the
+        gateway's; None accepts any client. `paths`: all served paths (openai_paths.passed_on),
+        because others change or end the engine. `ids_for_all`: names tokens by id in the logprobs
+        of all requests, not only of those with the network's fields.
         """
         self._app = app
         self._gate = gate
@@ -181,9 +178,7 @@ class _Answer:
             self._ended.set()
 
     async def run(self, app: App, scope: Scope) -> None:
-        """Forwards vLLM's answer. If `end` was called, sends a 503 instead, or an error event if a
-        stream has begun.
-        """
+        """Forwards vLLM's answer. After `end`, sends a 503, or an error event in a stream."""
         work = asyncio.ensure_future(app(scope, self._heard, self.send))
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -262,9 +257,7 @@ async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
 
 
 def _as_refused(error: Exception) -> Refused:
-    """Converts an exception to a Refused error with the HTTP status that vLLM sends without a
-    stream.
-    """
+    """Converts an exception to a Refused error with vLLM's HTTP status."""
     if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
         return BadRequest(str(error), getattr(error, "parameter", None))
     return Failed("The worker could not compute this request; its log has the reason.")

@@ -13,7 +13,6 @@ from typing import Any
 
 from workers.engines.validations import Validations, Way
 from workers.vllm.chat.errors import BadRequest, CannotForce
-from workers.vllm.chat.limits import Limits
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
 from workers.vllm.release import answers
 from workers.vllm.release.answers import Answer, Rows
@@ -27,13 +26,15 @@ _PROCESSORS = "vllm.logits_processors"
 class KnownTokens:
     """A wrapper of vLLM's `generate` that also answers requests with known tokens."""
 
-    def __init__(self, llm: Any, no_hooks: str, limits: Limits) -> None:
-        """`no_hooks`: why the engine's ranks cannot score known tokens; empty if they can."""
+    def __init__(self, llm: Any, no_hooks: str, check_tokens: Callable[[Any], None]) -> None:
+        """`no_hooks`: why the engine's ranks cannot score known tokens; empty if they can.
+        `check_tokens`: Limits.refuse_tokens.
+        """
         self.validations = Validations()
         self._llm = llm
         config = llm.vllm_config
         self._mode: str = config.model_config.logprobs_mode
-        self._limits = limits
+        self._check_tokens = check_tokens
         self._no_steps = self._no_pass = self._no_mode = no_hooks
         if config.speculative_config is not None:
             self._no_steps = no_hooks or "speculative decoding puts drafts in their place"
@@ -64,9 +65,7 @@ class KnownTokens:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Yields a request's outputs. Raises CannotForce or BadRequest, here or at the first
-        output.
-        """
+        """Yields a request's outputs. CannotForce or BadRequest, here or at the first."""
         extra = getattr(sampling_params, "extra_args", None)
         if extra and KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
@@ -81,9 +80,7 @@ class KnownTokens:
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
     ) -> Rows:
-        """Scores known tokens for the trial at start-up, without the prefix cache. Returns one row
-        of logprobs per token.
-        """
+        """Scores known tokens for the trial, without the prefix cache: one row per token."""
         request = await self._checked(prompt, params, request_id, {})
         if way == "steps":
             return await self._by_steps(prompt, params, tokens, request_id, {})
@@ -154,7 +151,7 @@ class KnownTokens:
             lora_request=named.get("lora_request"),
         )
         llm.input_processor.assign_request_id(request)
-        self._limits.refuse_tokens(request.sampling_params)
+        self._check_tokens(request.sampling_params)
         return request
 
     async def _by_pass(
@@ -166,9 +163,8 @@ class KnownTokens:
         named: dict[str, Any],
         skip_cache: tuple[bool, ...] = (False, True),
     ) -> Rows:
-        """Scores all known tokens with one prefill of the prompt and of the known tokens except
-        the last. If the prefix cache skips tokens that must be scored, repeats the request
-        without the cache.
+        """Scores all known tokens in one prefill of the prompt and of all known tokens except the
+        last. Repeats it without the prefix cache if that skips tokens to score.
         """
         before = request.prompt_token_ids
         scoring = Scoring.of(
@@ -187,7 +183,7 @@ class KnownTokens:
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> Rows:
         """Scores each token in a decode step. If the grammar refuses a token, scores the remaining
-        tokens without the grammar.
+        tokens without it.
         """
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)

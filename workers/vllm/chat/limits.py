@@ -36,8 +36,8 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks all values of a request or SamplingParams. Yields from time to time, so that other
-        work can run. BadRequest for a value beyond a limit.
+        """Checks all values of a request or SamplingParams. Yields from time to time for other
+        work. BadRequest for a value beyond a limit.
         """
         self._check_lengths(fields)
         n = 0
@@ -73,8 +73,8 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Checks fields that vLLM's input processor has completed: the tokens of bad words, stop
-        ids, max_tokens and min_tokens. BadRequest for a value beyond a limit.
+        """Checks fields that vLLM has completed: tokens of bad words, stop ids, max_tokens and
+        min_tokens. BadRequest for a value beyond a limit.
         """
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
@@ -143,9 +143,7 @@ def _check_number(name: str, value: float) -> None:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
-    """Returns (name, value) of each field of a msgspec, pydantic or dataclass
-    object; else nothing.
-    """
+    """Returns (name, value) of each field of a msgspec, pydantic or dataclass object."""
     kind = type(value)
     if names := getattr(kind, "__struct_fields__", None):
         return ((name, getattr(value, name)) for name in names if name not in _ELSEWHERE)

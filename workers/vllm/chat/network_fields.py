@@ -1,6 +1,4 @@
-"""Reads the network's request fields to validate chat: enforced_tokens, enforced_str,
-logprobs_mode.
-"""
+"""Reads the network's fields to validate chat: enforced_tokens, enforced_str, logprobs_mode."""
 
 import asyncio
 from dataclasses import dataclass
@@ -30,9 +28,7 @@ class NetworkFields:
     tokenizer: Any  # None if the engine has none
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Reads the network's fields of a JSON body. Returns None if the body has none. May raise
-        BadRequest or CannotForce.
-        """
+        """Reads a JSON body's network fields; None without any. BadRequest or CannotForce."""
         if not found.keys().isdisjoint(KNOWN_TOKENS):  # in a thread: tokenizing takes long
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None
@@ -100,9 +96,7 @@ class NetworkFields:
 
 
 def _lets_model_call(body: dict[str, Any]) -> bool:
-    """Returns whether the model is free to call the request's tools, and no grammar
-    is requested.
-    """
+    """Returns whether the model may call tools freely, without a requested grammar."""
     tools = body.get("tools")
     return (
         isinstance(tools, list)

@@ -43,8 +43,8 @@ class Collected:
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
         """Returns the index of the first known token that a chunk of the prefill scores, and the
-        hidden states that score tokens. `start`: position of the chunk's first state. After a
-        preemption, chunks begin again at an earlier position.
+        states that score tokens. `start`: position of the chunk, which is earlier after a
+        preemption.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)
@@ -62,15 +62,11 @@ class Collected:
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> RowResults:
-        """Returns one row of ids, logprobs and rank per known token. The first tokens have none if
-        the prefix cache skipped their positions.
-        """
+        """Returns a row of ids, logprobs and rank per token that the cache has not skipped."""
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        """Computes and stores the rows of consecutive tokens from their logits. `first`: index of
-        the first of these tokens. Modifies the logits.
-        """
+        """Stores the rows of the tokens from `first` on. Modifies their logits."""
         quick = self.scoring.only_scales and _is_fused(logits, self.scoring.n_best)
         size = len(logits) if quick else _FLOAT_ROWS
         for at, part in enumerate(logits.split(size)):
@@ -90,8 +86,8 @@ class Collected:
 
 
 def take(chunks: Iterable[tuple[Collected, torch.Tensor, int]], logits: Logits, cut: Cut) -> None:
-    """Collects the results of one engine step. `chunks`: for each request, its Collected, the
-    hidden states of a chunk of its prefill, and the position of the chunk's first state.
+    """Collects one engine step's results. `chunks`: each request's Collected, hidden states of a
+    chunk of its prefill, and the chunk's first position.
     """
     parts: list[tuple[Collected, int, torch.Tensor]] = []
     room = ROWS
@@ -121,9 +117,7 @@ def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut:
 def scored(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
 ) -> RowResults:
-    """Returns ids, logprobs and ranks of n tokens. `logits` are not yet divided by
-    `temperature`.
-    """
+    """Returns n tokens' ids, logprobs and ranks. `logits`: not yet divided by `temperature`."""
     if _is_fused(logits, n_best):
         from poc_core.fused import best  # imported here: only a CUDA build of torch includes Triton
 
@@ -153,9 +147,7 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """Returns whether the fused kernel runs on this device with the same results as
-    the torch code.
-    """
+    """Returns whether the fused kernel runs here with the results of the torch code."""
     from poc_core.fused import best
 
     generator = torch.Generator(device).manual_seed(1)
@@ -236,9 +228,7 @@ def _occurrences(scoring: Scoring, device: torch.device) -> Occurrences:
 
 
 def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Occurrences, first: int) -> None:
-    """Applies each row's penalties for preceding tokens. Changes only the columns
-    of these tokens.
-    """
+    """Applies each row's penalties for preceding tokens, in these tokens' columns."""
     ids, places = seen
     in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)

@@ -14,9 +14,8 @@ PROCESSED = "processed_logprobs"
 
 @dataclass(frozen=True)
 class Scoring:
-    """Known tokens to score in one prefill, and the sampling parameters for their positions. The
-    prefill is a request of the prompt and all tokens but the last. The prompt's last position
-    scores the first token.
+    """Known tokens to score, with their sampling parameters. The prefill has the prompt and all
+    tokens except the last: the position before a token scores the token.
     """
 
     n_prompt: int
@@ -39,9 +38,7 @@ class Scoring:
 
     @classmethod
     def of(cls, params: Any, prompt: Sequence[int], tokens: list[int], mode: str) -> Self:
-        """Creates an instance from SamplingParams (after vLLM's input processor) and the prompt's
-        token ids.
-        """
+        """Creates an instance from completed SamplingParams and the prompt's token ids."""
         return cls(
             n_prompt=len(prompt),
             tokens=tokens,
@@ -68,9 +65,7 @@ class Scoring:
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def packed(self) -> dict[str, Any]:
-        """Returns the request's scoring fields as plain data. Token ids become bytes, because vLLM
-        would check each item of a list.
-        """
+        """Returns plain data, ids as bytes, because vLLM would check each item of a list."""
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 
     @property

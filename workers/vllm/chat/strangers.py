@@ -14,10 +14,9 @@ SECONDS = 1.0
 
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
-    """Returns an HTTP protocol class for one server, for `uvicorn.Config(http=...)`. `secret`: None
-    if the server has no secret. `most`: the most open connections without the secret; one more
-    closes the oldest. None for half of this process's file limit: the gateway's connections need
-    the rest.
+    """Returns an HTTP protocol class for `uvicorn.Config(http=...)`. `secret`: None without one.
+    `most`: open connections without the secret, of which one more closes the oldest; None for half
+    of this process's file limit.
     """
     limit = most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     strangers: dict[HttpToolsProtocol, asyncio.TimerHandle] = {}  # the oldest first

@@ -102,9 +102,7 @@ async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
 
 
 async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> float:
-    """Returns the mean distance, over all positions, between the logprobs of decoded answers and
-    the logprobs that scoring by `way` gives.
-    """
+    """Returns the mean distance between logprobs of decoding and of scoring by `way`."""
     scored = await asyncio.gather(
         *(
             known.rows(way, one.prompt, one.params, one.tokens, f"validation-trial-{way}-{n}")
@@ -121,9 +119,7 @@ async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> fl
 
 
 def distances(executor: Rows, validator: Rows) -> list[float]:
-    """Returns the distance between two answers at each position, by the network's comparison
-    (protocol.md, section 9.2).
-    """
+    """Returns the distance of two answers at each position (protocol.md, section 9.2)."""
     return [
         position_distance(*(_entries(rows, at) for rows in (executor, validator)))
         for at in range(len(executor))

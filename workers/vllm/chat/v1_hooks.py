@@ -78,9 +78,7 @@ class V1Hooks:
         return answer
 
     def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> Any:
-        """Applies vLLM's logits processors. First stores the raw logprobs of rows that
-        report them.
-        """
+        """Stores the raw logprobs of rows that report them, then processes logits."""
         rows = self._raw_rows() if self._asked and not self._verifying else []
         self._raw = (rows, logits[rows].log_softmax(-1, dtype=torch.float32)) if rows else None
         return self._apply_processors(logits, *told, **named)
@@ -121,9 +119,7 @@ class V1Hooks:
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 
     def _raw_rows(self) -> list[int]:
-        """Returns this step's rows that report raw logprobs. Returns [] if all requests use the
-        deployment's mode.
-        """
+        """Returns this step's rows of raw logprobs; [] if all have the deployment's mode."""
         if not self._mixed():
             return []
         modes = (
@@ -133,8 +129,8 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a step of speculative decoding. If its requests use different modes, all get
-        processed logprobs, and `gather` restores the raw ones.
+        """Runs a step of speculative decoding. If modes differ, all requests get processed
+        logprobs, and `gather` restores the raw ones.
         """
         if not self._asked:
             return self._forward(*told, **named)
@@ -158,9 +154,8 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """Returns the logprobs of a step of speculative decoding. `logits`: unprocessed logits of
-        all positions. `target`, `bonus`: processed logits of the drafts' positions, and of the
-        positions after the drafts.
+        """Returns a speculative step's logprobs. `logits`: unprocessed, of all positions. `target`,
+        `bonus`: processed logits of the drafts' positions, and of those after the drafts.
         """
         rows = self._raw_rows() if self._asked else []
         if rows:

@@ -141,15 +141,11 @@ class _Table:
     def with_raw(
         self, slots: torch.Tensor, model: torch.Tensor, processed: torch.Tensor
     ) -> torch.Tensor:
-        """Returns each row's raw or processed logits (float32), by the logprobs mode of its
-        request.
-        """
+        """Returns each row's raw or processed logits (float32), by its request's mode."""
         return torch.where(self._raw[slots.long(), None], model.float(), processed.float())
 
     def forced(self, slots: torch.Tensor, sampled: torch.Tensor, states: Any) -> torch.Tensor:
-        """Returns the step's tokens: known tokens for requests that have them, else the sampled
-        ones.
-        """
+        """Returns the step's tokens: known tokens, or sampled ones of other requests."""
         if not self._forces:
             return sampled
         slots = slots.long()
@@ -160,7 +156,5 @@ class _Table:
 
 
 def _place(method: Callable[..., Any], name: str) -> int:
-    """Returns the index of a method's argument `name`, because the index differs by
-    vLLM release.
-    """
+    """Returns the index of a method's argument, which differs by vLLM release."""
     return list(inspect.signature(method).parameters).index(name)

@@ -75,9 +75,7 @@ class FairChat:
         await self._grammars.close()
 
     def begin(self, request: Any) -> None:
-        """Prepares a new answer. If the answer has logprobs, vLLM delivers it in parts, and creates
-        its logprob objects only on delivery.
-        """
+        """Prepares an answer. One with logprobs is delivered in parts (late_logprobs.py)."""
         params = request.sampling_params
         width, of_prompt = _widths(params)
         if not _is_wide(width, of_prompt):
@@ -90,10 +88,9 @@ class FairChat:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
     async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
-        """Receives the engine core's next report with `own`, vLLM's method, and returns it. vLLM
-        processes all waiting reports without a pause, so a fast engine would block the event loop;
-        this method lets other tasks run between two reports. Some late reports are processed
-        without a pause, because all answers wait for them.
+        """Returns the engine core's next report, from vLLM's method `own`. vLLM processes all
+        waiting reports without a pause; this method lets other tasks run between two reports,
+        except some late ones, for which all answers wait.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)
@@ -135,9 +132,8 @@ class FairChat:
                 yield output
 
     async def _with_grammar(self, outputs: Any, asked: tuple[str, str]) -> AsyncIterator[Any]:
-        """Yields the outputs. BadRequest if vLLM refuses the grammar or the grammar allows no next
-        token: the client's errors, for which releases of vLLM answer 500, or 200 and an error
-        event.
+        """Yields the outputs. BadRequest for the client's errors: vLLM refuses the grammar, or the
+        grammar allows no next token. vLLM answers 500, or 200 and an error event.
         """
         try:
             async with aclosing(outputs):
@@ -168,9 +164,7 @@ class FairChat:
 
 
 def _widths(asking: Any) -> tuple[int, int]:
-    """Returns how many numbers must be formatted per token of an answer, and per token of its
-    prompt (1 without logprobs).
-    """
+    """Returns the numbers to format per token of an answer and its prompt (1 without logprobs)."""
     prompt = getattr(asking, "num_prompt_logprobs", getattr(asking, "prompt_logprobs", None))
     return _width(getattr(asking, "num_logprobs", None)), _width(prompt)
 

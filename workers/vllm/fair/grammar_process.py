@@ -1,7 +1,6 @@
-"""The process that tries grammars, see grammars.py. Its first input line is the vocabulary. Each
-further line is a grammar, or `null`. A grammar is compiled by a forked child, which has the
-vocabulary and the imports; `null` ends the child. The process answers each grammar with one line:
-the error, or "". It ends when its input ends.
+"""The process that tries grammars, see grammars.py. Input lines: the vocabulary, then a grammar or
+`null` each. A forked child, which has the vocabulary and the imports, compiles a grammar; `null`
+ends the child. Output lines: the error of each grammar, or "". It ends when its input ends.
 """
 
 import json

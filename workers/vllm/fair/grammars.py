@@ -79,11 +79,9 @@ class Grammars:
         self._came = asyncio.Event()
 
     async def check(self, kind: str, text: str, client: str) -> None:
-        """Waits until the grammar is compiled. If the client disconnects, its trial ends.
-
-        BadRequest if the grammar is invalid, or takes too long or too much memory. Unavailable if
-        the process is still starting, or cannot try a grammar that vLLM's server does not parse
-        itself.
+        """Waits until the grammar is compiled, or the client disconnects. BadRequest if it is
+        invalid, or takes too long or too much memory. Unavailable if the process is still starting,
+        or cannot try a grammar that vLLM's server does not parse itself.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
@@ -172,9 +170,7 @@ class Grammars:
             self._waiting.append(trial)  # starts again at its next turn
 
     def _is_over(self, trial: _Trial) -> bool:
-        """Returns whether to end the trial: client disconnected, too slow, or another client's
-        turn.
-        """
+        """Returns whether to end the trial: no client, too slow, or another client's turn."""
         took_s = time.monotonic() - trial.began_at
         if trial.answer.done() or took_s > self._longest_s:
             return True
@@ -215,9 +211,7 @@ class _Process:
 
     @classmethod
     async def start(cls, command: Sequence[str], vocabulary: str) -> _Process:
-        """Starts the process and waits until it is ready. RuntimeError or TimeoutError
-        if it fails.
-        """
+        """Starts a process that is ready. RuntimeError or TimeoutError if it fails."""
         pipe = asyncio.subprocess.PIPE
         found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
         try:

@@ -23,9 +23,7 @@ class Late:
     __slots__ = ("before", "ids", "logprobs", "plain", "rank")
 
     def __init__(self, plain: Any, before: tuple[int, ...], row: tuple[Any, Any, Any]) -> None:
-        """`plain`: a copy of vLLM's logprobs processor, without results. `before`: preceding
-        tokens.
-        """
+        """`plain`: vLLM's logprobs processor without results. `before`: preceding tokens."""
         self.plain, self.before = plain, before
         # Copied: the report's arrays contain those of all answers.
         self.ids, self.logprobs, self.rank = row[0].copy(), row[1].copy(), int(row[2])
@@ -50,9 +48,9 @@ def keep_late(processor: Any, request: Any) -> None:
 
 
 def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
-    """Stores the logprobs of an engine's report as Late, instead of vLLM's `update_from_output`.
-    `forgets`: drops delivered positions, which in forty long streams would be so many objects that
-    the garbage collector blocks the event loop for 0.2 s.
+    """Stores a report's logprobs as Late, instead of vLLM's `update_from_output`. `forgets`: drops
+    delivered positions, so many objects in long streams that their collection blocks the event
+    loop.
     """
     told = prompts = None
     if plain is not None:
@@ -72,9 +70,7 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
 
 
 def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
-    """Appends positions to `kept`. Cuts each row to the width of this answer, because the engine's
-    rows are as wide as the widest answer's.
-    """
+    """Appends positions to `kept`, cut to this answer's width: the engine's rows are wider."""
     width = plain.num_logprobs + 1 or None
     for ids, logprobs, rank in rows:
         before = tuple(int(one.ids[0]) for one in kept[-_CONTEXT:] if one is not None)
@@ -82,9 +78,7 @@ def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """Converts consecutive Late positions to vLLM's logprob objects. Returns all
-    others unchanged.
-    """
+    """Converts Late positions to vLLM's logprob objects. Returns all others unchanged."""
     if logprobs and logprobs[0] is None:
         return [None, *made(logprobs[1:])]
     if not logprobs or not isinstance(logprobs[0], Late):

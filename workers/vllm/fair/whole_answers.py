@@ -19,9 +19,7 @@ class WholeAnswers:
     """A wrapper of vLLM's chat handler that formats the logprobs of complete answers in turns."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)` waits for a turn, and returns how many positions of `width` numbers to
-        format in that turn.
-        """
+        """`wait(width)` waits for a turn. It returns how many positions to format then."""
         self._wait = wait
         self._handler = handler
         self._create = handler._create_chat_logprobs

@@ -14,9 +14,7 @@ MOST, CALM_S = 8, 5.0
 
 
 class WideAnswers:
-    """A limit on concurrent answers with many logprobs, which applies only during other answers.
-    For one event loop.
-    """
+    """Limits concurrent answers with many logprobs during other answers. For one event loop."""
 
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
         """`others_go_on()` returns whether an ordinary answer is in progress."""
@@ -32,9 +30,7 @@ class WideAnswers:
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
-        """Waits until the limit allows a client's request for `n` answers. They count against the
-        limit until the context closes.
-        """
+        """Waits until a client's `n` answers fit the limit, and counts them inside."""
         if self._waiting or not self._has_place(n):
             turn = self._waiting.turn(client, n)
             self._let_in()

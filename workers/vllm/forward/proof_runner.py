@@ -15,9 +15,9 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import Batch, PrefillScheme
 from poc_core.schemes.decode.codebook import choose_codebook
+from workers.engines.base import Slice
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.ready_schemes import ReadySchemes
-from workers.engines.ticks import Slice
 from workers.vllm.forward import profiler
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches

@@ -93,9 +93,7 @@ prompt_logprobs = LogprobsTensors
 
 
 def _whole(**more: Any) -> Any:
-    """Returns the parameters of a request that produces a single output, without text. Only
-    max_tokens and the model's maximum length can end the answer.
-    """
+    """Returns parameters for one output without text, ended by max_tokens or the context."""
     return SamplingParams(
         flat_logprobs=True,
         detokenize=False,
@@ -106,11 +104,9 @@ def _whole(**more: Any) -> Any:
 
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
-    """Returns the parameters of a request that scores known tokens (another node's answer) in one
-    forward pass.
-
-    `n_best`: the number of best tokens whose logprobs are reported at each position. `skip_cache`:
-    True also computes positions that are in the prefix cache.
+    """Returns the parameters of a request that scores known tokens in one forward pass. `n_best`:
+    the best tokens to report at each position. `skip_cache`: True also computes positions in the
+    prefix cache.
     """
     return _whole(
         max_tokens=1,
@@ -122,9 +118,8 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Returns the parameters of a request that scores known tokens (another node's answer) by
-    decode steps. They are the client's parameters without those that end or format the answer.
-    Before min_tokens, tokens that could have ended the answer stay masked.
+    """Returns the parameters of a request that scores known tokens by decode steps: the client's,
+    without those that end or format the answer. Before min_tokens, ending tokens stay masked.
     """
     kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
     kept.pop(TOKEN_IDS, None)
@@ -156,9 +151,9 @@ def core_output(request_id: str, tokens: list[int], rows: Rows) -> Any:
 
 
 def shape_logprobs(processor: Any, request: Any) -> None:
-    """Prepares the logprobs of an answer that vLLM's output processor has just begun. If the
-    request asks for token ids, tokens are named by their ids. If the request scores known tokens in
-    one pass, the logprobs of its prompt are stored as Rows.
+    """Prepares the logprobs of an answer that vLLM has just begun: names tokens by their ids if the
+    request asks for ids, and stores a prompt's logprobs as Rows if it scores known tokens in one
+    pass.
     """
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
@@ -193,9 +188,7 @@ def limits() -> dict[str, int]:
 
 
 def compiles_by_xgrammar(llm: Any) -> bool:
-    """Returns True if vLLM compiles the grammars of requests with xgrammar, or tries xgrammar
-    first.
-    """
+    """Returns True if vLLM compiles grammars with xgrammar, or tries it first."""
     config = llm.vllm_config.structured_outputs_config
     has_tokenizer = not llm.vllm_config.model_config.skip_tokenizer_init
     return has_tokenizer and config.backend in ("auto", "xgrammar")
@@ -219,9 +212,8 @@ def why_no_grammar(error: BaseException, kind: str, text: str) -> str | None:
 
 
 def leave_schemas_to_trials() -> None:
-    """Stops vLLM's server from converting JSON schemas, regular expressions and structural tags to
-    grammars. The conversion would block the server's event loop for seconds. It is not needed,
-    because another process compiles each grammar before the request.
+    """Stops vLLM's server from converting schemas and other grammars, which would block its event
+    loop for seconds. Another process compiles each grammar before the request.
     """
     from vllm.v1.structured_output import backend_xgrammar
 
@@ -247,9 +239,7 @@ _MOST_NAMED = 64
 
 
 def unsupported(schema: Any) -> str:
-    """Returns what xgrammar cannot enforce in a JSON schema, such as "At #/properties/a:
-    multipleOf.". Returns "" if xgrammar can enforce the schema.
-    """
+    """Returns what xgrammar cannot enforce, such as "At #/properties/a: multipleOf.", or ""."""
     from vllm.v1.structured_output.backend_xgrammar import (
         has_xgrammar_unsupported_json_features as lacks,
     )
@@ -261,9 +251,7 @@ def unsupported(schema: Any) -> str:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Returns the path of the innermost part of a JSON schema that xgrammar does not support, and
-    the unsupported keywords in that part.
-    """
+    """Returns the path of a schema's innermost unsupported part, and its unsupported keywords."""
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
         path, schema = path + found[0], found[1]
@@ -286,9 +274,7 @@ def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[s
 
 
 def vocabulary(llm: Any) -> str:
-    """Returns the engine's tokenizer as JSON, with which xgrammar can compile grammars in another
-    process.
-    """
+    """Returns the engine's tokenizer as JSON, for xgrammar in another process."""
     import xgrammar
 
     found: str = xgrammar.TokenizerInfo.from_huggingface(
@@ -310,9 +296,7 @@ class Answer:
     """
 
     def __init__(self, llm: Any, request: Any, text: str | None, tokens: list[int]) -> None:
-        """`request`: vLLM's EngineCoreRequest. `text`: the prompt's text. `tokens`: the known
-        tokens.
-        """
+        """`request`: vLLM's EngineCoreRequest. `text`: the prompt. `tokens`: known tokens."""
         self._llm, self._request, self._text = llm, request, text
         self._ends = Request.from_engine_core_request(request, None)
         self.tokens = self._cut(tokens)
@@ -338,9 +322,7 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """Yields lists of vLLM's RequestOutputs for successive parts of the tokens. A part is one
-        token if the client streams the answer or uses stop strings.
-        """
+        """Yields vLLM's RequestOutputs for parts of the tokens; single tokens for streams."""
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
         requests = self._children(processor)
         params = self._request.sampling_params
@@ -355,9 +337,7 @@ class Answer:
                 return
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Returns the logprobs for vLLM to format. If tokens are named by their ids, adds the
-        logprobs to the answer directly and returns None.
-        """
+        """Returns logprobs for vLLM to format; None if added here, named by ids."""
         if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape
@@ -378,9 +358,7 @@ class Answer:
         return None
 
     def _children(self, processor: Any) -> list[str]:
-        """Registers one vLLM request for each of the answer's n choices. Returns the ids of these
-        requests.
-        """
+        """Registers vLLM's request of each of the answer's n choices. Returns their ids."""
         request, n = self._request, self._request.sampling_params.n
         parent = ParentRequest(request) if n > 1 else None
         ids = []

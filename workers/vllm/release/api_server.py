@@ -24,9 +24,8 @@ def known_arguments(parser: Any) -> set[str]:
 
 
 def hold_tools_to_schemas(parser: Any) -> None:
-    """Makes the arguments of a required or named tool follow the tool's schema by default, as in
-    releases up to 0.28. Release 0.32 constrains only tools that are `strict`: models answered with
-    arguments such as [] or "en".
+    """Holds arguments of a required or named tool to its schema, as up to 0.28. Release 0.32
+    constrains only `strict` tools: models answered with arguments such as [] or "en".
     """
     if "tool-strict-level" in known_arguments(parser):
         parser.set_defaults(tool_strict_level="parameter")
@@ -50,9 +49,7 @@ Check = Callable[[str, Any, Iterable[Any]], Awaitable[None]]
 
 
 def check_bodies(app: Any, check: Check) -> None:
-    """Wraps the routes of an application: `check` is called with each parsed request body before
-    the route's function runs.
-    """
+    """Calls `check` with each parsed request body before the route's function runs."""
     for route in app.routes:
         dependant = getattr(route, "dependant", None)
         if dependant is not None and inspect.iscoroutinefunction(inspect.unwrap(dependant.call)):

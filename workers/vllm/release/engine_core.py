@@ -20,9 +20,8 @@ _NICE = 10
 
 def let_readers_sleep() -> None:
     """Makes vLLM's processes on CPUs sleep between two polls for a message, in place of
-    sched_yield. sched_yield costs nothing if each process has its own core. On machines with fewer
-    cores, Linux 6.18 left all other processes on such a core waiting for many seconds: the API,
-    other engines, chat's clients.
+    sched_yield. On machines with fewer cores than such processes, Linux 6.18 left all others on a
+    core waiting for many seconds: the API, other engines, chat's clients.
     """
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.platforms import current_platform
@@ -33,9 +32,8 @@ def let_readers_sleep() -> None:
 
 
 def compile_grammars_after_steps() -> None:
-    """Lowers the priority of the engine core's threads that compile grammars, so that steps run
-    first. Also reduces xgrammar's eight threads per grammar to a quarter of the CPUs: so many
-    threads would slow steps down even at low priority.
+    """Lowers the priority of the engine core's threads that compile grammars, and their number to a
+    quarter of the CPUs, so that steps run first.
     """
     from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
@@ -66,9 +64,7 @@ def compile_grammars_after_steps() -> None:
 
 
 def let_core_count() -> None:
-    """Adds the method `proof_unfinished` to vLLM's engine core. It returns the number of unfinished
-    requests.
-    """
+    """Adds `proof_unfinished`, the number of unfinished requests, to vLLM's engine core."""
     from vllm.v1.engine.core import EngineCore
 
     def proof_unfinished(core: Any) -> int:
@@ -79,18 +75,14 @@ def let_core_count() -> None:
 
 
 async def unfinished_in_core(llm: Any) -> int:
-    """Returns the number of requests that the engine cores have not finished. A core answers
-    between two steps.
-    """
+    """Returns the engine cores' unfinished requests. A core answers between two steps."""
     core = llm.engine_core
     asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
     return sum(await asyncio.gather(*asked))
 
 
 def step_logger(count: Callable[[], None]) -> Any:
-    """Returns a class of stat loggers for AsyncLLM. An instance calls `count` for every report of
-    the engine core.
-    """
+    """Returns a stat logger class whose instances call `count` for each report of the core."""
 
     class StepLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -115,10 +107,9 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 
 @contextmanager
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
-    """Makes an engine core with a single rank compute inside the core's own process, as on a GPU.
-    On CPUs vLLM would start another process for that rank, because OpenMP chooses the CPUs of its
-    threads when a process starts. Inside the context, the core starts with the rank's CPUs. This
-    saves a third of the CPU time and memory of a start.
+    """Makes a single rank compute inside the engine core's process, as on a GPU. On CPUs vLLM
+    starts another process, because OpenMP chooses CPUs at a process's start. Inside the context,
+    the core starts with the rank's CPUs. This saves a third of a start's CPU time and memory.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1

@@ -62,9 +62,7 @@ def avoid(engine_args: Any) -> None:
 
 
 def _backend(name: str) -> Any:
-    """Returns the attention backend with this name. Returns None if this release does not have the
-    backend.
-    """
+    """Returns the attention backend with this name; None if this release does not have it."""
     registry: Any = import_module("vllm.v1.attention.backends.registry")
     return registry.AttentionBackendEnum.__members__.get(name)
 
@@ -88,9 +86,7 @@ def why_unknown(said: str) -> str | None:
 
 
 def why_not_on_cpus(engine_args: Any) -> str | None:
-    """Returns why vLLM's CPU build cannot compute this model family. Returns None if it can, or if
-    the device is a GPU.
-    """
+    """Returns why vLLM's CPU build cannot compute this family; None if it can, or on GPUs."""
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
     from vllm.version import __version__
@@ -171,9 +167,8 @@ def plan_for_caches_of_8_bits() -> None:
 
 
 def receive_activations(runner: Any) -> None:
-    """Allocates the buffer for the activations that a pipeline stage receives, on CPUs. vLLM 0.32
-    allocates the buffer in a warm-up that eager CPU engines skip. Without the buffer, the first
-    chat request would end the engine.
+    """Allocates a pipeline stage's buffer for received activations, on CPUs. vLLM 0.32 does so in a
+    warm-up that eager CPU engines skip; then the first chat request would end the engine.
     """
     import torch
     from vllm.distributed.parallel_state import get_pp_group
@@ -187,11 +182,9 @@ def receive_activations(runner: Any) -> None:
 
 
 def keep_generators(runner: Any) -> None:
-    """Stops vLLM from rewinding the random generator of a seeded request, on CPUs. vLLM's V1 model
-    runner rewinds the generator after sampling from a part of a prompt. CPU generators cannot be
-    rewound: a seeded prompt that took several steps ended the engine of 0.32 with "CPU Generator
-    does not use offset". Without rewinding, the random numbers after such a prompt depend on how
-    the prompt was divided.
+    """Stops vLLM's V1 runner from rewinding a seeded request's generator after sampling from a part
+    of a prompt, on CPUs, where that is impossible: it ended the engine of 0.32 with "CPU Generator
+    does not use offset". The later random numbers depend on how the prompt was divided.
     """
     import torch
 

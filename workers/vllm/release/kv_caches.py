@@ -69,9 +69,8 @@ def _specs(spec: Any) -> list[Any]:
 
 
 def page_bytes(group: Any, layer_name: str, content: int) -> int:
-    """Returns the number of bytes between the starts of two blocks in a cache that only this layer
-    uses. This includes padding and alignment that kernels require. `content`: the number of bytes
-    in a block without padding.
+    """Returns the bytes between two blocks' starts in a cache of this layer alone, with padding and
+    alignment. `content`: the bytes of a block without padding.
     """
     spec = group.kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -85,18 +84,15 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Returns the number of columns of a state cache's block table: the blocks per sequence,
-    including those for checkpoints and speculative tokens.
-    """
+    """Returns a sequence's blocks of a state cache, with checkpoints and speculative ones."""
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
     return max(1, -(-seq_len // block_size)) + getattr(spec, "num_speculative_blocks", 0)
 
 
 def checkpoints(group: Any, first: int) -> int:
-    """Returns how many columns of a state cache's block table hold checkpoints (earlier states)
-    after a prefill of `first` tokens. Newer releases copy a state from the middle of a prefill into
-    the column before the last.
+    """Returns how many columns of a state cache's block table hold checkpoints after a prefill of
+    `first` tokens. Newer releases copy a state from its middle into the column before the last.
     """
     spec = group.kv_cache_spec
     if not getattr(spec, "num_prefill_checkpoint_blocks", 0):
@@ -105,10 +101,9 @@ def checkpoints(group: Any, first: int) -> int:
 
 
 def carries_state(group: Any) -> bool:
-    """Returns True if a decode step finds each sequence's state from the previous step in the block
-    that the block table names. In vLLM's source code this holds for gated delta nets (also Kimi's)
-    and for ring buffers of uncompressed keys: their kernels locate a sequence only by positions and
-    the block table.
+    """Returns True if a decode step finds each sequence's state in the block that the block table
+    names: for gated delta nets (also Kimi's) and ring buffers of uncompressed keys, whose kernels
+    locate a sequence only by positions and block table.
     """
     if all(type(one).__name__ in _RINGS for one in _specs(group.kv_cache_spec)):
         return True
@@ -117,15 +112,13 @@ def carries_state(group: Any) -> bool:
 
 
 def cache_source(layer: Any) -> str | None:
-    """Returns the name of the layer whose keys and values this layer reads. Returns None if this
-    layer writes its own.
-    """
+    """Returns the layer whose keys and values this layer reads; None if it writes its own."""
     return getattr(layer, "kv_sharing_target_layer_name", None)
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Returns why proofs, or chat alongside proofs, would be wrong with this model in a way that
-    the self-tests do not detect. Returns None if no reason is known.
+    """Returns why proofs, or chat alongside, would be wrong with this model without notice by the
+    self-tests; None if no reason is known.
     """
     if not _CACHE_DTYPES.fullmatch(cache_dtype):
         return (
@@ -144,16 +137,13 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
 
 
 def kernel_block_size(group: Any) -> int:
-    """Returns the number of tokens per block in the attention kernel. This can be a divisor of the
-    cache manager's block size.
-    """
+    """Returns the attention kernel's tokens per block, perhaps fewer than the cache manager's."""
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Returns the index of the dimension over blocks in a cache tensor. In older releases the
-    attention backend defines the shape of caches. Newer releases bind a view to every layer, and
-    blocks are the view's first dimension.
+    """Returns a cache tensor's dimension over blocks: in older releases by the attention backend;
+    in newer ones the first, because each layer has a view.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
     if shape_of is None:
@@ -169,9 +159,7 @@ def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
 
 
 def n_builds(groups: Sequence[Any]) -> int:
-    """Returns how often the metadata builders of the groups have built attention metadata. Counting
-    begins with the first call of this function.
-    """
+    """Returns how often the groups' builders have built attention metadata since the first call."""
     return sum(_counted(group.get_metadata_builder(0)) for group in groups)
 
 
@@ -202,9 +190,8 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
 
 
 def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
-    """Converts a block table for a builder whose cache has larger blocks than attention's: each
-    block becomes several parts, which the builder joins. Returns other builders' tables unchanged.
-    Needed only for GLM-5.3-Flash's indexer in 0.30 and 0.31.
+    """Divides a table's blocks into the parts that a builder with larger blocks joins; needed only
+    for GLM-5.3-Flash's indexer in 0.30 and 0.31.
     """
     part: int | None = getattr(builder, "kernel_block_size", None)
     n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
@@ -217,9 +204,8 @@ def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
 
 @contextmanager
 def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
-    """Yields a metadata builder that uses this batch's state blocks, in place of those of chat's
-    last step. The V2 model runner of newer releases stores on the builder which block holds each
-    sequence's state.
+    """Yields a builder that uses this batch's state blocks, not those of chat's last step, which
+    the V2 model runner of newer releases stores on it.
     """
     if not hasattr(builder, _TOLD_STATES):
         yield builder
@@ -236,10 +222,8 @@ def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
 
 
 def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Makes a step's metadata valid for a CUDA graph that is replayed at other positions. Modifies
-    and returns `metadata`, which is by layer. Since 0.28 the metadata of DeepSeek-V4's compressor
-    says whether the step completes a block of positions, and the kernel is skipped if this is
-    False.
+    """Makes a step's metadata (by layer) valid for a CUDA graph at other positions, and returns it.
+    Since 0.28, DeepSeek-V4's compressor is skipped if the metadata says that no block is complete.
     """
     for one in metadata.values():
         if getattr(one, _ENDS_A_BLOCK, None) is not None:
@@ -248,9 +232,7 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns the addresses of vLLM's shared work buffers. With `alike_on_ranks`, returns their
-    sizes in bytes instead, which are equal on all ranks.
-    """
+    """Returns the addresses of vLLM's work buffers; `alike_on_ranks`: their sizes in bytes."""
     try:
         from vllm.v1.worker.workspace import (
             current_workspace_manager,

@@ -1,6 +1,4 @@
-"""The layers of vLLM's models, and how vLLM loads and runs a model, adapted to each release of
-vLLM.
-"""
+"""The layers of vLLM's models, and how vLLM loads and runs them, adapted to each release."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -22,9 +20,7 @@ def forward_context(
     n_tokens: int,
     slot_mapping: dict[str, torch.Tensor],
 ) -> AbstractContextManager[Any]:
-    """Returns vLLM's context for a forward pass. It disables compiled code, which would not call
-    hooks.
-    """
+    """Returns vLLM's context for a forward pass, without compiled code, which calls no hooks."""
     context: AbstractContextManager[Any] = set_forward_context(
         metadata, vllm_config, num_tokens=n_tokens, slot_mapping=slot_mapping, skip_compiled=True
     )
@@ -32,9 +28,8 @@ def forward_context(
 
 
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
-    """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`. Returns
-    None if that module cannot run a part of the layers, or if a layer leaves data for the next
-    layer that chat between two slices would overwrite.
+    """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`; None if it
+    cannot run a part of them, or a layer leaves data for the next that chat could overwrite.
     """
     shared = (
         getattr(text_config, "index_topk_freq", 1) > 1
@@ -51,17 +46,13 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
 
 
 def stage_layers(layers: nn.ModuleList) -> range:
-    """Returns the indices of the decoder layers in this pipeline stage. The other layers are
-    placeholders.
-    """
+    """Returns the indices of this pipeline stage's layers; the others are placeholders."""
     present = [index for index, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)]
     return range(present[0], present[-1] + 1) if present else range(0)
 
 
 class _StageView:
-    """vLLM's pipeline group as one slice sees it: like a stage with only the slice's layers. All
-    other attributes are the real group's.
-    """
+    """vLLM's pipeline group for one slice: a stage with only the slice's layers."""
 
     def __init__(self, group: Any, is_first: bool, is_last: bool) -> None:
         self._group = group
@@ -112,9 +103,8 @@ def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
 
 
 def forget_unfinished_forward(model: nn.Module) -> None:
-    """Resets the shared experts of MoE layers after an exception has ended a forward pass. Shared
-    experts store their result until the MoE layer reads it. Until then they refuse to compute
-    again, even for chat.
+    """Resets the shared experts of MoE layers after a failed forward pass. They refuse to compute
+    again, even for chat, until their stored result is read.
     """
     for module in model.modules():
         if type(module).__name__ == "SharedExperts":
@@ -133,17 +123,13 @@ def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
 
 
 def norms_in_logits(model: type) -> bool:
-    """Returns True if a model class applies the final norm in `compute_logits`, judging by the
-    names in that method's code.
-    """
+    """Returns True if `compute_logits` applies the final norm, by the names in its code."""
     compute = getattr(model, "compute_logits", None)
     return compute is not None and "norm" in inspect.unwrap(compute).__code__.co_names
 
 
 def final_hidden_states(output: Any) -> torch.Tensor:
-    """Returns the hidden states in a model's output. Some models return a tuple with auxiliary
-    hidden states after them.
-    """
+    """Returns an output's hidden states, in some models the first of a tuple."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 

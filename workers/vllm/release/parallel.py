@@ -17,8 +17,8 @@ def tensor_ranks() -> tuple[int, int]:
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of all tensor-parallel ranks, concatenated in the order of the ranks. All
-    ranks must call this function, with equally many rows.
+    """Returns the rows of all tensor-parallel ranks in order. All ranks must call it, with equally
+    many rows.
     """
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
@@ -27,9 +27,7 @@ def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
 
 
 def do_all_tensor_ranks(say_so: bool) -> bool:
-    """Returns True if `say_so` is True on every tensor-parallel rank. All ranks must call this
-    function.
-    """
+    """Returns True if `say_so` is True on every tensor-parallel rank. All must call it."""
     group = get_tp_group()
     if group.world_size == 1:
         return say_so
@@ -39,9 +37,7 @@ def do_all_tensor_ranks(say_so: bool) -> bool:
 
 
 def is_replicated(x: torch.Tensor) -> bool:
-    """Returns True if this rank's tensor equals that of the first tensor-parallel rank. All ranks
-    must call this function.
-    """
+    """Returns True if the tensor equals the first tensor-parallel rank's. All must call it."""
     group = get_tp_group()
     if group.world_size == 1:
         return True
@@ -51,16 +47,12 @@ def is_replicated(x: torch.Tensor) -> bool:
 
 
 def is_first_tensor_rank() -> bool:
-    """Returns True on the first tensor-parallel rank, which reports the results of its pipeline
-    stage. The stage's other ranks have the same results.
-    """
+    """Returns True on the tensor-parallel rank that reports its stage's results."""
     return bool(get_tp_group().rank_in_group == 0)
 
 
 def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
-    """Overwrites the tensor on each tensor-parallel rank with the first rank's. All ranks must call
-    this function.
-    """
+    """Copies the first tensor-parallel rank's tensor to all. All must call it."""
     group = get_tp_group()
     if group.world_size > 1:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
@@ -76,10 +68,9 @@ def n_stages() -> int:
 
 @contextmanager
 def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
-    """Yields the CUDA stream in which to record a CUDA graph that can contain sums over the
-    tensor-parallel ranks. Yields None with a single rank, for which any stream works. All ranks
-    must enter and leave the context. If one rank raises an error inside, the other ranks raise
-    RuntimeError.
+    """Yields the CUDA stream for recording a graph with sums over tensor-parallel ranks; None with
+    a single rank. All ranks must enter and leave the context. An error on one rank raises
+    RuntimeError on the others.
     """
     group = get_tp_group()
     if group.world_size == 1:
@@ -103,9 +94,7 @@ def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
 
 @functools.cache
 def _sums_capture() -> Any:
-    """Returns vLLM's capture context with the stream of all recordings. Graphs that were recorded
-    in several streams would share no memory.
-    """
+    """Returns vLLM's capture context. With several streams, graphs would share no memory."""
     return parallel_state.GraphCaptureContext(torch.cuda.Stream())
 
 
@@ -119,18 +108,14 @@ def send(tensors: Iterable[torch.Tensor], stage: int) -> list[Any]:
 
 
 def receive(tensors: Iterable[torch.Tensor], stage: int) -> None:
-    """Receives data from a pipeline stage into the tensors. On a GPU, only queues the transfer and
-    does not wait.
-    """
+    """Receives a pipeline stage's data into the tensors. On a GPU, only queues the transfer."""
     group = get_pp_group()
     for one in tensors:
         torch.distributed.recv(one, group.ranks[stage], group=group.device_group)
 
 
 def wait_for_pending_sends(worker: Any) -> None:
-    """Waits until the activations of an earlier chat step have been sent to the next pipeline
-    stage.
-    """
+    """Waits until an earlier chat step's activations were sent to the next stage."""
     for handle in getattr(worker, "_pp_send_work", None) or ():
         handle.wait()
     if hasattr(worker, "_pp_send_work"):

@@ -13,9 +13,8 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def divide(n_ranks: int) -> None:
-    """Divides this process's CPUs among vLLM's ranks. Does nothing if the operator has set
-    VLLM_CPU_OMP_THREADS_BIND, if there is only one rank, or if each rank has a NUMA node of its
-    own.
+    """Divides this process's CPUs among vLLM's ranks, unless the operator has set
+    VLLM_CPU_OMP_THREADS_BIND, there is one rank, or each has a NUMA node.
     """
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return
@@ -24,9 +23,8 @@ def divide(n_ranks: int) -> None:
 
 
 def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str, str]:
-    """Returns the environment variables that give one of several workers its share of this
-    process's CPUs. Returns {} if there is only one worker, or if the operator has set
-    VLLM_CPU_OMP_THREADS_BIND.
+    """Returns the variables that give one of several workers its share of the CPUs; {} for a single
+    worker, or if the operator has set VLLM_CPU_OMP_THREADS_BIND.
     """
     if n_workers == 1 or VARIABLE in os.environ or not hasattr(os, "sched_getaffinity"):
         return {}
@@ -39,9 +37,7 @@ def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str,
 
 
 def shares(cpus: Sequence[int], n_ranks: int) -> str:
-    """Returns a value for VLLM_CPU_OMP_THREADS_BIND that gives each rank equally many neighbouring
-    CPUs. Returns "nobind" if there are more ranks than CPUs.
-    """
+    """Returns the value that gives each rank equally many CPUs; "nobind" with too few CPUs."""
     size = len(cpus) // n_ranks
     if size == 0:
         return "nobind"

@@ -1,6 +1,6 @@
-"""A follower: the process on a host that runs a part of an engine whose worker is on another host,
-the head. A follower takes no work from the queue, and has no worker record. It computes for the
-head's engine and ends with the head. A supervisor then restarts the follower.
+"""A follower: the process that runs a part of an engine whose worker is on another host, the head.
+It takes no work from the queue, has no worker record, and ends with the head. A supervisor restarts
+it.
 """
 
 import contextlib
@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_follower(options: EngineOptions) -> None:
-    """Runs this host's part of the engine until the head ends. After SIGTERM, the head first
-    finishes its batches. Exits the process instead of returning. ProoflineError if this host's part
-    of the engine cannot be loaded, or if one of its ranks ends.
+    """Runs this host's part of the engine until the head ends, then exits the process. After
+    SIGTERM, the head first finishes its batches. ProoflineError if loading fails or a rank ends.
     """
     log_to_stderr()
     raise_file_limit()  # the engine's processes inherit the limit

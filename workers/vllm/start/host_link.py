@@ -44,9 +44,7 @@ Message = dict[str, Any]
 
 
 class Connection:
-    """One end of a connection between two hosts, which exchange JSON lines. Methods raise OSError
-    if the other end is gone.
-    """
+    """A connection of two hosts, which exchange JSON lines. OSError if the other end is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(SILENT_S)
@@ -122,14 +120,10 @@ class Connection:
 
 
 class Head:
-    """The head's connections to all followers, and the torch store (TCPStore) of the engine's
-    ranks.
-    """
+    """The connections to all followers, and the torch store (TCPStore) of the engine's ranks."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Waits until all followers are connected. ProoflineError if --head is not an address of
-        this host.
-        """
+        """Waits for all followers. ProoflineError if --head is no address of this host."""
         assert options.span is not None
         self._span, self._plan = options.span, plan_of(options)
         self._lock = threading.Lock()
@@ -164,9 +158,8 @@ class Head:
                 follower.send(**message)
 
     def _admit(self, listener: socket.socket) -> None:
-        """Waits for the next connection and its first message. Keeps the connection of a follower
-        that fits this engine. Sends any other follower the reason for its refusal, and disconnects
-        it.
+        """Waits for a connection and its first message. Keeps a follower that fits this engine.
+        Tells any other the reason for its refusal, and disconnects it.
         """
         sock, _ = listener.accept()
         connection = Connection(sock)
@@ -221,9 +214,8 @@ class Head:
 
 
 def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
-    """Connects this follower to the head, and waits until all hosts are connected. Returns the
-    connection, and vLLM's arguments for this host's part of the engine. Retries without limit while
-    the head is unavailable or refuses this host.
+    """Connects to the head, and waits for all hosts. Returns the connection, and vLLM's arguments
+    for this host's part. Retries while the head is unavailable or refuses this host.
     """
     assert options.span is not None
     span, said = options.span, ""
@@ -252,7 +244,7 @@ def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
 def plan_of(options: EngineOptions) -> Message:
     """Returns the options and vLLM release that must be equal on all hosts of an engine."""
     from poc_core import fused  # here: it imports torch
-    from workers.vllm.forward import quick_marlin, recording
+    from workers.vllm.forward import recording
 
     own_matters = {"model", "span", "codebook", "logprob_tokens", "validation", "synthetic_step_ms"}
     assert options.span is not None
@@ -261,17 +253,12 @@ def plan_of(options: EngineOptions) -> Message:
         "hosts": options.span.n_hosts,
         "vLLM": _vllm_version(),
         # Ranks that divide the routing of rows, or record a step, wait for each other.
-        **{
-            name: os.environ.get(name)
-            for name in (fused.SWITCH, recording.SWITCH, quick_marlin.SETTING)
-        },
+        **{name: os.environ.get(name) for name in (fused.SWITCH, recording.SWITCH, "POC_EXPERTS")},
     }
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Describes the options in which two hosts of an engine differ. Returns None if the options are
-    equal.
-    """
+    """Describes the options in which two hosts of an engine differ; None if they are equal."""
     found = [
         f"{name} is {ours.get(name)!r} on the head and {theirs.get(name)!r} here"
         for name in sorted(ours.keys() | theirs.keys())
@@ -328,9 +315,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def _found(host: str, port: int) -> Any:
-    """Returns the first address of a host name. Retries for a minute, because a new pod's name
-    cannot be resolved for some seconds.
-    """
+    """Returns a host name's first address. Retries for a minute: a new pod's name needs seconds."""
     until = time.monotonic() + _KNOWN_S
     while True:
         try:

@@ -35,9 +35,7 @@ EXTENSION = "workers.vllm.extension.ProofExtension"
 
 @contextmanager
 def garbage_may_wait() -> Iterator[None]:
-    """Disables garbage collection inside the context. Collection would take a fifth of the time of
-    vLLM's imports.
-    """
+    """Disables garbage collection, a fifth of the time of vLLM's imports, in the context."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -50,11 +48,9 @@ def garbage_may_wait() -> Iterator[None]:
 async def start(
     options: EngineOptions, on_step: Callable[[], None], of_hosts: Sequence[str] = ()
 ) -> tuple[Any, Any, Any]:
-    """Creates an AsyncLLM on the running event loop. Returns the AsyncLLM, its configuration, and
-    the arguments of its server.
-
-    `on_step`: called on the loop for each step of the engine core. `of_hosts`: vLLM's arguments for
-    this host's part of an engine over several hosts (host_link.py).
+    """Creates an AsyncLLM on the running event loop. Returns it, its configuration, and its
+    server's arguments. `on_step`: called on the loop for each step of the engine core. `of_hosts`:
+    vLLM's arguments for an engine over several hosts (host_link.py).
     """
     args, engine_args, config = _configured(options, of_hosts, headless=False)
     from vllm.usage.usage_lib import UsageContext
@@ -74,9 +70,7 @@ async def start(
 
 
 def follow(options: EngineOptions, of_hosts: Sequence[str]) -> None:
-    """Runs the ranks of a follower host until one of them ends. ProoflineError if the ranks cannot
-    start.
-    """
+    """Runs a follower's ranks until one of them ends. ProoflineError if they cannot start."""
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     with garbage_may_wait():
@@ -153,9 +147,8 @@ def _configured(
 
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:
-    """Parses command-line arguments with vLLM's parser. SettingsError if the parser refuses them.
-    vLLM's own error handling would print hundreds of lines of usage, and end only the event loop's
-    thread instead of the process.
+    """Parses words with vLLM's parser. SettingsError if it refuses them. vLLM itself would print
+    hundreds of lines of usage, and end only the event loop's thread.
     """
 
     def refuse(why: str) -> NoReturn:
@@ -171,9 +164,7 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
 
 
 def send_no_comments(args: Any) -> None:
-    """Turns off the keep-alive comments in vLLM's streams, because the network node drops streams
-    with comments.
-    """
+    """Turns off keep-alive comments in vLLM's streams, which the network node drops."""
     if getattr(args, "sse_keep_alive_interval", 0):
         logger.warning("left out --sse-keep-alive-interval: a node settles that by itself")
         args.sse_keep_alive_interval = 0
@@ -189,9 +180,7 @@ def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
-    """Returns our arguments of `vllm serve`. The caller appends `options.vllm_args`, which override
-    them.
-    """
+    """Returns our arguments of `vllm serve`, which the operator's `options.vllm_args` override."""
     # Proofs compute as many tokens at a time as vLLM's memory profile and buffers allow.
     tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS)
     said = {
@@ -218,11 +207,9 @@ async def serve(
     ids_for_all: bool,
     pipeline: Any,
 ) -> list[str]:
-    """Starts vLLM's OpenAI server on the running event loop, and waits until it listens. Returns
-    the paths that the API forwards to it. ProoflineError if the server does not start.
-
-    `secret`: see Engine.serve_chat. `ids_for_all`: see GatedChat. `pipeline`: the engine's
-    ChatPipeline.
+    """Starts vLLM's OpenAI server on the running event loop. Returns the paths that the API
+    forwards. ProoflineError if it does not start. `secret`: see Engine.serve_chat. `ids_for_all`:
+    see GatedChat. `pipeline`: the engine's ChatPipeline.
     """
     import uvicorn
 

@@ -24,16 +24,12 @@ _CHECKS = 60
 
 
 def offer() -> None:
-    """Marks this process as the worker whose end also ends vLLM's processes. Must be called before
-    vLLM starts processes.
-    """
+    """Marks this process as the worker whose end ends vLLM's processes. For before their start."""
     os.environ[VARIABLE] = str(os.getpid())
 
 
 def hold() -> None:
-    """Starts a thread that kills this process and its engine core when our worker ends. Does
-    nothing outside processes that vLLM has started for our worker.
-    """
+    """Starts a thread that kills this process and its engine core when our worker ends."""
     main = int(os.environ.get(VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if not main or parent is None or parent.pid is None:

@@ -1,6 +1,4 @@
-"""Patterns of log lines of vLLM, torch and Celery, from which a supervisor learns why a worker
-ended.
-"""
+"""Patterns of log lines (vLLM, torch, Celery) that tell a supervisor why a worker ended."""
 
 import re
 from collections.abc import Sequence
@@ -65,9 +63,7 @@ HOPELESS = {
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:
-    """Returns why a worker whose start failed would fail again, judging by the worker's log.
-    Returns None if another start might succeed.
-    """
+    """Returns why a worker whose start failed, by its log, would fail again; None if unknown."""
     causes = HOPELESS | {_OF_FAMILY: NO_OTHER_START}
     return next(
         (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None

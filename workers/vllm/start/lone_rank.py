@@ -1,6 +1,4 @@
-"""Keeps an engine with a single rank from opening ports: a group of one process needs no
-connections.
-"""
+"""Keeps an engine with a single rank from opening ports: it needs no connections."""
 
 from importlib import import_module
 from typing import Any
@@ -9,12 +7,11 @@ _FAKE = "fake"
 
 
 def listen_to_nobody() -> None:
-    """Replaces Gloo's process groups of a single rank with groups that open no ports. Must be
-    called in each of vLLM's processes before it creates process groups.
+    """Replaces Gloo's process groups of a single rank by torch's `fake` backend, in each of vLLM's
+    processes before it creates groups.
 
-    Each Gloo group listens on a port, and an engine of one rank has thirteen groups. Gloo ends the
-    process if a client opens more connections than the process can have files. A group of one rank
-    exchanges nothing, so torch's `fake` backend suffices.
+    Each Gloo group, thirteen for an engine of one rank, listens on a port, and ends the process if
+    a client opens more connections than the process can have files.
     """
     dist: Any = import_module("torch.distributed")
     import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend

@@ -34,8 +34,8 @@ _CHUNK = 2**26  # numbers drawn at a time: 256 MB
 
 
 def ask_for(load_format: str) -> None:
-    """Makes the vLLM processes that are started later draw random weights, if `load_format` is
-    "dummy". Does not change an operator's PROOFLINE_RANDOM_WEIGHTS.
+    """Makes later vLLM processes draw random weights if `load_format` is "dummy" and the operator
+    has not set PROOFLINE_RANDOM_WEIGHTS.
     """
     if load_format == "dummy":
         os.environ.setdefault(VARIABLE, _ON)
@@ -47,9 +47,8 @@ def are_enabled() -> bool:
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """Overwrites a model's weights with random numbers. Weights of norms become 1, and scales fit
-    the random numbers. The seed is a weight's name, so all ranks draw the same numbers for shards
-    of the same shape.
+    """Overwrites a model's weights with random numbers, norms with 1, and scales with fitting ones.
+    The seed is a weight's name, so all ranks draw the same numbers for shards of one shape.
     """
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
@@ -81,9 +80,7 @@ def _draw_one(name: str, weight: Tensor, seed: int) -> None:
 
 
 def _chunks(weight: Tensor) -> Iterator[Tensor]:
-    """Yields parts of a weight, to be drawn one after the other. Yields the whole weight if its
-    memory is not contiguous.
-    """
+    """Yields parts of a weight to draw in turn; the whole weight if it is not contiguous."""
     if not weight.is_contiguous():
         yield weight
         return
@@ -91,9 +88,7 @@ def _chunks(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _unscaled_spread(name: str, own: Mapping[str, Tensor]) -> float | None:
-    """Returns the standard deviation of the stored weights that belong to a scale. Returns None for
-    a scale of activations.
-    """
+    """Returns the standard deviation of a scale's stored weights; None for activations."""
     stem = name[: name.index("scale")].rstrip("_")
     weights = [
         one

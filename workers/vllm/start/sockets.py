@@ -1,6 +1,4 @@
-"""Gives each worker a folder for the sockets of vLLM's processes, because vLLM does not remove
-sockets.
-"""
+"""Gives each worker a folder for vLLM's sockets, which vLLM does not remove."""
 
 import contextlib
 import fcntl
@@ -17,10 +15,9 @@ _NAME = len("/01234567-89ab-cdef-0123-456789abcdef") + 1
 
 
 class Sockets:
-    """A folder for vLLM's sockets, which exists until `remove` is called. Creating an object also
-    removes the folders of dead processes. A lock on a folder shows that its process is alive;
-    process ids would be ambiguous, because containers can share the temporary folder. If an
-    operator has set VLLM_RPC_BASE_PATH, no folder is created.
+    """A folder for vLLM's sockets until `remove`, unless the operator has set VLLM_RPC_BASE_PATH.
+    Also removes folders of dead processes. A lock shows a living process; ids would be ambiguous,
+    because containers can share the temporary folder.
     """
 
     def __init__(self) -> None:
@@ -39,9 +36,7 @@ class Sockets:
             self.remove()
 
     def remove(self) -> None:
-        """Removes the folder. Must be called only after the engine's processes have ended. Repeated
-        calls do nothing.
-        """
+        """Removes the folder, after the engine's processes have ended. May be repeated."""
         if self._folder is None:
             return
         if os.environ.get(VARIABLE) == str(self._folder):
@@ -53,9 +48,7 @@ class Sockets:
 
 
 def _locked(folder: Path) -> int | None:
-    """Locks the folder and returns its file descriptor. Returns None if another process has locked
-    the folder, or if the folder is not accessible.
-    """
+    """Locks the folder and returns its file descriptor; None if it is locked or not accessible."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # the folder is gone or belongs to another user

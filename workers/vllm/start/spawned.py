@@ -15,9 +15,8 @@ if __name__ == "__mp_main__":
 
 @contextmanager
 def main_of_children() -> Iterator[None]:
-    """Inside the context, makes this module the main module of spawned processes. They then skip
-    the imports of our command. Changes nothing if our vLLM plugin is not installed, or if
-    VLLM_PLUGINS is set.
+    """Makes this module the main module of processes spawned inside the context, which then skip
+    our command's imports. Changes nothing without our vLLM plugin, or with VLLM_PLUGINS.
     """
     plugins = importlib.metadata.entry_points(group="vllm.general_plugins", name="proofline")
     if not plugins or "VLLM_PLUGINS" in os.environ:

@@ -13,7 +13,7 @@ from api.chat import chat_workers as module
 from api.chat.chat_workers import ChatWorkers
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import Clock, worker_record
 from tests.harness.waiting import wait_until
 

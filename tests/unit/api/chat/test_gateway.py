@@ -31,7 +31,7 @@ from poc_core.serving.deployments import Deployment
 from poc_core.serving.openai_paths import STORED, USUAL
 from poc_core.settings import Settings
 from poc_core.state import registry
-from poc_core.state.past.history import CHATS, FAILED, FIRST_TOKEN
+from poc_core.state.history import CHATS, FAILED, FIRST_TOKEN
 from tests.harness.samples import MODEL, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Behaviour, Call, FakeWorker

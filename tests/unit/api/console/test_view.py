@@ -15,8 +15,11 @@ from api.services import Services
 from poc_core.records import JobStatus, RoundState, WorkerRecord
 from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
-from poc_core.state.past.history import CHAT_MS, CHATS, bucket
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.history import CHAT_MS, CHATS, bucket
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     MODEL,
     Clock,

@@ -23,9 +23,10 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.serving.places import WorkerPlace, name_of, slot_of
-from poc_core.state.delivery.outbox import BAD_CERTIFICATES, OutboxStatus
-from poc_core.state.delivery.receivers import SilentReceiver
+from poc_core.state.outbox import BAD_CERTIFICATES
 from poc_core.state.overview import CurrentRound, GoneHost, Overview, RoundRates
+from poc_core.state.parsing import OutboxStatus
+from poc_core.state.receivers import SilentReceiver
 from tests.harness.samples import MODEL, round_config, worker_record
 
 NOW = 1000.0

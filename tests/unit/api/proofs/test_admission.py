@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.proofs.admission import deployed_limits
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import MODEL, worker_record
 
 SMALL = {"max_seq_len": 64, "max_batch_tokens": 256, "max_sequences": 3}

@@ -8,7 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from poc_core.records import Lease, RoundRecord, RoundState
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     MODEL,
     Clock,

@@ -19,7 +19,9 @@ from api.services import Services
 from poc_core.records import RoundState
 from poc_core.serving.deployments import ChildLog, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.jobs import JobStore
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import Clock, complete_batch, lease_batch, new_job, round_config
 
 EVENTS = "/api/v1/console/events"

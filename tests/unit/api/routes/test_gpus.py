@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import worker_record
 
 DRIVER = GpuDriver(driver_version="580", cuda_driver_version="13.1", nvml_version="13")

@@ -12,7 +12,8 @@ from api.health import roster
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import MODEL, Clock, round_body
 
 Serve = Callable[..., Any]

@@ -12,7 +12,7 @@ from poc_core.joining.invitations import HostUser, Invitation, Invitations
 from poc_core.joining.offers import Offer, SealedOffer
 from poc_core.joining.tokens import Token, hashed
 from poc_core.settings import Settings
-from poc_core.state.past.events import Events
+from poc_core.state.events import Events
 from tests.harness.samples import Clock
 
 JOIN, STANDING = "/api/v1/hosts/join", "/api/v1/hosts/standing"

@@ -12,7 +12,10 @@ from api.version import VERSION
 from poc_core.records import Lease, RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     MODEL,
     Clock,

@@ -16,7 +16,11 @@ from api.version import VERSION
 from poc_core.records import RoundState
 from poc_core.serving.deployments import Deployment, DeploymentRecord, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry, keys
+from poc_core.state import keys
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.official import Official, official
 from tests.harness.samples import MODEL, Clock, body, distance_body, round_body
 from tests.harness.waiting import wait_until

@@ -26,7 +26,8 @@ from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, WorkerRegistry
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import RecordingDispatcher
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Call, FakeWorker

@@ -17,7 +17,9 @@ from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord, Lease
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry, keys
+from poc_core.state import keys
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import (
     K_DIM,
     MODEL,

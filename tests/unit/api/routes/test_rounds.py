@@ -19,8 +19,11 @@ from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
-from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     MODEL,
     Clock,

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from poc_core.records import Lease
-from poc_core.state import JobStore
+from poc_core.state.jobs import JobStore
 from tests.harness.samples import MODEL, complete_batch, distance_body, lease_batch, round_body
 from tests.harness.waiting import wait_until
 

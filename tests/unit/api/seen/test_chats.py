@@ -6,7 +6,7 @@ from redis import ConnectionError as RedisConnectionError
 from redis import Redis
 
 from api.seen.chats import Chats
-from poc_core.state.past.history import CHAT_MS, CHATS, FAILED, History, bucket
+from poc_core.state.history import CHAT_MS, CHATS, FAILED, History, bucket
 from tests.harness.samples import Clock
 
 

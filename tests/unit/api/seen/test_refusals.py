@@ -9,7 +9,7 @@ from api.edge.keys import KeyFile, Role
 from api.seen.refusals import KEYS_S, REFUSALS_S, Refusals
 from api.services import Services
 from poc_core.settings import Settings
-from poc_core.state.past.events import Events
+from poc_core.state.events import Events
 from tests.harness.samples import Clock
 
 

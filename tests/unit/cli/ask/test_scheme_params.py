@@ -7,7 +7,7 @@ import pytest
 from cli.ask.scheme_params import OfScheme, job_of, round_of
 from cli.terminal import UsageError
 from poc_core.errors import SpecError
-from poc_core.schemes import contracts, recognised
+from poc_core.schemes.contract import contracts, recognised
 
 PLACE = {
     "block_hash": "b",

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 from cli.ask import status as status_module
 from cli.main import app
 from poc_core.records import RoundState
-from poc_core.state import RoundStore, WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from proofline.client import sync as client_module
 from tests.harness.samples import MODEL, round_config, status_answer, worker_record
 

@@ -8,7 +8,7 @@ from redis.exceptions import ConnectionError
 
 from cli.run.ready import ready
 from poc_core.errors import ProoflineError
-from poc_core.state import WorkerRegistry
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import worker_record
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore
+from poc_core.state.deployments import DeploymentStore
 
 HERE = socket.gethostname()
 

@@ -24,7 +24,9 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, WorkerRegistry, keys
+from poc_core.state import keys
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import Clock, worker_record
 from tests.peers.fake_fleet import FakeFleet
 from workers.engines.options import EngineOptions, HostSpan

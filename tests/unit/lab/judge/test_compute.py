@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from poc_core.records import ModelInfo, ProofSpec
 from tests.harness.commands import run_here
-from workers.engines.base import WholeBatchEngine
+from workers.engines.base import EngineLostError, WholeBatchEngine
 from workers.engines.options import EngineOptions
-from workers.engines.ticks import EngineLostError
 
 Capture = pytest.CaptureFixture[str]
 PROOF = "--block-hash 0xabc --public-key node-1 --nonces 0-2"

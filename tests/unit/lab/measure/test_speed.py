@@ -9,9 +9,8 @@ import pytest
 from lab.measure import speed
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.base import Engine
+from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Tick, TickResult
 from workers.engines.rank_profile import RankProfile
-from workers.engines.ticks import EngineLostError, EngineMemoryError, Tick, TickResult
 
 SPEC = ProofSpec(block_hash="b", public_key="p", seq_len=16, options={})
 LAYERS = 8

@@ -7,8 +7,8 @@ import pytest
 
 from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.schemes import contract_of, contracts, recognised, scheme_names
-from poc_core.schemes.contract import Contract
+from poc_core.schemes import scheme_names
+from poc_core.schemes.contract import Contract, contract_of, contracts, recognised
 from tests.harness.samples import distance_body, round_body
 
 HIDDEN = 256

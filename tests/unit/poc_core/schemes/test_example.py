@@ -8,8 +8,9 @@ import torch
 import poc_core.schemes
 from cli.ask.scheme_params import OfScheme, job_of
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of, recognised, scheme_names
+from poc_core.schemes import scheme_names
 from poc_core.schemes.base import load_scheme
+from poc_core.schemes.contract import contract_of, recognised
 from tests.toy_scheme.page import examples, install
 
 PAGE = examples("poc_core/schemes/README.md", "A new scheme")

@@ -7,7 +7,7 @@ import pytest
 from redis.exceptions import TimeoutError
 
 from poc_core.settings import Settings
-from poc_core.state import connect
+from poc_core.state.client import connect
 
 
 @pytest.mark.parametrize(("patient", "tries"), [(False, 1), (True, 4)])

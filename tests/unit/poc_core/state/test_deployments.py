@@ -17,8 +17,9 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, WorkerRegistry, keys, scripts
-from poc_core.state.deployments import FIGURES_S
+from poc_core.state import keys, scripts
+from poc_core.state.deployments import FIGURES_S, DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import Clock, worker_record
 
 LLAMA = Deployment(model="tiny-llama", dtype="float32", vllm_args=("--max-model-len", "512"))

@@ -11,7 +11,7 @@ from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import JobStatus, NewJob
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
-from poc_core.state import JobStore
+from poc_core.state.jobs import JobStore
 from tests.harness.samples import (
     K_DIM,
     MODEL,

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from poc_core.records import JobStatus, Lease, NewJob, Refusal
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry, keys
+from poc_core.state import keys
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import MAX_LOSSES, WorkStore
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, pending, result_body, worker_record

@@ -10,8 +10,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError
 
 from poc_core.records import JobStatus, Lease, NewJob
-from poc_core.state import JobStore, Outbox
 from poc_core.state import jobs as jobs_module
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
 from tests.harness.samples import (
     MODEL,
     REQUEST,
@@ -30,7 +31,7 @@ URL = "http://receiver:9000/poc"
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Any]) -> None:
-    monkeypatch.setattr("poc_core.state.job_results.PIECE_BYTES", PIECE)
+    monkeypatch.setattr("poc_core.state.jobs.PIECE_BYTES", PIECE)
     serve("w1")
 
 
@@ -168,7 +169,7 @@ def test_a_job_that_kills_whoever_finishes_it_fails(
         raise ConnectionError("Redis closed the connection")
 
     job_id = done(jobs, [1, 2])
-    monkeypatch.setattr("poc_core.state.job_results.answer_texts", dies)
+    monkeypatch.setattr("poc_core.state.jobs.answer_texts", dies)
     for _ in range(jobs_module.MAX_FINISHES):
         with pytest.raises(ConnectionError):  # not for ever, as far as anybody can know
             finish_or_fail(jobs, job_id)
@@ -207,7 +208,7 @@ def test_what_was_written_of_an_answer_that_is_not_wanted_any_more_expires(
         jobs.cancel(job_id)
         yield b"]}"
 
-    monkeypatch.setattr("poc_core.state.job_results.answer_texts", ends)
+    monkeypatch.setattr("poc_core.state.jobs.answer_texts", ends)
     assert not jobs.finish(job_id)
     assert status(jobs, job_id)[0] is JobStatus.CANCELLED
     assert all(int(redis.ttl(key)) > 0 for key in redis.scan_iter("*"))

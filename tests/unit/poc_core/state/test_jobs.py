@@ -12,10 +12,12 @@ from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import AnswerTooLargeError, QueueFullError
 from poc_core.queues import model_queue
 from poc_core.records import JobRecord, JobStatus, Lease, NewJob, Refusal, RoundState
-from poc_core.schemes import contract_of
+from poc_core.schemes.contract import contract_of
 from poc_core.settings import Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
 from poc_core.state.overview import Overviews
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from poc_core.state.work import MAX_LOSSES
 from tests.harness.samples import (
     MODEL,
@@ -132,7 +134,7 @@ def test_the_result_lists_artifacts_in_the_order_of_the_request(jobs: JobStore) 
 def test_the_result_of_a_large_job_is_read_in_pieces(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poc_core.state.job_results.PIECE_BYTES", 300)
+    monkeypatch.setattr("poc_core.state.jobs.PIECE_BYTES", 300)
     nonces = list(range(100, 83, -1))
     job_id = jobs.create(new_job(nonces, batch_size=2))
     for index in range(9):
@@ -189,7 +191,7 @@ def test_a_job_that_was_cancelled_during_its_finish_stays_cancelled(
         jobs.cancel(job_id)
         yield b'{"status": "completed", "request_id": "x"}'
 
-    monkeypatch.setattr("poc_core.state.job_results.answer_texts", answer_texts)
+    monkeypatch.setattr("poc_core.state.jobs.answer_texts", answer_texts)
     assert not jobs.finish(job_id)
     assert status(jobs, job_id) is JobStatus.CANCELLED
 

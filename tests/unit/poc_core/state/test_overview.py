@@ -9,11 +9,16 @@ from redis import Redis
 from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, keys
-from poc_core.state.delivery.outbox import COURIER_KNOWN_S
-from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
+from poc_core.state import keys
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.history import History
+from poc_core.state.jobs import JobStore
+from poc_core.state.keys import COURIER_KNOWN_S
+from poc_core.state.outbox import Outbox
 from poc_core.state.overview import CurrentRound, GoneHost, Overviews
-from poc_core.state.past.history import History
+from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     Clock,
     complete_batch,

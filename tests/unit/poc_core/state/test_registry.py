@@ -11,9 +11,8 @@ import pytest
 from redis import Redis
 
 from poc_core.settings import Settings
-from poc_core.state import WorkerRegistry
-from poc_core.state.past.events import Events
-from poc_core.state.registry import DEADLY_S
+from poc_core.state.events import Events
+from poc_core.state.registry import DEADLY_S, WorkerRegistry
 from tests.harness.samples import MODEL, Clock, worker_record
 
 Serve = Callable[..., Any]

@@ -12,9 +12,10 @@ from pydantic import JsonValue
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import RoundStore, WorkerRegistry, keys
-from poc_core.state.delivery import entries
+from poc_core.state import entries, keys
 from poc_core.state.overview import Overviews
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from poc_core.state.work import WorkStore
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import Clock, round_config, worker_record

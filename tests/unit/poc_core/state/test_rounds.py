@@ -11,9 +11,11 @@ from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import RoundError
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Outbox, RoundStore, WorkerRegistry
-from poc_core.state.delivery import entries
+from poc_core.state import entries
+from poc_core.state.outbox import Outbox
 from poc_core.state.overview import Overviews
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     DISTANCE_SPEC,
     MODEL,

@@ -9,8 +9,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError
 
 from poc_core.settings import Settings
-from poc_core.state import JobStore, WorkerRegistry, scripts
-from poc_core.state.jobs import ActiveJobs
+from poc_core.state import scripts
+from poc_core.state.jobs import ActiveJobs, JobStore
+from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import HeldLeases, StuckJobs, WorkStore
 from tests.harness.samples import (
     MODEL,

@@ -25,9 +25,12 @@ from poc_core import life_signs
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
-from poc_core.state.delivery.outbox import Due, OutboxStatus
-from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Due, Outbox
+from poc_core.state.parsing import OutboxStatus
+from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.documents import ROOT
 from tests.harness.samples import (
     MODEL,

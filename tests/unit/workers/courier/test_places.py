@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from poc_core.state.delivery.outbox import Due
+from poc_core.state.outbox import Due
 from workers.courier.places import (
     HOST_SHARE,
     JOB_PLACES,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from poc_core.callbacks import CallbackPolicy
-from poc_core.state.delivery.outbox import Delivery
+from poc_core.state.outbox import Delivery
 from workers.courier.poster import UNREACHABLE, End, Poster, Result
 
 SOON_S = 0.5  # of a try that is to be over at its deadline

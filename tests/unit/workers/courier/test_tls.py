@@ -20,9 +20,10 @@ from poc_core.callback_tls import CallbackTls, CertificateError
 from poc_core.callbacks import CallbackPolicy
 from poc_core.records import Lease, RoundState
 from poc_core.settings.callbacks import TlsNames
-from poc_core.state import Outbox, RoundStore, WorkerRegistry
-from poc_core.state.delivery.outbox import Delivery
-from poc_core.state.delivery.receivers import Receivers
+from poc_core.state.outbox import Delivery, Outbox
+from poc_core.state.receivers import Receivers
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.certificates import HOST, make_certificate
 from tests.harness.samples import Clock, complete_lease, lease_nonces, round_config, worker_record
 from tests.harness.stored import outbox_status

@@ -6,9 +6,9 @@ import pytest
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
+from workers.engines.base import MicroBatch, Slice, Tick
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
-from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.load import load_engine
 from workers.pipeline import compute_all
 

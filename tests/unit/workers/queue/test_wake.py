@@ -13,7 +13,7 @@ from tests.harness.samples import MODEL
 from workers import tasks
 from workers.queue.app import create_app
 from workers.queue.wake import Wake
-from workers.turns import Turns
+from workers.work import Turns
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from workers.engines.base import Pulse
+from workers.engines.base import EngineLostError, EngineMemoryError, MicroBatch, Pulse, Slice, Tick
 from workers.engines.options import EngineOptions
-from workers.engines.ticks import EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
 from workers.vllm import engine
 from workers.vllm.start import lifeline
 

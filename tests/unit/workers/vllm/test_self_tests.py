@@ -11,9 +11,15 @@ from pydantic import JsonValue
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits
-from workers.engines.base import Engine, WholeBatchEngine
+from workers.engines.base import (
+    Engine,
+    EngineLostError,
+    EngineMemoryError,
+    Tick,
+    TickResult,
+    WholeBatchEngine,
+)
 from workers.engines.options import EngineOptions, HostSpan
-from workers.engines.ticks import EngineLostError, EngineMemoryError, Tick, TickResult
 from workers.vllm import self_tests
 from workers.vllm.forward.recording import SWITCH
 from workers.vllm.self_tests import (

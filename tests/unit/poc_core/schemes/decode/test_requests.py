@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from poc_core.errors import BodyError, ClaimsError
 from poc_core.records import ModelInfo
-from poc_core.schemes import contracts, recognised
 from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.contract import contracts, recognised
 from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.schemes.decode.requests import MOST_CLAIMED_POINTS, DecodeBody, DecodeRoundBody

@@ -10,7 +10,9 @@ from fakeredis.commands_mixins.scripting_mixin import ScriptingCommandsMixin
 from redis import Redis
 
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     MODEL,
     REQUEST,

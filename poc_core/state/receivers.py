@@ -1,7 +1,4 @@
-"""Receivers of callbacks that do not answer.
-
-After unanswered tries, all jobs' callbacks to a receiver pause together.
-"""
+"""Receivers that do not answer: jobs' callbacks to such a receiver pause together."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -55,19 +52,13 @@ class Receivers(scripts.BaseStore):
 
 
 def backoff_s(failures: int) -> float:
-    """Returns the seconds between a failed try and the next try, chosen at random.
-
-    `failures`: the number of failed tries before this one.
-    """
+    """Returns the seconds until the next try, at random. `failures`: tries before this one."""
     longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(failures, _MOST_DOUBLINGS))
     return longest * random.uniform(0.5, 1.0)  # jitter: nodes must not retry in sync
 
 
 def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
-    """Returns at most 20 receivers with at least BREAKS_AT unanswered tries.
-
-    `found`: (name, failures, next_at) of each receiver.
-    """
+    """Returns at most 20 receivers with BREAKS_AT or more failures, from (name, failures, next_at)."""
     silent = [
         SilentReceiver(name.decode(), int(n), float(at))
         for name, n, at in found

@@ -21,9 +21,8 @@ def pack(pairs: Sequence[tuple[int, JsonValue]]) -> str:
 def packed(
     pairs: Sequence[tuple[int, JsonValue]], most: int, most_bytes: int
 ) -> Iterator[tuple[int, str]]:
-    """Packs (nonce, value) pairs into entries, and yields (number of pairs, entry).
-
-    `most`: most pairs of an entry. `most_bytes`: most bytes of an entry with several pairs.
+    """Packs (nonce, value) pairs into entries of at most `most` pairs. Yields (number of pairs,
+    entry). `most_bytes`: most bytes of an entry with several pairs.
     """
     for first in range(0, len(pairs), most):
         part = pairs[first : first + most]
@@ -35,11 +34,8 @@ def packed(
 
 
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
-    """Splits an outbox's entry into two halves, each prefixed with its own count.
-
-    Returns None if the entry cannot be split. `counted`: the entry with its prefix. `is_body`: True
-    if the entry is the body of a job's callback. Then both halves are bodies with the count 1, and
-    only the first has the excluded nonces.
+    """Splits an outbox's entry `counted` into two, each with its count; None if that is impossible.
+    `is_body`: True for the body of a job's callback; only the first half has its excluded nonces.
     """
     entry = without_count(counted)
     body: dict[str, Any] = json.loads(entry) if is_body else {}

@@ -9,26 +9,23 @@ new numbers.
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from poc_core.callbacks import receiver_of
 from poc_core.errors import ProoflineError
-from poc_core.schemes import contract_of
-from poc_core.state import keys, scripts
+from poc_core.schemes.contract import contract_of
+from poc_core.state import entries, keys, scripts
 from poc_core.state.client import Store
-from poc_core.state.delivery import entries
-from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, PROBE_S, backoff_s
-from poc_core.state.unreadable import readable
+from poc_core.state.parsing import OutboxStatus, readable
+from poc_core.state.receivers import BREAKS_AT, FIRST_BACKOFF_S, PROBE_S, backoff_s
 
 # Most outboxes that one call announces as due.
 _MOST_DUE = 1000
 # Most seconds by which a receiver may delay its next payload (Retry-After).
 LONGEST_WAIT_S = 600.0
-# TTL in seconds of the couriers' sign of life. A silent courier is reported until the TTL ends.
-COURIER_KNOWN_S = 86_400
 # The problem that a courier reports with its sign of life if certificates are unusable.
 BAD_CERTIFICATES = "certificates"
 
@@ -49,8 +46,8 @@ class Due:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A payload that is locked for one courier. The courier must call Outbox.renew regularly, and
-    finally one of Outbox.delivered, failed, halved, dropped and gone.
+    """A payload that is locked for one courier, which must call Outbox.renew regularly, and finally
+    one of Outbox.delivered, failed, halved, dropped and gone.
     """
 
     outbox_id: str
@@ -65,38 +62,6 @@ class Delivery:
     @property
     def receiver(self) -> str:
         return receiver_of(self.url)
-
-
-@dataclass(frozen=True)
-class OutboxStatus:
-    """The progress of one outbox: what waits, what was delivered or dropped, and failed tries."""
-
-    waiting: int  # artifacts; 1 for a job's answer
-    waiting_bytes: int
-    delivered: int
-    dropped: int  # given up after POC_CALLBACK_MAX_RETRIES
-    failures: int  # failed tries in a row
-    next_at: float | None  # when the next try is due, seconds since the epoch
-    last_error: str | None
-    failing_since: float | None = None  # time of the first failed try in a row
-
-    @classmethod
-    def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
-        """Parses an outbox's hash. The hash is empty after everything was delivered."""
-        counts = (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
-        waiting, size, delivered, dropped, failures = (int(found.get(name, 0)) for name in counts)
-        next_at, error = found.get(b"next_at"), found.get(b"last_error")
-        since = found.get(b"failing_since")
-        return cls(
-            waiting,
-            size,
-            delivered,
-            dropped,
-            failures,
-            next_at=float(next_at) if next_at else None,
-            last_error=error.decode() if error is not None else None,
-            failing_since=float(since) if since is not None else None,
-        )
 
 
 class Outbox(Store):
@@ -114,14 +79,12 @@ class Outbox(Store):
         return float(self._settings.delivery_lock_s)
 
     def announce(self, trouble: str = "") -> list[Due]:
-        """Returns the outboxes whose next delivery is due, and stores a sign of life of the
-        couriers.
-
-        An outbox that stays due is returned again after `lock_s` seconds. `trouble`: the problem of
-        the calling courier, which is BAD_CERTIFICATES or empty.
+        """Returns the outboxes whose next delivery is due, again after `lock_s` seconds if it stays
+        due. Stores the couriers' sign of life. `trouble`: the courier's problem, BAD_CERTIFICATES
+        or "".
         """
         now = self._clock()
-        args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S, trouble]
+        args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, keys.COURIER_KNOWN_S, trouble]
         found = iter(self._announce([keys.OUTBOX_DUE, keys.COURIER], args))
         due = (
             readable(f"outbox {one[0].decode(errors='replace')!r}", partial(_due, *one))
@@ -130,17 +93,13 @@ class Outbox(Store):
         return [one for one in due if one is not None]
 
     def leave(self) -> None:
-        """Deletes the sign of life that all couriers share, because the calling courier stops.
-
-        Other couriers store the sign of life again (`announce`).
-        """
+        """Deletes the couriers' sign of life; other couriers store it again (`announce`)."""
         self._redis.delete(keys.COURIER)
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """Locks the next payload of an outbox for the calling courier, and returns the payload.
-
-        Returns None if nothing is due, another courier has the lock, or the outbox is unreadable.
-        Raises OutboxExpiredError if the outbox has expired, but only once.
+        """Locks the next payload of an outbox for the calling courier. Returns None if nothing is
+        due, another courier has the lock, or the outbox is unreadable. OutboxExpiredError, once, if
+        it expired.
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
@@ -168,15 +127,11 @@ class Outbox(Store):
         return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
 
     def delivered(self, delivery: Delivery) -> bool:
-        """Removes a payload that its receiver accepted.
-
-        Returns False if another courier has the lock.
-        """
+        """Removes a payload that was accepted. Returns False if another courier has the lock."""
         return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
 
     def failed(self, delivery: Delivery, error: str, retry_after_s: float | None = None) -> float:
         """Keeps a payload whose delivery failed. Returns the seconds until the next try.
-
         `retry_after_s`: the receiver's Retry-After, limited to LONGEST_WAIT_S.
         """
         wait_s = backoff_s(delivery.failures)
@@ -186,11 +141,8 @@ class Outbox(Store):
         return wait_s
 
     def halved(self, delivery: Delivery, why: str) -> bool:
-        """Ends the delivery of a payload that is too large. Its contents are sent in smaller
-        payloads.
-
-        Returns False if the payload cannot be divided. Then nothing has changed, and the caller
-        must end the delivery by another method.
+        """Divides a payload that is too large into smaller ones. If that is impossible, returns
+        False and changes nothing; the caller must end the delivery by another method.
         """
         key, parts = keys.outbox(delivery.outbox_id), (b"", b"")
         if delivery.n_entries == 1:
@@ -204,23 +156,18 @@ class Outbox(Store):
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Deletes a payload that failed POC_CALLBACK_MAX_RETRIES times. The next payload follows.
-
-        Returns False if another courier has the lock.
+        """Deletes a payload that failed POC_CALLBACK_MAX_RETRIES times. Returns False if another
+        courier has the lock.
         """
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def gone(self, delivery: Delivery, error: str) -> bool:
-        """Deletes all payloads and the url of an outbox, because the receiver answered 410.
-
-        Returns False if another courier has the lock.
-        """
+        """Deletes an outbox's payloads and url after status 410. Returns False as `delivered`."""
         return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
-        """Deletes those callbacks of jobs that keep failing. Returns the number of them.
-
-        A callback keeps failing if the callback, or its receiver, failed BREAKS_AT tries in a row.
+        """Deletes callbacks of jobs that failed, or whose receiver failed, BREAKS_AT tries in a
+        row. Returns their number.
         """
         args = [self._clock(), self._settings.callback_retention_sec, BREAKS_AT]
         return int(self._drop_failing([keys.OUTBOX_JOBS], args))

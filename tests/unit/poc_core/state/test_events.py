@@ -9,9 +9,13 @@ from redis import Redis
 from poc_core.records import RoundState
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, keys, scripts
-from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
-from poc_core.state.past.events import Event, Events
+from poc_core.state import keys, scripts
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.events import Event, Events
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     Clock,
     complete_batch,

@@ -7,8 +7,8 @@ from pydantic import JsonValue
 from redis import Redis
 
 from poc_core.records import Lease, RoundState, WorkerRecord
-from poc_core.state import RoundStore
-from poc_core.state.delivery import entries
+from poc_core.state import entries
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import complete_lease, lease_nonces, round_config
 from tests.harness.stored import outbox_status
 

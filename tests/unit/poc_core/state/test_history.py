@@ -8,8 +8,8 @@ import pytest
 from redis import Redis
 
 from poc_core.records import RoundState, WorkerRecord
-from poc_core.state import JobStore, RoundStore, keys, scripts
-from poc_core.state.past.history import (
+from poc_core.state import keys, scripts
+from poc_core.state.history import (
     CHATS,
     FIRST_TOKEN,
     SHOWN,
@@ -19,6 +19,8 @@ from poc_core.state.past.history import (
     first_token_p95,
     shares,
 )
+from poc_core.state.jobs import JobStore
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     Clock,
     complete_batch,

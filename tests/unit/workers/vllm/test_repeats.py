@@ -11,10 +11,8 @@ from pydantic import JsonValue
 
 from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.base import WholeBatchEngine
-from workers.engines.ticks import Tick, TickResult
-from workers.vllm.self_tests import check_isolation, check_slices
-from workers.vllm.start.repeats import as_near_as_repeats
+from workers.engines.base import Tick, TickResult, WholeBatchEngine
+from workers.vllm.self_tests import as_near_as_repeats, check_isolation, check_slices
 
 SPEC = ProofSpec(block_hash="warm-up", public_key="warm-up", seq_len=8)
 VECTOR = np.arange(12.0)

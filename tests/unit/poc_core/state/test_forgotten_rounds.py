@@ -7,8 +7,10 @@ import pytest
 from redis import Redis
 
 from poc_core.records import Lease, RoundRecord, RoundState
-from poc_core.state import Outbox, RoundStore, WorkerRegistry, keys
-from poc_core.state.delivery.outbox import Delivery
+from poc_core.state import keys
+from poc_core.state.outbox import Delivery, Outbox
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import Clock, complete_lease, lease_nonces, round_config, work_of
 
 pytestmark = pytest.mark.usefixtures("a_worker")

@@ -5,8 +5,10 @@ from redis import Redis
 
 from poc_core.records import Lease, NewJob, RoundState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore
-from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
+from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import Outbox
+from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
+from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     MODEL,
     REQUEST,

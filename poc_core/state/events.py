@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel
 
 from poc_core.state import keys, scripts
-from poc_core.state.unreadable import readable
+from poc_core.state.parsing import readable
 
 Kind = Literal["worker", "deployment", "round", "job", "receiver", "refused", "key", "node"]
 

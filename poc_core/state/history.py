@@ -49,10 +49,8 @@ class History(scripts.BaseStore):
             pipe.execute()
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
-        """Returns the counts of `n` consecutive time steps of `step_s` seconds; {} for an empty
+        """Returns the counts of `n` time steps of `step_s` seconds from `first` on; {} for an empty
         step.
-
-        `first`: the start of the first step, in seconds since the epoch.
         """
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
@@ -74,10 +72,7 @@ class History(scripts.BaseStore):
 
 
 def shares(redis: Redis, key: str) -> dict[str, int]:
-    """Returns the number of nonces that each worker (by name) computed for a job or round.
-
-    `key`: the key of the job's or round's hash. A nonce that was computed repeatedly counts once.
-    """
+    """Returns how many nonces each worker (by name) computed for a job or round, by its `key`."""
     # Other fields of a job's hash are not read: the answer may take megabytes.
     connection: Any = redis
     fields = sorted(field for field in connection.hkeys(key) if field.startswith(_SHARE))
@@ -92,9 +87,8 @@ def bucket(seconds: float) -> str:
 
 
 def first_token_p95(steps: Iterable[Counts]) -> float | None:
-    """Returns the 95th percentile of the seconds to the first token; None if there were no streams.
-
-    The result is up to 20 % too high, because the steps count streams in buckets.
+    """Returns the 95th percentile of the seconds to the first token; None without streams. It is up
+    to 20 % too high, because streams are counted in buckets.
     """
     counts: dict[int, int] = {}
     for step in steps:

@@ -1,1 +1,0 @@
-"""Callbacks in Redis: the outboxes, their entries, and receivers that do not answer."""

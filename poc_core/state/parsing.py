@@ -1,0 +1,158 @@
+"""Parses records in Redis. Unreadable records are skipped, and each of them is logged once."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from poc_core.records import RoundConfig, RoundRecord, WorkerRecord
+from poc_core.serving.deployments import Deployment, DeploymentRecord
+from poc_core.state import keys
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MOST_REASON_CHARS = 300  # most characters of the reason why a record is unreadable
+_WORKER = TypeAdapter(WorkerRecord)
+
+# The fields of a round's hash for a RoundRecord. The counts by worker are left out, because workers
+# read the record often.
+_MADE = ("round_id", "is_exhausted")
+RECORD_FIELDS = ["exhausted", *(one.name for one in fields(RoundRecord) if one.name not in _MADE)]
+_ROUND = TypeAdapter(RoundRecord)
+
+
+def readable(name: str, parse: Callable[[], T]) -> T | None:
+    """Returns the result of `parse`; None if `parse` fails. Logs a failure once per `name`."""
+    try:
+        return parse()
+    except MemoryError:
+        raise  # no fault of the record
+    except Exception as error:
+        _say_once(name, type(error).__name__)
+        return None
+
+
+def answers(pipe: Any) -> list[Any]:
+    """Executes a pipeline. Returns the results; an exception for a key of the wrong type. Raises
+    all other errors of Redis.
+    """
+    found: list[Any] = pipe.execute(raise_on_error=False)
+    for one in found:
+        if isinstance(one, Exception) and "WRONGTYPE" not in str(one):
+            raise one
+    return found
+
+
+@lru_cache(maxsize=1000)
+def _say_once(name: str, trouble: str) -> None:
+    # The error's text is left out: pydantic's quotes the record, which may hold a secret.
+    logger.error(
+        "%s in Redis cannot be read (%s) and is skipped: correct or delete it", name, trouble
+    )
+
+
+@dataclass(frozen=True)
+class OutboxStatus:
+    """The progress of one outbox: what waits, what was delivered or dropped, and failed tries."""
+
+    waiting: int  # artifacts; 1 for a job's answer
+    waiting_bytes: int
+    delivered: int
+    dropped: int  # given up after POC_CALLBACK_MAX_RETRIES
+    failures: int  # failed tries in a row
+    next_at: float | None  # when the next try is due, seconds since the epoch
+    last_error: str | None
+    failing_since: float | None = None  # time of the first failed try in a row
+
+    @classmethod
+    def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
+        """Parses an outbox's hash. The hash is empty after everything was delivered."""
+        counts = (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
+        waiting, size, delivered, dropped, failures = (int(found.get(name, 0)) for name in counts)
+        next_at, error = found.get(b"next_at"), found.get(b"last_error")
+        since = found.get(b"failing_since")
+        return cls(
+            waiting,
+            size,
+            delivered,
+            dropped,
+            failures,
+            next_at=float(next_at) if next_at else None,
+            last_error=error.decode() if error is not None else None,
+            failing_since=float(since) if since is not None else None,
+        )
+
+
+def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
+    """Builds a round's record from the values of RECORD_FIELDS. Returns None if it has expired."""
+    found = zip(RECORD_FIELDS, values, strict=True)
+    raw = {name: value.decode() for name, value in found if value is not None}
+    if "state" not in raw:
+        return None
+    made = {"round_id": round_id, "is_exhausted": "exhausted" in raw}
+    config = RoundConfig.model_validate_json(raw["config"])
+    return _ROUND.validate_python(raw | made | {"config": config})
+
+
+def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[WorkerRecord]:
+    """Parses (id, JSON record) of workers. Returns the live ones by id; a dead one's record is
+    empty.
+    """
+    alive = (
+        readable(f"worker {name.decode(errors='replace')!r}", partial(_WORKER.validate_json, raw))
+        for name, raw in found
+        if raw
+    )
+    return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
+
+
+def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
+    """Parses a deployment's hash; None if nothing was ever deployed. An unreadable hash becomes a
+    failed deployment, whose error says what the operator must do.
+    """
+    if not found:
+        return None
+    texts = [part.decode(errors="replace") for item in found.items() for part in item]
+    raw = dict(zip(texts[::2], texts[1::2], strict=True))
+    try:
+        return _record(raw)
+    except (AttributeError, KeyError, RecursionError, ValueError) as error:
+        return _unreadable(raw.get("generation", ""), error)
+
+
+def _record(raw: Mapping[str, str]) -> DeploymentRecord:
+    wanted = json.loads(raw["wanted"]) if raw["wanted"] else None
+    if wanted is not None:  # earlier versions wrote unset options as null
+        options = {name: value for name, value in wanted.items() if value is not None}
+        wanted = Deployment.model_validate(options)
+    return DeploymentRecord(
+        generation=int(raw["generation"]),
+        wanted=wanted,
+        by="start" if raw["by"] == "start" else "request",
+        asked_at=float(raw["asked_at"]),
+        settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
+        error=raw.get("error"),
+        restored_at=float(raw["restored_at"]) if "restored_at" in raw else None,
+        engines=int(raw.get("engines", raw["generation"])),
+        cancelled="loading" in raw,
+    )
+
+
+def _unreadable(generation: str, error: Exception) -> DeploymentRecord:
+    why = " ".join(str(error).split())[:MOST_REASON_CHARS]
+    return DeploymentRecord(
+        generation=int(generation) if re.fullmatch("[0-9]{1,12}", generation) else 0,
+        wanted=None,
+        by="request",
+        asked_at=0.0,
+        settled_at=0.0,
+        error=f"The record {keys.DEPLOYMENT} cannot be read ({why}); send POST /api/v1/stop, then"
+        " deploy a model again.",
+    )

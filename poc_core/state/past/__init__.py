@@ -1,1 +1,0 @@
-"""History: counts per time step, and events, stored for the operator."""
