@@ -92,8 +92,7 @@ class FirstSlice:
 @pytest.fixture
 def first_slice(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FirstSlice]:
     time = Clock()
-    for module in ("turns", "work"):
-        monkeypatch.setattr(f"workers.{module}.time", SimpleNamespace(monotonic=time))
+    monkeypatch.setattr("workers.work.time", SimpleNamespace(monotonic=time))
     found = FirstSlice(engine, time)
     yield found
     found.ends()
