@@ -25,7 +25,7 @@ SHARED = (
         "workers.engines.synthetic",
     ),
 )
-CONTRACTS = "from poc_core.schemes import contracts; contracts()"
+CONTRACTS = "from poc_core.schemes.contract import contracts; contracts()"
 
 
 def imported_by(code: str) -> set[str]:
