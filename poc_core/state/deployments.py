@@ -188,7 +188,7 @@ class DeploymentStore(Store):
 def _readable(
     record: type[T], name: str, ids: Sequence[str], found: Sequence[bytes | None]
 ) -> list[T]:
-    """Parses the hosts' JSON records. Skips missing and unreadable ones. `name`: see `_of_hosts`."""
+    """Parses the hosts' JSON records, except missing and unreadable ones. `name`: for the log."""
     read = (
         readable(f"{name} {host_id!r}", partial(record.model_validate_json, raw))
         for host_id, raw in zip(ids, found, strict=True)

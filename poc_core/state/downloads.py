@@ -75,7 +75,7 @@ class DownloadStore(scripts.BaseStore):
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels a download. Returns True if it was active. Its process ends at its next `renew`."""
+        """Cancels a download, whose process ends at its next `renew`. False if none was active."""
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)

@@ -214,11 +214,13 @@ class JobStore(Store):
         return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
-        """Returns the number of computed nonces. It restarts from 0 after job_ttl_sec without any."""
+        """Returns the number of computed nonces, from 0 after job_ttl_sec without any."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns the validations by verdict, "honest" and "fraud". 30 days without any reset it."""
+        """Returns the validations by verdict, "honest" or "fraud"; from 0 after 30 days without
+        any.
+        """
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
@@ -298,7 +300,7 @@ class JobStore(Store):
         return bool(self._finish([key, draft], args))
 
     def _parts(self, record: JobRecord, lock_s: int) -> Iterator[Part]:
-        """Yields a job's results in parts of about PIECE_BYTES. JobEndedError if some are missing."""
+        """Yields a job's results in parts of about PIECE_BYTES. May raise JobEndedError."""
         key, n_batches = keys.job(record.job_id), record.n_batches
         each = contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
         step = max(1, max(1, PIECE_BYTES // each) * n_batches // record.n_total)

@@ -58,7 +58,7 @@ def backoff_s(failures: int) -> float:
 
 
 def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
-    """Returns at most 20 receivers with BREAKS_AT or more failures, from (name, failures, next_at)."""
+    """Returns at most 20 receivers that failed BREAKS_AT tries, from (name, failures, next_at)."""
     silent = [
         SilentReceiver(name.decode(), int(n), float(at))
         for name, n, at in found
