@@ -140,7 +140,6 @@ class WorkerProcess:
             housekeeper.stop()
 
     def _take_messages(self) -> None:
-        """Consumes Celery messages until SIGTERM or SIGINT."""
         queues = [model_queue(self._record.model), worker_queue(self._record.id)]
         self._app.conf.task_queues = [broker.queue(queues[0]), broker.queue_of_one(queues[1])]
         # Threads: prefork's daemonic children are not allowed to start processes, which vLLM does.
@@ -174,7 +173,6 @@ def _record(options: EngineOptions, settings: Settings, worker_id: str) -> Worke
 
 
 def _let_chat_end(gate: ChatGate, deadline: float) -> None:
-    """Waits until no chat request is in progress, or until `deadline` (time.monotonic)."""
     while (active := gate.stats().chat_active) and time.monotonic() < deadline:
         time.sleep(_CHAT_POLL_S)
     if active:

@@ -157,10 +157,8 @@ def _check_open(invitation: Invitation, now: float) -> None:
 
 
 def _key(token_sha256: str) -> str:
-    """Returns the key of the hash of an invitation, which the API can read and write."""
     return f"poc:invite:{token_sha256}"
 
 
 def _offer(key: str) -> str:
-    """Returns the key of an invitation's sealed offer, deleted when it is used or expires."""
     return f"{key}:offer"

@@ -103,7 +103,6 @@ def read_password(option: str, file: str | Path) -> str:
 
 
 def _of_sentinels(tls: bool, rest: str) -> RedisUrl:
-    """Parses a url of Sentinels. `rest`: the part of the url after ://."""
     before, question, query = rest.partition("?")
     netloc, _, path = before.partition("/")
     user, at, hosts = netloc.rpartition("@")

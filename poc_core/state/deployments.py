@@ -106,7 +106,6 @@ class DeploymentStore(Store):
         return [by_host[host] for host in sorted(by_host)]
 
     def _of_hosts(self, record: type[T], name: str, key: Callable[[str], str]) -> list[T]:
-        """Returns the live hosts' records under `key(host id)`. `name`: their kind, for the log."""
         ids = self._host_ids()
         found = self._redis.mget(map(key, ids)) if ids else []
         return _readable(record, name, ids, found)
@@ -188,7 +187,6 @@ class DeploymentStore(Store):
 def _readable(
     record: type[T], name: str, ids: Sequence[str], found: Sequence[bytes | None]
 ) -> list[T]:
-    """Parses the hosts' JSON records, except missing and unreadable ones. `name`: for the log."""
     read = (
         readable(f"{name} {host_id!r}", partial(record.model_validate_json, raw))
         for host_id, raw in zip(ids, found, strict=True)

@@ -218,9 +218,7 @@ class JobStore(Store):
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns the validations by verdict, "honest" or "fraud"; from 0 after 30 days without
-        any.
-        """
+        """Returns the validations by verdict, "honest" or "fraud"; 30 days without reset it."""
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
@@ -391,7 +389,6 @@ class JobStore(Store):
 
 
 def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
-    """Builds a job's record from the values of _RECORD_FIELDS; None if the job is missing."""
     found = zip(_RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "status" not in raw:
@@ -402,5 +399,4 @@ def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
 
 
 def _nonces_of(batch: bytes) -> list[bytes]:
-    """Returns the nonces of a batch's JSON list, as texts."""
     return batch[1:-1].replace(b" ", b"").split(b",")

@@ -199,7 +199,6 @@ def _due(outbox_id: bytes, url: bytes, head: bytes, waiting_bytes: bytes) -> Due
 def _delivery(
     outbox_id: str, token: str, taken: Sequence[bytes], counted: Sequence[bytes]
 ) -> Delivery:
-    """Builds a delivery from the answer of take_delivery.lua (`taken`) and the counted entries."""
     url, head, number, n_entries, _, failures = taken
     waiting = [entries.without_count(entry) for entry in counted]
     payload_id = f"{outbox_id}-{int(number)}"

@@ -229,6 +229,5 @@ def _port(raw: bytes) -> int | tuple[Address, int]:
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:
-    """Parses a model's record. Returns the model, and the time when a worker last served it."""
     entry = json.loads(raw)
     return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

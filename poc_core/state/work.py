@@ -215,12 +215,10 @@ class WorkStore(Store):
 
 
 def _key(lease: Lease) -> str:
-    """Returns the key of the hash of a lease's job or round."""
     return (keys.round if lease.of_round else keys.job)(lease.owner_id)
 
 
 def _field(lease: Lease) -> str:
-    """Returns the name by which a lease is stored in the keys of its job or round."""
     return f"{lease.place}:{len(lease.nonces)}" if lease.of_round else str(lease.place)
 
 

@@ -140,8 +140,6 @@ class _Channel(kombu_redis.Channel):
 
 
 class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
-    """A `_Channel` for a primary that is found through Sentinels."""
-
     from_transport_options: Any = (
         *kombu_redis.SentinelChannel.from_transport_options,
         "sentinels",

@@ -351,11 +351,9 @@ class VllmEngine(Engine):
         self._sockets.remove()
 
     def _run(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """Calls a method of ProofRunner on every rank. Returns one result per rank."""
         return self._rpc("proof_run", (method, *args), timeout_s or self.rpc_timeout_s)
 
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
-        """Calls a method of ProofExtension on every rank. Returns one result per rank."""
         return _values(self._ask(method, args, timeout_s))
 
     def _ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[_Answer]:

@@ -236,7 +236,6 @@ class DecodeBatch(Batch):
         )
 
     def _token_ids_of(self, which: range, vocab_size: int) -> Tensor:
-        """Returns the token ids of the steps `which`: int32 (n, steps)."""
         return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:

@@ -233,7 +233,6 @@ class _Answer:
 
 
 def _event(path: str) -> bytes:
-    """Returns the last event of a stream that was ended because a round began."""
     return error_event(shaped(path, 503, error_body(503, _ACTIVE)))
 
 

@@ -77,8 +77,6 @@ def _say(known: KnownTokens, name: str, why: str) -> None:
 
 
 class _Decoded:
-    """An answer that the engine has decoded for the trial."""
-
     def __init__(self, prompt: Any, params: Any, output: Any) -> None:
         (choice,) = output.outputs
         self.prompt, self.params = prompt, params

@@ -202,8 +202,6 @@ class Grammars:
 
 
 class _Process:
-    """A running trial process, which answers each grammar with one line."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None

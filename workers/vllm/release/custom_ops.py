@@ -109,7 +109,6 @@ def marlin_experts() -> Any | None:
 
 
 def _module(name: str) -> Any | None:
-    """Returns a module of vLLM's layers. Returns None if this release does not have the module."""
     try:
         return import_module(f"vllm.model_executor.layers.{name}")
     except ImportError:

@@ -62,7 +62,6 @@ def avoid(engine_args: Any) -> None:
 
 
 def _backend(name: str) -> Any:
-    """Returns the attention backend with this name; None if this release does not have it."""
     registry: Any = import_module("vllm.v1.attention.backends.registry")
     return registry.AttentionBackendEnum.__members__.get(name)
 

@@ -293,7 +293,6 @@ def use_address(address: str) -> None:
 
 
 def _interface(address: str) -> str | None:
-    """Returns the network interface that has this address. Returns None if there is none."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in addresses):
             return str(name)
@@ -327,7 +326,6 @@ def _found(host: str, port: int) -> Any:
 
 
 def _store(address: str) -> tuple[Any, int]:
-    """Opens torch's store on a free port of this address. Returns the store and the port."""
     from torch.distributed import TCPStore
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -80,7 +80,6 @@ def _draw_one(name: str, weight: Tensor, seed: int) -> None:
 
 
 def _chunks(weight: Tensor) -> Iterator[Tensor]:
-    """Yields parts of a weight to draw in turn; the whole weight if it is not contiguous."""
     if not weight.is_contiguous():
         yield weight
         return
