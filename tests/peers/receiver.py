@@ -6,7 +6,6 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Set
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -39,7 +38,6 @@ class Receiver:
     status: int = 200  # what it answers
     delay_s: float = 0.0  # before it answers; set to less, it holds for those that wait too
     talks_nonsense: bool = False  # it takes what comes, and its answer is no HTTP
-    largest: int | None = None  # artifacts of a payload; to more it answers 413
     tls: ssl.SSLContext | None = None  # it speaks nothing else
     payloads: list[Payload] = field(default_factory=list)  # all, also those answered with an error
     n_unanswered: int = 0  # arrived, and their answer is delayed
@@ -90,20 +88,13 @@ class Receiver:
 
     def nonces(self) -> list[int]:
         """The nonces of the rounds' payloads taken, in order; those of a repeated payload once."""
-        too_large = {payload.number for payload in self.refused() if payload.answered == 413}
-        return [
-            nonce
-            for payload in unrepeated(self.round_payloads(), too_large)
-            for nonce in payload.nonces
-        ]
+        return [nonce for payload in unrepeated(self.round_payloads()) for nonce in payload.nonces]
 
     def round_payloads(self) -> list[Payload]:
         return [payload for payload in self.taken() if "request_id" not in payload.body]
 
     def take(self, path: str, body: dict[str, Any]) -> int:
         status, arrived = self.status, time.time()
-        if self.largest is not None and len(body["artifacts"]) > self.largest:
-            status = 413
         with self._lock:
             self.n_unanswered += 1
         while time.time() - arrived < self.delay_s:
@@ -114,19 +105,14 @@ class Receiver:
         return status
 
 
-def unrepeated(payloads: list[Payload], too_large: Set[int] = frozenset()) -> list[Payload]:
-    """The payloads without repeats of a payload_id, which must be the same.
-
-    Numbers have no gaps but those of payloads that were too large.
-    """
+def unrepeated(payloads: list[Payload]) -> list[Payload]:
+    """The payloads without repeats of a payload_id, which must be the same; numbers have no gaps."""
     first: dict[str, Payload] = {}
     for payload in payloads:
         known = first.setdefault(payload.payload_id, payload)
         assert known.body == payload.body, f"{payload.payload_id} came again with other contents"
     numbers = [payload.number for payload in first.values()]
-    left_out = set(range(max(numbers, default=-1) + 1)).difference(numbers)
-    assert numbers == sorted(numbers), f"payloads came out of order: {numbers}"
-    assert left_out <= too_large, f"payloads are missing: {left_out}"
+    assert numbers == list(range(len(numbers))), f"payloads are missing or out of order: {numbers}"
     return list(first.values())
 
 

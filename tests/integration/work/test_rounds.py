@@ -89,12 +89,6 @@ class TestUndisturbed:
         assert len(of_workers) == 2
         assert stats["nonces_per_second"] == pytest.approx(sum(of_workers))
 
-    def test_second_round_is_refused(self, client: StackClient, after_11_s: Receiver) -> None:
-        body = round_body(None, block_hash="other")
-        answer = client.http.post("/api/v1/inference/pow/init/generate", json=body)
-        assert answer.status_code == 409, answer.text
-        assert client.status()["config"]["block_hash"] == "block"
-
     def test_every_nonce_came_once(self, client: StackClient, after_11_s: Receiver) -> None:
         finish(client, after_11_s)
 
@@ -218,16 +212,6 @@ class TestReceiver:
         finish(client, receiver)
         assert client.stats()["outbox"]["failures"] == 0
 
-    def test_that_is_away_for_a_while_gets_everything_in_order(
-        self, client: StackClient, receiver: Receiver
-    ) -> None:
-        client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 1, 300, "the first payload")
-        receiver.go_away()
-        client.wait(lambda: client.stats()["outbox"]["failures"] >= 3, 300, "three tries")
-        receiver.come_back()
-        finish(client, receiver)
-
     def test_that_never_takes_pauses_the_round_at_the_limit(
         self, client: StackClient, receiver: Receiver
     ) -> None:
@@ -244,18 +228,6 @@ class TestReceiver:
         receiver.status = 200
         client.wait_progress(1000)
         finish(client, receiver)
-
-    def test_that_takes_small_ones_only_gets_everything_in_halves(
-        self, client: StackClient, receiver: Receiver
-    ) -> None:
-        receiver.largest = 40
-        client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 4, 300, "four payloads")
-        client.stop()
-        receiver.largest = None  # at so few a payload the rest would take long
-        client.wait_delivered()
-        assert_complete(client, receiver)
-        assert 413 in {payload.answered for payload in receiver.payloads}
 
     def test_is_served_within_seconds_while_callbacks_of_jobs_hang(
         self, client: StackClient, receiver: Receiver
