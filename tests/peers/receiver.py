@@ -106,7 +106,7 @@ class Receiver:
 
 
 def unrepeated(payloads: list[Payload]) -> list[Payload]:
-    """The payloads without repeats of a payload_id, which must be the same; numbers have no gaps."""
+    """The payloads without repeats of a payload_id, which must be equal; numbers have no gaps."""
     first: dict[str, Payload] = {}
     for payload in payloads:
         known = first.setdefault(payload.payload_id, payload)
