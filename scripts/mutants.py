@@ -30,7 +30,6 @@ AREAS = {
             "pipeline": ["pipeline", "proofs"],
             "proofs": ["proofs", "jobs", "rounds"],
             "chat_gate": ["chat_gate", "proofs"],
-            "turns": ["turns", "jobs", "rounds"],
             "work": ["jobs", "rounds", "turns"],
             "housekeeping": ["housekeeping", "rounds"],
         }.items()

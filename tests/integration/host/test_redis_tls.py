@@ -1,34 +1,21 @@
-"""Redis behind TLS, with a real certificate: the whole node over it, and nobody takes another's
+"""Redis behind TLS, with a real certificate: nobody takes another's
 certificate for it.
 """
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 import redis
 from kombu.exceptions import OperationalError
 
 from bench.faults.campaign import run
-from cli.supervise.processes import command_of_proofline
-from cli.supervise.redis_server import free_port
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
-from tests.harness.waiting import wait_until
-from tests.integration.node import run_node, synthetic_artifacts
-from tests.peers.receiver import Receiver
-from tests.stacks.round_client import FAST, round_body
 from tests.stacks.tls_redis import TlsRedis, make_certificate, tls_redis
-from tests.stacks.up import environment
 from workers.queue.app import create_app
 
 pytestmark = pytest.mark.integration
-
-READY_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -85,69 +72,6 @@ def test_the_certificate_must_be_for_this_host(server: TlsRedis, client: Client)
 def test_without_tls_nothing_is_said(server: TlsRedis, client: Client) -> None:
     with pytest.raises(REFUSED):
         client(server.url.replace("rediss://", "redis://"))
-
-
-@pytest.mark.slow
-def test_a_whole_node_over_it(server: TlsRedis) -> None:
-    """A job, a round with its callbacks, and Flower."""
-    with ExitStack() as exits:
-        node = run_node(
-            exits, workers=1, synthetic_step_ms=5, env=FAST, redis_url=server.trusting_url
-        )
-        receiver = exits.enter_context(Receiver())
-        port = free_port()
-        flower = subprocess.Popen(
-            command_of_proofline("flower", "--port", str(port)),
-            env=environment(
-                {"POC_REDIS_URL": server.trusting_url, "FLOWER_BASIC_AUTH": "me:a password"}
-            )
-            | {"PATH": os.environ["PATH"]},
-        )
-        exits.callback(flower.wait, 30)
-        exits.callback(flower.terminate)
-
-        job = node.result(node.submit(range(64)))
-        assert job["artifacts"] == synthetic_artifacts(range(64))
-
-        assert (
-            node.http.post("/api/v1/pow/init/generate", json=round_body(receiver)).status_code
-            == 200
-        )
-        wait_until(receiver.nonces, "callbacks", READY_S)
-        assert node.stop().status_code == 200
-        wait_until(
-            lambda: node.status()["stats"]["artifacts_waiting"] == 0,
-            "what the round had computed",
-            READY_S,
-        )
-        assert (
-            len(set(receiver.nonces()))
-            == len(receiver.nonces())
-            == node.status()["stats"]["total_processed"]
-        )
-
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", auth=("me", "a password"), trust_env=False
-        ) as http:
-
-            def queues() -> list[str]:
-                try:
-                    found = http.get("/api/workers", params={"refresh": "1"}).json().values()
-                    return sorted(
-                        queue["name"] for said in found for queue in said.get("active_queues", [])
-                    )
-                except httpx.TransportError:  # not yet there
-                    return []
-
-            wait_until(
-                lambda: "poc.model.tiny-qwen3" in queues(),
-                "the queue in Flower",
-                READY_S,
-                0.5,
-            )
-            assert {"name": "poc.model.tiny-qwen3", "messages": 0} in http.get(
-                "/api/queues/length"
-            ).json()["active_queues"]
 
 
 @pytest.mark.slow

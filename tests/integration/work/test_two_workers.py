@@ -9,14 +9,12 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 
 from cli.supervise.fleet import WORKER_GRACE_S
@@ -27,14 +25,11 @@ from tests.harness.marks import needs_vllm
 from tests.integration.processes import (
     assert_all_gone,
     descendants,
-    engine_cores,
     frozen,
-    is_running,
 )
 from tests.peers.receiver import Receiver
 from tests.stacks.round_client import assert_complete, round_body
 from tests.stacks.two_workers import TwoWorkers, two_workers
-from workers.proofs import ENGINE_LOST_STATUS
 
 pytestmark = [
     pytest.mark.integration,
@@ -42,9 +37,6 @@ pytestmark = [
     needs_vllm,
 ]
 
-ROUND_S = 8.0
-KILLED_AFTER_S = 3.0
-BACK_WITHIN_S = 60.0  # leases and batches of a lost worker
 JOB_S = 240.0
 ANSWER = 800  # tokens
 
@@ -154,19 +146,6 @@ def assert_as_of_a_job(client: TwoWorkers, receiver: Receiver) -> None:
     assert np.linalg.norm(of_job - of_round, axis=1).max() <= 0.003
 
 
-def kill_with_its_guard(client: TwoWorkers, pid: int) -> list[psutil.Process]:
-    """A worker, so that nobody cleans up after it for as long as the supervisor is stopped,
-    too. What ran below it.
-    """
-    worker, below = psutil.Process(pid), descendants(pid)
-    guard = worker.parent()
-    assert guard is not None
-    assert len(below) >= 2
-    client.supervisor.send_signal(signal.SIGSTOP)
-    guard.kill()  # the kernel kills the worker with it
-    return [worker, *below]
-
-
 def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(
     client: TwoWorkers,
 ) -> None:
@@ -225,72 +204,6 @@ def test_a_round_of_two_engines_arrives_whole_and_with_a_jobs_values(client: Two
         client.wait(lambda: client.processed() >= 32, 300, "a few nonces")
         client.stop()
         assert_as_of_a_job(client, receiver)
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_in_a_round_changes_nothing_and_leaves_nothing_behind(
-    client: TwoWorkers,
-) -> None:
-    with Receiver() as receiver:
-        client.start(receiver)
-        client.wait(lambda: len(client.stats()["workers"]) == 2, 300, "both workers at work")
-        time.sleep(KILLED_AFTER_S)
-        below = kill_with_its_guard(client, client.workers()[0]["pid"])
-        try:
-            assert_all_gone(below)
-        finally:
-            client.supervisor.send_signal(signal.SIGCONT)
-        reached = client.processed()
-        client.wait(
-            lambda: set(range(reached)) <= set(receiver.nonces()),
-            BACK_WITHIN_S,
-            "what it had leased",
-        )
-        time.sleep(ROUND_S - KILLED_AFTER_S)
-        client.stop()
-        assert_as_of_a_job(client, receiver)
-
-
-@pytest.mark.slow
-def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(
-    client: TwoWorkers,
-) -> None:
-    client.wait_ready()
-    before = {worker["id"] for worker in client.workers()}
-    job = Job(client)
-    job.wait_middle()
-    with under_way_on_the_first(client, LONG_PROMPT, 900) as (first, answer, go_on):
-        (engine,) = engine_cores(first["pid"])
-        engine.kill()
-        go_on()
-        answers = [chat(client) for _ in range(20)]  # while its worker finds out and ends
-        assert [one.status_code for one in answers] == [200] * 20
-        assert answer.result(120).status_code == 200
-        assert answer.result().json()["usage"]["completion_tokens"] == 900
-    job.assert_completes()
-    client.wait_ready()
-    after = {worker["id"] for worker in client.workers()}
-    assert before & after == before - {first["id"]}, "the other worker was not to be touched"
-    assert any(
-        f"ended (exit code {ENGINE_LOST_STATUS}); restarting it in" in line
-        for line in client.lines()
-    )
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> None:
-    before = cut_off(client)
-    with under_way_on_the_first(client, "Hello", ANSWER) as (first, answer, go_on):
-        os.kill(first["pid"], signal.SIGTERM)
-        client.wait(
-            lambda: "draining" in client.states(), 60, "the worker to say that it is to end"
-        )
-        assert not answer.done()
-        go_on()
-        assert chat(client).status_code == 200
-        assert answer.result(60).json()["usage"]["completion_tokens"] == ANSWER
-    client.wait(lambda: not is_running(first["pid"]), 300, "the worker's end")
-    assert cut_off(client) == before
 
 
 @pytest.mark.slow
