@@ -256,7 +256,11 @@ async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
 
 
 def _as_refused(error: Exception) -> Refused:
-    """Converts an exception to a Refused error with vLLM's HTTP status."""
+    """Converts an exception to a Refused error with vLLM's HTTP status. Starlette raises the error
+    of a stream that has begun as the cause of a RuntimeError.
+    """
+    if type(error) is RuntimeError and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     if {one.__name__ for one in type(error).__mro__} & _CLIENTS:
         return BadRequest(str(error), getattr(error, "parameter", None))
     return Failed("The worker could not compute this request; its log has the reason.")

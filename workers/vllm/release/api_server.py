@@ -61,10 +61,22 @@ def _after_check(path: str, dependant: Any, check: Check) -> Any:
 
     @functools.wraps(call)
     async def checked(**values: Any) -> Any:
+        for value in values.values():
+            _replace_null(value)
         await check(path, values.get(dependant.request_param_name), values.values())
         return await call(**values)
 
     return checked
+
+
+def _replace_null(request: Any) -> None:
+    """Replaces null by the default in fields that vLLM copies to its answer on /v1/responses. The
+    answer has no null there, and vLLM would fail to create it.
+    """
+    fields = getattr(type(request), "model_fields", {})
+    for name in ("background", "truncation"):
+        if name in fields and getattr(request, name) is None:
+            setattr(request, name, fields[name].default)
 
 
 def routes(app: Any) -> list[tuple[str, str]]:

@@ -147,12 +147,21 @@ def refused() -> Exception:
     return BadRequest("no such grammar", "structured_outputs")
 
 
+def too_late(error: Exception) -> Exception:
+    """As Starlette raises the error of a stream that has begun."""
+    raised = RuntimeError("Caught handled exception, but response already started.")
+    raised.__cause__ = error
+    return raised
+
+
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
         (refused, 400, "no such grammar"),
         (lambda: ValueError("no such value"), 400, "no such value"),
         (lambda: RuntimeError("secret"), 500, "its log has the reason"),
+        (lambda: too_late(ValueError("no such value")), 400, "no such value"),
+        (lambda: too_late(KeyError("secret")), 500, "its log has the reason"),
     ],
 )
 async def test_a_stream_that_breaks_off_before_its_answer_has_a_status(
