@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 5
 # The body of the answer to an unexpected exception.
 MISTAKE = {"detail": "The node failed; its log has the reason."}
+# uvicorn closes a connection after an exception. A client that was not told so would lose its next
+# request.
+CLOSES = {"Connection": "close"}
 
 # Most problems that an error lists for one body, and most characters of a field's name: enough to
 # fix the body, short in logs.
@@ -95,7 +98,7 @@ async def _nobody_there(_: Request, error: Exception) -> Response:
 
 
 async def _bug(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse(MISTAKE, 500)
+    return JSONResponse(MISTAKE, 500, CLOSES)
 
 
 def _answer(error: HTTPException) -> JSONResponse:

@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import MISTAKE
+from api.errors import CLOSES, MISTAKE
 from poc_core.serving.openai_errors import said_by, shaped
 from poc_core.serving.openai_paths import is_clients_path
 
@@ -33,7 +33,8 @@ class ErrorShapes:
             await self._app(scope, receive, answer.send)
         except Exception:  # the server logs the exception
             if not answer.has_begun:
-                await JSONResponse(shaped(scope["path"], 500, MISTAKE), 500)(scope, receive, send)
+                said = shaped(scope["path"], 500, MISTAKE)
+                await JSONResponse(said, 500, CLOSES)(scope, receive, send)
             raise
 
 

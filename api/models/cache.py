@@ -234,7 +234,8 @@ def _refs(folder: Path) -> dict[str, str]:
         for name in names:
             path = Path(place, name)
             with suppress(OSError, ValueError):
-                found[path.relative_to(folder).as_posix()] = path.read_text().strip()
+                if path.is_file():  # no pipe, which could have no end
+                    found[path.relative_to(folder).as_posix()] = path.read_text().strip()
     return found
 
 

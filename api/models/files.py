@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,12 +29,22 @@ _TOKENIZERS = (
 )
 _SMALL = (*_TOKENIZERS, "*.json", "*.txt", "*.bpe", "*.jinja", "*.py")
 _SHARD = re.compile(r"(.*-)(\d+)(-of-)(\d+)(\.\w+)")
+# More shards than any model has.
+_MOST_SHARDS = 9999
 # JSON files larger than this, such as a tokenizer's, are not parsed.
 _PARSED_BYTES = 1024**2
 
 
 class BrokenModelError(ProoflineError):
     """A model's file cannot be read, or its content is not as expected."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(name: str) -> str:
+    """Escapes the bytes of a file's name that are no UTF-8, which JSON cannot have."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def chosen(names: Collection[str]) -> tuple[set[str], str]:
@@ -77,6 +88,8 @@ def missing(folder: Path) -> list[str]:
         weights = indexed(folder / index)
     for found in filter(None, map(_SHARD.fullmatch, sorted(weights))):
         before, number, of, last, after = found.groups()
+        if int(last) > _MOST_SHARDS:
+            raise BrokenModelError(f"{folder} is said to have {last} shards")
         weights |= {f"{before}{n:0{len(number)}}{of}{last}{after}" for n in range(1, int(last) + 1)}
     lacks = [name for name in sorted(weights) if not _has(folder / name)]
     if not weights:
@@ -98,6 +111,7 @@ def indexed(path: Path) -> set[str]:
 
 def parsed(path: Path) -> dict[str, Any]:
     """Parses a JSON file. BrokenModelError if the file cannot be read or has no JSON object."""
+    _size(path)  # no pipe, which could have no end
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
@@ -110,13 +124,16 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def _has(path: Path) -> bool:
-    """Returns True if a file exists and is not empty. BrokenModelError if it is a dangling link."""
-    return (path.is_symlink() or path.exists()) and _size(path) > 0
+    """Returns True if a file exists and is not empty. BrokenModelError as of `_size`."""
+    return os.path.lexists(path) and _size(path) > 0
 
 
 def _size(path: Path) -> int:
+    """Returns a file's size in bytes. BrokenModelError if the path is a dangling link, a folder or
+    no file.
+    """
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError as error:
         gone = (
             "is a link to nothing"
@@ -124,6 +141,9 @@ def _size(path: Path) -> int:
             else f"cannot be read: {error.strerror or error}"
         )
         raise BrokenModelError(f"{path} {gone}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise BrokenModelError(f"{path} is no file")
+    return found.st_size
 
 
 def _is_any(name: str, patterns: Iterable[str]) -> bool:

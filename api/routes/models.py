@@ -4,10 +4,11 @@ import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from api.errors import unavailable
 from api.models.cache import CacheError, DiskSpace
+from api.models.files import printable
 from api.routes import examples
 from api.routes.provided import TheCache, TheDeployments, TheDownloads, TheWorkers
 from poc_core.state.deployments import DeploymentStore
@@ -63,9 +64,12 @@ class Deleted(BaseModel):
     model: HubModel
 
 
+Printable = Annotated[str, BeforeValidator(printable)]
+
+
 class ModelOnDisk(BaseModel):
-    hf_repo: str
-    hf_commit: str | None = Field(description="null if the model's revisions cannot be read.")
+    hf_repo: Printable
+    hf_commit: Printable | None = Field(description="null if the model's revisions cannot be read.")
 
 
 class Listed(BaseModel):

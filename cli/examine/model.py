@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from api.models.cache import CacheError, ModelCache
-from api.models.files import BrokenModelError, missing
+from api.models.files import BrokenModelError, missing, printable
 from cli.examine.findings import Finding, Subject
 from cli.machine.cpu_memory import available_bytes
 from cli.machine.model_memory import weights_bytes
@@ -92,7 +92,7 @@ def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
     for hf_repo, commit, _ in found:
         why = cache.trouble(hf_repo, commit) or "is here in part."
         yield _MODELS.warning(
-            f"{hf_repo}{f' at {commit}' if commit else ''}: {why}",
+            printable(f"{hf_repo}{f' at {commit}' if commit else ''}: {why}"),
             f"hf download {hf_repo}, which completes it; or delete it.",
         )
 

@@ -110,6 +110,7 @@ def test_a_mistake_of_ours_is_500_without_details(
         500,
         {"detail": "The node failed; its log has the reason."},
     )
+    assert answer.headers["Connection"] == "close"  # uvicorn closes it
 
 
 def test_the_factory_needs_no_redis() -> None:

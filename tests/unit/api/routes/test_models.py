@@ -63,6 +63,7 @@ def put(cache: Path, files: dict[str, str], repo: str = REPO, commit: str = COMM
 
 
 SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+LONG = json.dumps({"weight_map": {"a": "x" * 300}})
 BOTH = {"model-1.safetensors": "x", "model-2.safetensors": "y"}
 TOKENIZED = {"config.json": "{}", "tokenizer.json": "{}"}
 WHOLE = {**TOKENIZED, "model.safetensors": "x" * 1000}
@@ -84,6 +85,7 @@ WHOLE = {**TOKENIZED, "model.safetensors": "x" * 1000}
         ),
         ({**TOKENIZED, "model.safetensors.index.json": SHARDS, **BOTH}, "DOWNLOADED"),
         ({"config.json": "{}", "model.safetensors.index.json": SHARDS, **BOTH}, "PARTIAL"),
+        ({**TOKENIZED, "model.safetensors.index.json": LONG, **BOTH}, "PARTIAL"),
         ({**TOKENIZED, "model-00001-of-00002.safetensors": "x"}, "PARTIAL"),
         ({**TOKENIZED, "model-00001-of-00001.safetensors": "x"}, "DOWNLOADED"),
         ({**TOKENIZED, "model.safetensors": ""}, "PARTIAL"),
@@ -101,7 +103,7 @@ WHOLE = {**TOKENIZED, "model.safetensors": "x" * 1000}
     ],
     ids=[
         *("one file", "no weights", "no configuration", "a shard is missing", "all shards"),
-        *("no tokenizer", "half a model without an index", "one shard of one", "empty weights"),
+        *("no tokenizer", "a name that no disk takes", "half a model without an index", "one shard of one", "empty weights"),
         *("what training left", "another engine's form", "not the preferred form"),
         *("an index of another form", "Mistral's own form"),
     ],
@@ -233,6 +235,25 @@ def _dangling(folder: Path) -> None:
     (folder / "blobs" / f"{COMMIT[:4]}-model.safetensors").unlink()
 
 
+def _pipe(name: str) -> Callable[[Path], object]:
+    """A pipe that nobody writes to: who reads it waits for ever."""
+
+    def plant(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return plant
+
+
+def _linked_to(target: str, name: str) -> Callable[[Path], object]:
+    def plant(folder: Path) -> None:
+        place = folder / "snapshots" / COMMIT / name
+        place.unlink()
+        place.symlink_to(target)
+
+    return plant
+
+
 def _link_to_nothing(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.symlink_to(folder.parent / "nowhere")
@@ -247,6 +268,11 @@ BAD = {
     "JSON without an end": Bad(_write("tokenizer_config.json", "[" * 100_000), "is no JSON"),
     "a configuration of binary": Bad(_write("config.json", "PK\3\4"), "is no JSON"),
     "weights that are gone": Bad(_dangling, "is a link to nothing"),
+    "a pipe for a configuration": Bad(_pipe(f"snapshots/{COMMIT}/config.json"), "is no file"),
+    "an endless configuration": Bad(_linked_to("/dev/zero", "config.json"), "is no file"),
+    "a folder for a tokenizer": Bad(_linked_to("/tmp", "tokenizer.json"), "is no file"),
+    "a name that is no text": Bad(_write(os.fsdecode(b"\xff.json"), "{"), "\\udcff.json is no JSON"),
+    "a shard of a billion": Bad(_write("model-1-of-1000000000.safetensors", "x"), "1000000000 shards"),
     "a link to nothing": Bad(_link_to_nothing, "is a link to nothing", None),
     "a file for a repository": Bad(_in_place_of("x"), "Not a directory", None),
     "a file for snapshots": Bad(_in_place_of("x", "snapshots"), "Not a directory", None),
@@ -377,9 +403,13 @@ def test_folders_of_any_name_are_listed(client: TestClient, cache: Path) -> None
     (cache / "version.txt").touch()
     (begun := cache / "models--acme--begun" / "blobs").mkdir(parents=True)
     (begun / "x.incomplete").touch()
+    os.makedirs(os.fsencode(cache) + b"/models--no--text\xff/snapshots/\xff")
+    os.mkfifo(cache / "models--a--b--c" / "refs" / "pipe")
     models = client.get(f"{MODELS}/list").json()["models"]
-    assert [(one["model"]["hf_repo"], one["status"]) for one in models] == [
-        *(("a/b/c", "DOWNLOADED"), ("acme/begun", "PARTIAL"))
+    assert [(*one["model"].values(), one["status"]) for one in models] == [
+        ("a/b/c", COMMIT, "DOWNLOADED"),
+        ("acme/begun", None, "PARTIAL"),
+        ("no/text\\udcff", "\\udcff", "PARTIAL"),
     ]
 
 
