@@ -67,11 +67,13 @@ def canonical_host(text: str) -> str:
     address = literal_address(host)
     if address is not None:
         return str(address)
-    if not host.isascii():
+    if not host.isascii() or host.startswith("xn--"):
         import httpx  # here: the import takes 0.1 s. httpx sends the callbacks
 
         try:
-            host = httpx.URL(f"http://{host}/").raw_host.decode()
+            url = httpx.URL(f"http://{host}/")
+            _ = url.host  # decodes IDNA
+            host = url.raw_host.decode()
         except (httpx.InvalidURL, UnicodeError):
             raise ValueError(f"{text!r} is no host name") from None
     host = host.removesuffix(".")

@@ -38,6 +38,7 @@ def _http_url(url: str | None) -> str | None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = usable and ("[" not in parts.netloc or ":" in str(parts.hostname))
         # Characters that the HTTP client's url parser may read differently are refused.
         usable = usable and url.isprintable() and not re.search(r"[\s\\]", url)
     except ValueError:  # a bad port or bracket

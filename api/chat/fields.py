@@ -1,5 +1,6 @@
 """Parses the fields of requests to OpenAI's paths, and changes them."""
 
+from codecs import BOM_UTF8
 from hashlib import blake2b
 from io import BytesIO
 from typing import Any
@@ -39,6 +40,8 @@ def _of_json(body: bytes) -> Any:
         return from_json(body or b"{}")
     except ValueError as error:
         why = str(error)
+    if body.startswith(BOM_UTF8):
+        raise UnreadableError("The body begins with a byte order mark; send JSON without it.")
     for mark, name in _COMPRESSED.items():
         if body.startswith(mark):
             raise UnreadableError(
@@ -50,6 +53,8 @@ def _of_json(body: bytes) -> Any:
         raise UnreadableError(
             f"The body is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}."
         ) from None
+    if b"\0" in body[:4]:
+        raise UnreadableError("The body is UTF-16 or UTF-32; send UTF-8.")
     if "hex escape" in why:
         why += ", which is half of a surrogate pair or lacks digits"
     raise UnreadableError(f"The body is no JSON: {why}.")

@@ -23,7 +23,6 @@ from api.edge.shares import Holdings, of_address
 from api.edge.version_segment import without_version
 from poc_core.open_files import raise_file_limit as raise_file_limit
 from poc_core.serving.openai_errors import shaped
-from poc_core.serving.openai_paths import is_clients_path
 
 # Seconds from the start of a connection, or of a later request on it, to the end of the headers.
 HEADERS_S = 10.0
@@ -31,6 +30,7 @@ HEADERS_S = 10.0
 # text. Browsers and proxies send some KiB, in a few dozen headers.
 HEADER_BYTES = 64 * 1024
 MOST_HEADERS = 200
+_TOO_LARGE = f"The headers are larger than {HEADER_BYTES} bytes."
 # Seconds that a connection without a request stays open. Clients close theirs earlier (httpx 5,
 # aiohttp 15, nginx 60), because a request fails on a connection that is being closed.
 IDLE_S = 75
@@ -180,6 +180,7 @@ class _Limited(HttpToolsProtocol):
         # when the time limit for the client's request began; None while no request arrives
         self._since: float | None = None
         self._headers_done = False
+        self._excess: tuple[int, str] | None = None  # status and text for too many headers
         # starts the request's handler; None if the handler has started
         self._starts: Callable[[], None] | None = None
         self._ended_one = False  # whether the last bytes read included a request's end
@@ -212,7 +213,7 @@ class _Limited(HttpToolsProtocol):
             return  # the bytes belonged to a body, at least in part
         self._n_header_bytes += len(data)
         if self._n_header_bytes > HEADER_BYTES:
-            self._refuse(431, f"The headers are larger than {HEADER_BYTES} bytes.")
+            self._refuse(431, _TOO_LARGE)
 
     def pause_writing(self) -> None:
         self._left = (self.transport.get_write_buffer_size(), self.loop.time())
@@ -235,10 +236,7 @@ class _Limited(HttpToolsProtocol):
             self.transport.close()  # otherwise the server would wait for an endless answer
 
     def send_400_response(self, msg: str) -> None:
-        if is_clients_path(self._path()):
-            self._refuse(400, msg)
-        else:
-            super().send_400_response(msg)
+        self._refuse(*(self._excess or (400, msg)))
 
     # Called by the parser.
 
@@ -251,7 +249,7 @@ class _Limited(HttpToolsProtocol):
         if self._headers_done:
             return  # a trailer after the body does not change the request
         if len(self.headers) >= MOST_HEADERS:
-            raise ValueError("too many headers")  # the parser stops, and the client gets 400
+            self._exceeds(f"A request may have {MOST_HEADERS} headers.")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -260,9 +258,9 @@ class _Limited(HttpToolsProtocol):
             len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             > HEADER_BYTES
         ):
-            raise ValueError("the headers are too large")
+            self._exceeds(_TOO_LARGE)
         if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ValueError("too many requests wait for their answers")
+            raise ValueError("too many requests wait for their answers")  # stops the parser
         self._since = self.loop.time()
         super().on_headers_complete()
         if self.expect_100_continue:
@@ -363,6 +361,11 @@ class _Limited(HttpToolsProtocol):
             self._left = (left, now)
             return False
         return now - since > self.limits.request_s
+
+    def _exceeds(self, detail: str) -> None:
+        """Stops the parser, which then calls send_400_response."""
+        self._excess = 431, detail
+        raise ValueError(detail)
 
     def _path(self) -> str:
         raw = self.url.partition(b"?")[0]

@@ -76,7 +76,7 @@ router = APIRouter(tags=["chat"], responses=_ANSWER)
 
 # Suffixes of the paths that return embeddings.
 _EMBEDDINGS = ("/embeddings", "/embed")
-_MOST_PATH_CHARS = 80
+_MOST_PATH_CHARS = _MOST_NAME_CHARS = 80
 # Values that clients send for true.
 _TRUE = (True, "true", "1")
 
@@ -223,9 +223,10 @@ def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
     After 503 the network tries another node; for 404 it convicts the executor.
     """
     if not models or model in chat.workers.known_models() or _loads(chat):
-        who = f"the model {model}" if model else "a model"
+        who = f"the model {model[:_MOST_NAME_CHARS]}" if model else "a model"
         return openai_error(503, f"No worker serves chat for {who} right now; try again later.")
-    message = f"The model `{model}` is not served here; use one of {', '.join(models)}."
+    name = str(model)[:_MOST_NAME_CHARS]
+    message = f"The model `{name}` is not served here; use one of {', '.join(models)}."
     return openai_error(404, message, param="model")
 
 

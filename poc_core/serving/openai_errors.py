@@ -20,6 +20,7 @@ _KINDS = {
     503: ("service_unavailable", "overloaded_error"),
 }
 _USUAL = ("invalid_request_error", "invalid_request_error")
+_ANTHROPIC_KINDS = {_USUAL[1], *(kind for _, kind in _KINDS.values())}
 
 
 def error_body(
@@ -44,8 +45,10 @@ def shaped(path: str, status: int, body: Any) -> Any:
         message, param = _sentence(detail if detail is not None else body)
         body = error_body(status, message, param=param)
         error = body["error"]
-    if not path.startswith(_ANTHROPIC) or body.get("type") == "error":
+    if not path.startswith(_ANTHROPIC):
         return body
+    if body.get("type") == "error" and error.get("type") in _ANTHROPIC_KINDS:
+        return body  # vLLM's own types are OpenAI's
     kind = _KINDS.get(status, _USUAL)[1]
     return {"type": "error", "error": {"type": kind, "message": error["message"]}}
 

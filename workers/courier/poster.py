@@ -312,7 +312,7 @@ def _retry_after_s(text: str | None) -> float | None:
     """Returns the seconds in a Retry-After header (number or date); None if they are unreadable."""
     try:
         return float(int(text or ""))
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     try:
         return (parsedate_to_datetime(text or "") - datetime.now(UTC)).total_seconds()

@@ -742,6 +742,10 @@ class TestChoice:
         assert error["message"] == "The model `nope` is not served here; use one of tiny-qwen3."
         assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
 
+    def test_a_long_name_is_cut_in_the_message(self, node: Node) -> None:
+        node.start("w1", answers)
+        assert len(node.chat("x" * 100_000).json()["error"]["message"]) < 300
+
     def test_worker_that_has_just_come_is_found_at_once(self, node: Node) -> None:
         node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=60)
         node.start("w1", answers)
@@ -803,6 +807,9 @@ class TestBadBodies:
                 gzip.compress(b"{}", mtime=0),
                 "The body is gzip; say so with the header Content-Encoding: gzip.",
             ),
+            (b'\xef\xbb\xbf{"model": "x"}', "begins with a byte order mark"),
+            ('{"model": "x"}'.encode("utf-16-le"), "is UTF-16 or UTF-32"),
+            ('{"model": "x"}'.encode("utf-32-be"), "is UTF-16 or UTF-32"),
             (b"[]", "must be a JSON object"),
             (b'"text"', "must be a JSON object"),
             (b'{"model": 5}', "`model` must be a string"),

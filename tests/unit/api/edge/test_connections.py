@@ -218,7 +218,8 @@ CHAT = b"POST /v3.0.16/v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
         (CHAT, 408),
         (CHAT + b"Content-Length: 10\r\n\r\nhalf", 408),
         (CHAT + b"x: " + b"x" * (HEADER_BYTES + 1), 431),
-        (CHAT + b"x: y\r\n" * (MOST_HEADERS + 1) + b"\r\n", 400),
+        (CHAT + b"x: y\r\n" * (MOST_HEADERS + 1) + b"\r\n", 431),
+        (CHAT + b"no header\r\n\r\n", 400),
     ],
 )
 def test_refusals_on_a_models_paths_are_openais(
@@ -266,7 +267,18 @@ def test_one_that_is_taken_slowly_arrives_whole() -> None:
     ],
 )
 def test_headers_have_a_limit(connect: Connect, headers: bytes) -> None:
-    assert status(rest(connect(GET + headers))) in (400, 431)
+    answer = rest(connect(GET + headers))
+    assert status(answer) == 431
+    assert "headers" in json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\r\n\r\n", GET + b"no header\r\n\r\n"])
+def test_what_is_no_http_is_refused_in_json(connect: Connect, sent: bytes) -> None:
+    answer = rest(connect(sent))
+    assert status(answer) == 400
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {
+        "detail": "Invalid HTTP request received."
+    }
 
 
 def test_as_many_headers_as_may_be_are_taken(connect: Connect) -> None:
@@ -276,7 +288,7 @@ def test_as_many_headers_as_may_be_are_taken(connect: Connect) -> None:
 
 def test_a_path_is_no_larger_than_headers(connect: Connect) -> None:
     long = b"GET /" + b"x" * HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n"
-    assert status(rest(connect(long))) in (400, 431)
+    assert status(rest(connect(long))) == 431
 
 
 def test_an_idle_connection_keeps_nothing_of_what_it_asked(

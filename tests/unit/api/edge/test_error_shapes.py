@@ -160,6 +160,7 @@ async def test_what_is_right_comes_byte_for_byte() -> None:
         (b'{"error": "Unauthorized"}', b"Unauthorized"),
         (b'{"detail": [{"loc": ["body", "n"], "msg": "too many", "type": "x"}]}', b"n: too many"),
         (b'["odd"]', b"odd"),
+        (b'{"type": "error", "error": {"type": "BadRequestError", "message": "no"}}', b"no"),
         (b"no JSON", b"no JSON"),
     ],
 )

@@ -103,7 +103,13 @@ WHOLE = {**TOKENIZED, "model.safetensors": "x" * 1000}
     ],
     ids=[
         *("one file", "no weights", "no configuration", "a shard is missing", "all shards"),
-        *("no tokenizer", "a name that no disk takes", "half a model without an index", "one shard of one", "empty weights"),
+        *(
+            "no tokenizer",
+            "a name that no disk takes",
+            "half a model without an index",
+            "one shard of one",
+            "empty weights",
+        ),
         *("what training left", "another engine's form", "not the preferred form"),
         *("an index of another form", "Mistral's own form"),
     ],
@@ -271,8 +277,12 @@ BAD = {
     "a pipe for a configuration": Bad(_pipe(f"snapshots/{COMMIT}/config.json"), "is no file"),
     "an endless configuration": Bad(_linked_to("/dev/zero", "config.json"), "is no file"),
     "a folder for a tokenizer": Bad(_linked_to("/tmp", "tokenizer.json"), "is no file"),
-    "a name that is no text": Bad(_write(os.fsdecode(b"\xff.json"), "{"), "\\udcff.json is no JSON"),
-    "a shard of a billion": Bad(_write("model-1-of-1000000000.safetensors", "x"), "1000000000 shards"),
+    "a name that is no text": Bad(
+        _write(os.fsdecode(b"\xff.json"), "{"), "\\udcff.json is no JSON"
+    ),
+    "a shard of a billion": Bad(
+        _write("model-1-of-1000000000.safetensors", "x"), "1000000000 shards"
+    ),
     "a link to nothing": Bad(_link_to_nothing, "is a link to nothing", None),
     "a file for a repository": Bad(_in_place_of("x"), "Not a directory", None),
     "a file for snapshots": Bad(_in_place_of("x", "snapshots"), "Not a directory", None),

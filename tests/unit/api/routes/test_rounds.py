@@ -195,6 +195,7 @@ MALFORMED: list[tuple[Callable[..., dict[str, Any]], dict[str, Any], str, str]] 
     (round_body, {"url": "http://host:99999"}, "url", A_URL),
     (round_body, {"url": "http://ho\nst/"}, "url", A_URL),
     (round_body, {"url": "http://ho st/"}, "url", A_URL),
+    (round_body, {"url": "http://[v1.a]/"}, "url", A_URL),
     (round_body, {"url": "http://host/x?y=1"}, "url", "leave out the query and fragment"),
     (round_body, {"url": "http://[fe80::1]/"}, "url", "allow it with POC_CALLBACK_ALLOW"),
     (distance_body, {"callback_url": "http://localhost:6379"}, "callback_url", "the node's own"),

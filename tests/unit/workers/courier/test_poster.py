@@ -364,6 +364,7 @@ def test_the_address_that_worked_is_tried_first() -> None:
         (b"0", 0),
         (b"Wed, 21 Oct 2015 07:28:00 GMT", None),
         (b"soon", None),
+        (b"9" * 400, None),
         (b"-", None),
         (b"", None),
     ],
