@@ -20,7 +20,7 @@ export const Chart = ({ known, act }) => {
       html`<button key=${step} aria-pressed=${String(step === known.step)} onClick=${() => act.useRange(step)}>${name}</button>`,
   )}</span>`
   return html`<${Section} id="chart" title="Nonces per second and chat" beside=${choose}>
-    ${past ? html`<${Told} past=${past} marks=${marks} round=${known.round} theme=${known.theme} />` : html`<div class="chart-room"></div>`}
+    ${past ? html`<${Told} past=${past} marks=${marks} round=${known.round} works=${known.node.state === 'GENERATING' || known.figures.queued_nonces > 0} theme=${known.theme} />` : html`<div class="chart-room"></div>`}
   <//>`
 }
 
@@ -28,11 +28,11 @@ class Told extends Component {
   state = { at: null }
   tell = at => this.state.at !== at && this.setState({ at })
 
-  render({ past, marks, round, theme }, { at }) {
+  render({ past, marks, round, works, theme }, { at }) {
     const sums = totals(past)
     const range = RANGES.find(([step]) => step === past.step_s)[1]
     const words = `Nonces per second, the last ${range}: now ${rate(sums.at(-1))}, mean ${rate(mean(sums))}, maximum ${rate(Math.max(...sums))}.`
-    const low = fall(past, marks, round)
+    const low = fall(past, marks, round, works)
     const place = at === null || at >= sums.length ? sums.length - 1 : at
     return html`<figure class="past">
       <figcaption>${words}</figcaption>

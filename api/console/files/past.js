@@ -37,8 +37,8 @@ export const totals = past =>
 const OF_ANY_FALL = 0.7
 const LOOKED_AT = 12
 
-/** Describes a drop of the rate and its probable cause; returns '' if the rate has not dropped. `marks`: events, the newest first. */
-export function fall(past, marks, round) {
+/** Describes a drop of the rate and its probable cause; returns '' if the rate has not dropped. `marks`: events, the newest first. `works`: false without a running round or queued nonces. */
+export function fall(past, marks, round, works) {
   const sums = totals(past)
   const now = mean(sums.slice(-2))
   const before = median(sums.slice(-2 - LOOKED_AT, -2).filter(sum => sum > 0))
@@ -52,6 +52,7 @@ export function fall(past, marks, round) {
     near && near.text,
     chats >= 0.2 && `chat had the engine: ${chats.toFixed(1)} requests under way in the mean`,
     round?.outbox.full && 'the round waits for its receiver',
+    !works && 'no round or job is running',
   ].filter(Boolean)
   return { from, before, now, why: why.join('; ') || 'no chat or event explains it' }
 }

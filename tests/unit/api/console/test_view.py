@@ -1,5 +1,7 @@
 """What the console shows of the node."""
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -20,6 +22,7 @@ from poc_core.state.history import CHAT_MS, CHATS, bucket
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
+from tests.harness.documents import ROOT
 from tests.harness.samples import (
     MODEL,
     Clock,
@@ -238,3 +241,18 @@ def test_what_is_deployed(view: View, redis: Redis, settings: Settings, clock: C
     assert (deployment["state"], deployment["model"]) == ("starting", "tiny-llama")
     assert deployment["hosts"][0]["state"] == "STARTING"
     assert found["events"] == 1
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@pytest.mark.parametrize(
+    ("works", "why"), [("true", "no chat or event explains it"), ("false", "no round or job is")]
+)
+def test_the_chart_names_why_nonces_fell(works: str, why: str) -> None:
+    script = (
+        f"import {{ fall }} from '{(ROOT / 'api/console/files/past.js').as_uri()}';"
+        "const steps = [...Array(10).fill(9), ...Array(9).fill(0)], active = Array(19).fill(0);"
+        "const past = {step_s: 5, first: 0, workers: {w: steps}, chats: steps, active};"
+        f"console.log(fall(past, [], null, {works}).why)"
+    )
+    command = ["node", "--input-type=module", "--eval", script]
+    assert why in subprocess.run(command, check=True, capture_output=True, text=True).stdout
