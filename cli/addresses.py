@@ -36,7 +36,7 @@ def head_of(text: str) -> tuple[str, int]:
     address = literal_address(host)
     if address is not None and address.is_unspecified:
         raise UsageError(
-            "--head names one address of the host with --rank 0, in a network that the engine's"
-            f" hosts have for themselves; {host} is all of them."
+            "--head names one address of the host with --rank 0, in a private network of the"
+            f" engine's hosts; {host} means all addresses."
         )
     return host, port

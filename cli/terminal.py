@@ -85,8 +85,8 @@ def check_output(output: Path | None, option: str = "--output") -> None:
     """Raises UsageError if --output cannot be written. `option`: its name for the error."""
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise UsageError(
-            f"{output} cannot be written: it is a directory or lies in none; choose another"
-            f" {option}."
+            f"{output} cannot be written: it is a directory, or its directory is missing;"
+            f" choose another {option}."
         )
 
 

@@ -28,7 +28,7 @@ def check_picture(picture: Path | None, option: str) -> None:
         return
     if picture.suffix.lower() not in KINDS:
         raise UsageError(
-            f"{picture} is no picture that can be drawn; let its name end in {' or '.join(KINDS)}."
+            f"{picture} cannot be drawn; choose a name that ends in {' or '.join(KINDS)}."
         )
     check_output(picture, option)
     check_matplotlib(option)

@@ -162,7 +162,7 @@ def validate(
     write_json(verdict, output)
     note(describe_verdict(verdict))
     if wrong:
-        note(f"With {fits[0]} they agree." if fits else "No mistake that was tried explains it.")
+        note(f"With {fits[0]} they agree." if fits else "None of the tried mistakes explains it.")
     if verdict["fraud_detected"]:
         raise typer.Exit(EXIT_FRAUD)
 

@@ -44,8 +44,8 @@ def read_access(path: Path) -> Access | None:
         raise AccessError(f"{path} cannot be read ({error.strerror}).") from None
     if others:
         raise AccessError(
-            f"Others may read or write {path}, which has a password: chmod 600 {path}, and have"
-            " this host revoked and invited again if they could."
+            f"Others may read or write {path}, which has a password: chmod 600 {path}. If others"
+            " could read the file, revoke this host and invite it again."
         )
     try:
         return Access.model_validate_json(text)

@@ -74,9 +74,9 @@ class Api:
         is_tls = parts.scheme == "https"
         if not is_tls and not allow_http and not _is_loopback(host):
             raise UsageError(
-                f"http://{host} is not encrypted: anybody on the way could use this host's token."
-                " Put TLS before the API (https://), or tunnel to its loopback; --allow-http joins"
-                " all the same."
+                f"http://{host} is not encrypted, so others on the network could use this host's"
+                " token. Put a TLS proxy before the API (https://), or tunnel to its loopback;"
+                " --allow-http joins anyway."
             )
         pin = _PIN.fullmatch(parts.fragment)
         if parts.fragment and (pin is None or not is_tls):
@@ -185,9 +185,9 @@ class Api:
         shown = hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").hexdigest()
         if not hmac.compare_digest(shown, self.pin):
             raise CertificateError(
-                f"{self.host}:{self.port} shows another certificate than the url names; its"
-                f" fingerprint is sha256={shown}. Was it renewed? Ask the operator; if not, this is"
-                " not the node."
+                f"{self.host}:{self.port} shows another certificate than the url names, with the"
+                f" fingerprint sha256={shown}. Ask the operator whether the certificate was"
+                " renewed. If not, another server answers here."
             )
 
     def _another(self) -> ApiAwayError:

@@ -194,9 +194,9 @@ def address_for_hosts(url: str) -> str:
         )
     if _is_this_machine(parts.hostname):
         raise UsageError(
-            f"{parts.hostname} is this machine alone: no other host reaches Redis by it. Say"
-            " --hosts-redis-url with the address that other hosts reach, on which Redis must listen"
-            " too (docs/scale.md, Many hosts)."
+            f"{parts.hostname} is this machine alone, so other hosts cannot reach Redis there."
+            " Give --hosts-redis-url with the address that other hosts reach; Redis must listen"
+            " there (docs/scale.md, Many hosts)."
         )
     return parts._replace(path="/0").geturl()
 

@@ -48,8 +48,8 @@ class HostUsers:
             default = self._redis.acl_getuser("default") or {}
         if {"on", "nopass"} <= set(default.get("flags", ())):
             raise UsersError(
-                "This Redis lets everybody in without a password, so no host could ever be shut"
-                " out: give it users or a password first (docs/redis.md, Users)."
+                "This Redis lets everybody in without a password, so a host could not be revoked:"
+                " give Redis users or a password first (docs/redis.md, Users)."
             )
 
     def names(self) -> set[str]:
@@ -86,8 +86,8 @@ class HostUsers:
             if _NO_FILE in str(error):
                 return False
             raise UsersError(
-                f"Redis cannot write its aclfile ({error}), and has the users of before after its"
-                " restart: let it write there, then run `proofline hosts restore`."
+                f"Redis cannot write its aclfile ({error}), and loses this change at its next"
+                " restart: make the file writable, then run `proofline hosts restore`."
             ) from None
         return True
 

@@ -149,7 +149,7 @@ def chosen_block_hashes(count: int | None, given: Sequence[str] | None) -> list[
         ]
     if count is not None:
         raise UsageError(
-            "--block-hashes makes block hashes up, --block-hash names them; give one of the two."
+            "--block-hashes generates block hashes, --block-hash names them; give one of the two."
         )
     if "" in given or len(set(given)) < len(given):
         raise UsageError("A --block-hash must not be empty, and not be given twice.")

@@ -63,8 +63,7 @@ def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Compariso
 def _of_artifacts(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
     if len(honest) < 2:
         raise UsageError(
-            "Give at least two files of honest machines: what is compared is how far they lie"
-            " apart."
+            "Give at least two files of honest machines: the report compares their distances."
         )
     machines = [*honest, *tampered]
     means = np.full((len(machines), len(machines)), np.nan)

@@ -82,7 +82,7 @@ def configuration(name: str) -> tuple[str, dict[str, Any]]:
     if name in NETWORK_MODELS:
         return "tiny-qwen3", dict(NETWORK_MODELS[name].config)
     if name not in DIMENSIONS:
-        raise UsageError(f"No dimensions are called {name!r}; there are: {', '.join(NAMES)}.")
+        raise UsageError(f"There are no dimensions {name!r}; there are: {', '.join(NAMES)}.")
     base, differences = DIMENSIONS[name]
     config = json.loads((shipped_models()[base] / "config.json").read_text())
     config |= {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096} | differences
@@ -147,11 +147,11 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
             raise UsageError("Give one of --model and --dimensions.")
         if dimensions is None:
             if layers is not None:
-                raise UsageError("--layers needs --dimensions, a model of which it takes a part.")
+                raise UsageError("--layers needs --dimensions.")
             command(model=model, engine=engine, vllm_args=vllm_args, **given)
             return
         if engine != "vllm":
-            raise UsageError("--dimensions needs --engine vllm, which makes up weights.")
+            raise UsageError("--dimensions needs --engine vllm, which can generate weights.")
         of_network = network_model(dimensions)
         official = of_network.arguments_here() if of_network else []
         with model_directory(dimensions, layers) as directory:

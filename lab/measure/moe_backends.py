@@ -102,7 +102,7 @@ def with_backend(options: EngineOptions, backend: str) -> EngineOptions:
 def check_backends(options: EngineOptions, backends: Sequence[str]) -> None:
     """Raises UsageError if backends are given for an engine other than vLLM."""
     if backends and options.engine != "vllm":
-        raise UsageError(f"{OPTION} needs --engine vllm, whose backends they are.")
+        raise UsageError(f"{OPTION} needs --engine vllm.")
 
 
 def default_of(engine: Engine, measured: SeqLenSpeeds) -> Default:

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 UNRELATED = math.sqrt(2) / 2
 
 UNREADABLE = (
-    "Their vectors cannot be read: not base64 of k_dim finite numbers of 16 bits. Another k_dim, or"
-    " no vector at all."
+    "The vectors cannot be read, because they are not base64 of k_dim finite 16-bit numbers:"
+    " another k_dim, or missing vectors."
 )
 OTHER_INPUTS = (
-    "All lie apart as vectors of other inputs do: another block hash, public key, model, seq_len or"
-    " kind of random numbers (poc_stronger_rng)."
+    "All vectors differ as if computed from other inputs: another block hash, public key, model,"
+    " seq_len or poc_stronger_rng."
 )
 SOME_MADE_UP = (
-    "Some lie apart as vectors of other inputs do, and the rest agrees: these nonces were exchanged"
-    " or invented."
+    "Some vectors differ as if computed from other inputs, and the others agree: some nonces were"
+    " exchanged or their vectors fabricated."
 )
 LITTLE_APART = (
-    "They lie apart by less than vectors of other inputs do: another number format, quantisation,"
-    " hardware or release of the engine, or a threshold too strict for those (`proofline report`)."
+    "The vectors differ less than vectors of other inputs: another number format, quantization,"
+    " hardware or engine release, or a threshold too strict for these (`proofline report`)."
 )
 
 
