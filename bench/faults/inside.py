@@ -9,8 +9,8 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
+from bench.harness.computed import Computed, last_round
 from poc_core.state import keys
-from tests.stacks.computed import Computed, last_round
 
 # The most members of a collection, and characters of a key's contents, that are listed.
 _MEMBERS, _CHARACTERS = 12, 2000
@@ -24,7 +24,7 @@ class Inside:
         self._model = model
 
     def last_round(self) -> Computed | None:
-        """Calls `last_round` of tests/stacks/computed.py. RedisError: Redis is unavailable."""
+        """Calls `last_round` of bench/harness/computed.py. RedisError: Redis is unavailable."""
         return last_round(self._redis)
 
     def of_job(self, job_id: str) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 
 from bench.faults.work import TIMEOUT_S
+from bench.harness.tls_front import tls_front
 from tests.certificates import HOST, make_certificate
-from tests.stacks.tls_front import tls_front
 from tests.stacks.tls_redis import tls_redis
 
 Client = Callable[[], httpx.Client]

@@ -15,8 +15,8 @@ import httpx
 from redis.exceptions import RedisError
 
 from bench.faults.inside import Inside
+from bench.harness.computed import Computed
 from tests.peers.receiver import Payload, Receiver, unrepeated
-from tests.stacks.computed import Computed
 from tests.stacks.round_client import RoundClient, round_body
 
 PREFIX = "/api/v1/pow"

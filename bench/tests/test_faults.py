@@ -17,6 +17,7 @@ from bench.faults.inside import Inside
 from bench.faults.reference import Reference
 from bench.faults.usage import Usage, Use
 from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
+from bench.harness.computed import Computed
 from poc_core.queues import model_queue
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.settings import Settings
@@ -25,7 +26,6 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import MODEL, lease_batch, new_job, worker_record
 from tests.peers.receiver import Payload, Receiver
-from tests.stacks.computed import Computed
 from workers.engines.base import EngineLostError, WholeBatchEngine
 
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bench import executors
 from bench.harness.report import say
 from cli.machine import cpu_memory
 from lab.judge import chat_distance
@@ -22,7 +23,6 @@ from lab.measure.artifact_distance import artifacts as values_of
 from poc_core.records import ProofSpec
 from poc_core.schemes.contract import contract_of
 from tests.data.report.make import rounded
-from tests.integration.chat_checks import executors
 from tests.integration.chat_checks.known import Server, content, known, serving
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.executors import DISHONEST, HONEST, Judged, judge_all
 from tests.harness.marks import needs_vllm
-from tests.integration.chat_checks.executors import DISHONEST, HONEST, Judged, judge_all
 
 pytestmark = [
     pytest.mark.integration,

@@ -1,7 +1,7 @@
 """Honest and dishonest executors of one model, each judged as the network judges it: the table of
 docs/chat.md.
 
-    python -m tests.integration.chat_checks.executors
+    python -m bench.executors
 
 Answers of 128 tokens, in processed logprobs; the validator is a vLLM engine in bfloat16 that asks
 for one at a time.
