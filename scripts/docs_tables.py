@@ -1,7 +1,7 @@
 """Writes the generated parts of pages from code, tests and their data: `make docs-tables`.
 
 A generated part is between two comments: `<!-- generated: NAME -->` and `<!-- end -->`.
-tests/unit/documents/test_tables.py fails if a page differs.
+scripts/tests/test_docs_tables.py fails if a page differs.
 """
 
 import ast
