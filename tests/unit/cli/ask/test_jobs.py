@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from cli.ask.validate import describe_verdict
 from cli.main import app
@@ -47,7 +47,8 @@ def verdict(n_mismatch: int, fraud: bool) -> dict[str, Any]:
 class FakeApi:
     """Answers a submission, then each poll with the next of `polls`; the last one repeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner: CliRunner) -> None:
+        self.runner, self.url = runner, ""
         self.models = ["tiny-qwen3"]
         self.submission: tuple[int, Any] = (
             200,
@@ -68,14 +69,21 @@ class FakeApi:
             return self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
         return 404, {"detail": "Not Found"}
 
-
-@pytest.fixture
-def fake() -> FakeApi:
-    return FakeApi()
+    def run(self, command: str, *words: str, input: str | None = None) -> Result:
+        return self.runner.invoke(app, [command, "--url", self.url, *words], input=input)
 
 
 @pytest.fixture
-def url(fake: FakeApi) -> Iterator[str]:
+def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.setattr(exchange, "FIRST_POLL_S", 0.01)
+    monkeypatch.setenv("COLUMNS", "200")
+    return CliRunner()
+
+
+@pytest.fixture
+def fake(runner: CliRunner) -> Iterator[FakeApi]:
+    fake = FakeApi(runner)
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             length = int(self.headers.get("content-length", 0))
@@ -94,16 +102,10 @@ def url(fake: FakeApi) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        fake.url = f"http://127.0.0.1:{server.server_port}"
+        yield fake
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
-    monkeypatch.setattr(exchange, "FIRST_POLL_S", 0.01)
-    monkeypatch.setenv("COLUMNS", "200")
-    return CliRunner()
 
 
 @pytest.fixture
@@ -121,11 +123,9 @@ def proof(tmp_path: Path) -> Path:
     return path
 
 
-def test_generate_submits_waits_and_prints_the_result(
-    fake: FakeApi, url: str, runner: CliRunner
-) -> None:
+def test_generate_submits_waits_and_prints_the_result(fake: FakeApi) -> None:
     fake.polls = [(200, running(0)), (200, running(2)), (200, RESULT)]
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2"])
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0-2")
     assert answer.exit_code == 0, answer.output
     document = json.loads(answer.stdout)
     assert document.pop("request")["params"] == {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12}
@@ -133,12 +133,10 @@ def test_generate_submits_waits_and_prints_the_result(
     assert fake.polled == ["job-1"] * 3
 
 
-def test_a_scheme_is_asked_for_by_its_name(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_a_scheme_is_asked_for_by_its_name(fake: FakeApi) -> None:
     chains = ["--scheme", "decode", "--param", "max_tokens=4", "--seq-len", "8"]
-    address = url.removeprefix("http://")
-    answer = runner.invoke(
-        app, ["generate", "--url", address, *PROOF_OPTIONS, "--nonces", "0-2", *chains]
-    )
+    fake.url = fake.url.removeprefix("http://")
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0-2", *chains)
     assert answer.exit_code == 0, answer.output
     assert fake.submitted[0]["params"] == {
         "model": "tiny-qwen3",
@@ -155,7 +153,7 @@ def test_validate_wants_one_file(runner: CliRunner, words: list[str]) -> None:
     assert "Name one file, as `proofline generate` wrote it" in answer.stderr
 
 
-def test_generate_sends_what_the_options_say(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_generate_sends_what_the_options_say(fake: FakeApi) -> None:
     options = [
         *PROOF_OPTIONS,
         "--nonces",
@@ -168,7 +166,7 @@ def test_generate_sends_what_the_options_say(fake: FakeApi, url: str, runner: Cl
         "4",
     ]
     more = ["--batch-size", "8", "--stronger-rng", "--model", "other"]
-    assert runner.invoke(app, ["generate", "--url", url, *options, *more]).exit_code == 0
+    assert fake.run("generate", *options, *more).exit_code == 0
     assert fake.submitted == [
         {
             "block_hash": "0xabc",
@@ -185,40 +183,32 @@ def test_generate_sends_what_the_options_say(fake: FakeApi, url: str, runner: Cl
     ]
 
 
-def test_generate_writes_to_a_file(
-    fake: FakeApi, url: str, runner: CliRunner, tmp_path: Path
-) -> None:
+def test_generate_writes_to_a_file(fake: FakeApi, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    answer = runner.invoke(
-        app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2", "--output", str(path)]
-    )
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0-2", "--output", str(path))
     assert answer.stdout == ""
     assert json.loads(path.read_text())["artifacts"] == ARTIFACTS
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_any_work(
-    fake: FakeApi, url: str, runner: CliRunner, tmp_path: Path
+    fake: FakeApi, tmp_path: Path
 ) -> None:
     path = tmp_path / "missing" / "out.json"
-    answer = runner.invoke(
-        app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0", "-o", str(path)]
-    )
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0", "-o", str(path))
     assert answer.exit_code == 2
     assert "choose another --output" in answer.output
     assert fake.submitted == []
 
 
-def test_generate_can_wait_for_a_job_submitted_earlier(
-    fake: FakeApi, url: str, runner: CliRunner
-) -> None:
-    answer = runner.invoke(app, ["generate", "--url", url, "--request-id", "job-7"])
+def test_generate_can_wait_for_a_job_submitted_earlier(fake: FakeApi) -> None:
+    answer = fake.run("generate", "--request-id", "job-7")
     assert json.loads(answer.stdout) == RESULT
     assert fake.polled == ["job-7"]
     assert fake.submitted == []
 
 
-def test_generate_says_what_is_missing(url: str, runner: CliRunner) -> None:
-    answer = runner.invoke(app, ["generate", "--url", url, "--nonces", "1"])
+def test_generate_says_what_is_missing(fake: FakeApi) -> None:
+    answer = fake.run("generate", "--nonces", "1")
     assert answer.exit_code == 2
     assert "Give --block-hash and --public-key, or --request-id" in answer.output
 
@@ -231,10 +221,10 @@ def test_generate_says_what_is_missing(url: str, runner: CliRunner) -> None:
     ],
 )
 def test_without_exactly_one_model_the_user_must_choose(
-    fake: FakeApi, url: str, runner: CliRunner, models: list[str], code: int, message: str
+    fake: FakeApi, models: list[str], code: int, message: str
 ) -> None:
     fake.models = models
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "1"])
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "1")
     assert answer.exit_code == code
     assert message in answer.output
 
@@ -259,10 +249,10 @@ def test_without_exactly_one_model_the_user_must_choose(
     ],
 )
 def test_a_refusal_is_shown_as_the_api_words_it(
-    fake: FakeApi, url: str, runner: CliRunner, submission: tuple[int, Any], message: str
+    fake: FakeApi, submission: tuple[int, Any], message: str
 ) -> None:
     fake.submission = submission
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "1"])
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "1")
     assert answer.exit_code == 1
     assert message in answer.output
     assert answer.stdout == ""
@@ -279,41 +269,39 @@ def test_a_refusal_is_shown_as_the_api_words_it(
     ],
 )
 def test_a_job_without_a_result_is_a_failure(
-    fake: FakeApi, url: str, runner: CliRunner, end: dict[str, Any], message: str
+    fake: FakeApi, end: dict[str, Any], message: str
 ) -> None:
     fake.polls = [(200, running(1)), (200, end)]
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "1"])
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "1")
     assert answer.exit_code == 1
     assert message in answer.output
 
 
-def test_waiting_survives_an_api_that_is_away_for_a_moment(
-    fake: FakeApi, url: str, runner: CliRunner
-) -> None:
+def test_waiting_survives_an_api_that_is_away_for_a_moment(fake: FakeApi) -> None:
     fake.polls = [(503, {"detail": "Redis is away"}), (200, running(1)), (502, b""), (200, RESULT)]
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2"])
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0-2")
     assert answer.exit_code == 0, answer.output
 
 
-def test_an_expired_job_is_not_waited_for(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_an_expired_job_is_not_waited_for(fake: FakeApi) -> None:
     fake.polls = [(404, {"detail": "There is no job 'job-1'."})]
-    answer = runner.invoke(app, ["generate", "--url", url, "--request-id", "job-1"])
+    answer = fake.run("generate", "--request-id", "job-1")
     assert answer.exit_code == 1
     assert "There is no job 'job-1'. (HTTP 404)" in answer.output
 
 
 def test_ctrl_c_says_how_to_fetch_the_result_later(
-    fake: FakeApi, url: str, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
     fake.polls = [(200, running(1))]
     monkeypatch.setattr(client.time, "sleep", interrupt)
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2"])
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0-2")
     assert answer.exit_code == 130
-    assert f"proofline generate --url {url} --request-id job-1" in answer.output
-    assert f"curl {url}/api/v1/pow/generate/job-1" in answer.output
+    assert f"proofline generate --url {fake.url} --request-id job-1" in answer.output
+    assert f"curl {fake.url}/api/v1/pow/generate/job-1" in answer.output
 
 
 def test_nobody_listening_is_one_clear_line(runner: CliRunner) -> None:
@@ -332,11 +320,9 @@ def test_a_url_that_is_none_is_a_usage_error(runner: CliRunner, bad: str) -> Non
     assert "--url" in answer.output
 
 
-def test_validate_sends_the_artifacts_and_finds_no_fraud(
-    fake: FakeApi, url: str, runner: CliRunner, proof: Path
-) -> None:
+def test_validate_sends_the_artifacts_and_finds_no_fraud(fake: FakeApi, proof: Path) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
-    answer = runner.invoke(app, ["validate", "--url", url, str(proof)])
+    answer = fake.run("validate", str(proof))
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout) == verdict(0, fraud=False)
     assert "No fraud: 0 of 3 artifacts mismatch, p-value 1." in answer.stderr
@@ -356,9 +342,7 @@ def test_validate_sends_the_artifacts_and_finds_no_fraud(
     ]
 
 
-def test_options_override_what_the_file_says(
-    fake: FakeApi, url: str, runner: CliRunner, proof: Path
-) -> None:
+def test_options_override_what_the_file_says(fake: FakeApi, proof: Path) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
     options = [
         *PROOF_OPTIONS,
@@ -372,7 +356,7 @@ def test_options_override_what_the_file_says(
         "--nonces",
         "2,0",
     ]
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(proof), *options])
+    answer = fake.run("validate", "--artifacts", str(proof), *options)
     assert answer.exit_code == 0, answer.output
     (body,) = fake.submitted
     assert (body["block_hash"], body["public_key"], body["nonces"]) == ("0xabc", "node-1", [2, 0])
@@ -381,24 +365,18 @@ def test_options_override_what_the_file_says(
     assert body["validation"]["artifacts"] == [ARTIFACTS[2], ARTIFACTS[0]]
 
 
-def test_fraud_has_an_exit_code_of_its_own(
-    fake: FakeApi, url: str, runner: CliRunner, proof: Path
-) -> None:
+def test_fraud_has_an_exit_code_of_its_own(fake: FakeApi, proof: Path) -> None:
     fake.polls = [(200, verdict(2, fraud=True))]
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(proof)])
+    answer = fake.run("validate", "--artifacts", str(proof))
     assert answer.exit_code == 3
     assert json.loads(answer.stdout)["fraud_detected"] is True
     assert "FRAUD: 2 of 3 artifacts mismatch, p-value 1e-06." in answer.stderr
 
 
-def test_validate_takes_what_compute_writes_and_reads_stdin(
-    fake: FakeApi, url: str, runner: CliRunner
-) -> None:
+def test_validate_takes_what_compute_writes_and_reads_stdin(fake: FakeApi) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
     computed = json.dumps({"artifacts": ARTIFACTS, "encoding": {**ENCODING, "k_dim": 5}})
-    answer = runner.invoke(
-        app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=computed
-    )
+    answer = fake.run("validate", "--artifacts", "-", *PROOF_OPTIONS, input=computed)
     assert answer.exit_code == 0, answer.output
     assert fake.submitted[0]["params"] == {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 5}
 
@@ -417,29 +395,23 @@ def test_validate_takes_what_compute_writes_and_reads_stdin(
     ],
 )
 def test_a_file_that_cannot_be_validated_is_a_usage_error(
-    url: str, runner: CliRunner, tmp_path: Path, text: str, message: str
+    fake: FakeApi, tmp_path: Path, text: str, message: str
 ) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(path)])
+    answer = fake.run("validate", "--artifacts", str(path))
     assert answer.exit_code == 2
     assert message in answer.output
 
 
-def test_a_missing_file_is_a_usage_error(url: str, runner: CliRunner, tmp_path: Path) -> None:
-    answer = runner.invoke(
-        app, ["validate", "--url", url, "--artifacts", str(tmp_path / "none.json")]
-    )
+def test_a_missing_file_is_a_usage_error(fake: FakeApi, tmp_path: Path) -> None:
+    answer = fake.run("validate", "--artifacts", str(tmp_path / "none.json"))
     assert answer.exit_code == 2
     assert "Cannot read" in answer.output
 
 
-def test_a_nonce_that_the_file_does_not_have_is_a_usage_error(
-    url: str, runner: CliRunner, proof: Path
-) -> None:
-    answer = runner.invoke(
-        app, ["validate", "--url", url, "--artifacts", str(proof), "--nonces", "0,9"]
-    )
+def test_a_nonce_that_the_file_does_not_have_is_a_usage_error(fake: FakeApi, proof: Path) -> None:
+    answer = fake.run("validate", "--artifacts", str(proof), "--nonces", "0,9")
     assert answer.exit_code == 2
     assert "The file has no artifact of nonce 9" in answer.output
 
@@ -449,13 +421,9 @@ CHAINS = [
 ]
 
 
-def test_generate_with_max_tokens_asks_for_chains(
-    fake: FakeApi, url: str, runner: CliRunner
-) -> None:
+def test_generate_with_max_tokens_asks_for_chains(fake: FakeApi) -> None:
     fake.polls = [(200, {**RESULT, "artifacts": CHAINS})]
-    answer = runner.invoke(
-        app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2", "--max-tokens", "2"]
-    )
+    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0-2", "--max-tokens", "2")
     assert answer.exit_code == 0, answer.output
     params = {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12, "decode": True, "max_tokens": 2}
     assert fake.submitted[0]["params"] == params
@@ -464,44 +432,35 @@ def test_generate_with_max_tokens_asks_for_chains(
 
 @pytest.mark.parametrize("noted", [{}, {"request": {"params": {"decode": True, "max_tokens": 2}}}])
 def test_validate_knows_chains_and_judges_them_by_their_own_threshold(
-    fake: FakeApi, url: str, runner: CliRunner, noted: dict[str, Any]
+    fake: FakeApi, noted: dict[str, Any]
 ) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
     document = json.dumps(
         {"artifacts": [*CHAINS[:2], {**CHAINS[2], "k_points_steps": [1]}], **noted}
     )
-    answer = runner.invoke(
-        app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=document
-    )
+    answer = fake.run("validate", "--artifacts", "-", *PROOF_OPTIONS, input=document)
     assert answer.exit_code == 0, answer.output
     (body,) = fake.submitted
     assert (body["params"]["decode"], body["params"]["max_tokens"]) == (True, 2)
     assert "stat_test" not in body
 
 
-def test_validate_sends_the_terms_that_are_named(
-    fake: FakeApi, url: str, runner: CliRunner, proof: Path
-) -> None:
+def test_validate_sends_the_terms_that_are_named(fake: FakeApi, proof: Path) -> None:
     fake.polls = [(200, verdict(0, fraud=False))] * 2
     for file in (proof.read_text(), json.dumps({"artifacts": CHAINS})):
-        words = ["validate", "--url", url, "-", *PROOF_OPTIONS, "--p-mismatch", "0.2"]
-        assert runner.invoke(app, words, input=file).exit_code == 0
+        words = ["-", *PROOF_OPTIONS, "--p-mismatch", "0.2"]
+        assert fake.run("validate", *words, input=file).exit_code == 0
     assert [body["stat_test"] for body in fake.submitted] == [
         {"p_mismatch": 0.2},
         {"p_mismatch": 0.2, "dist_threshold": 0.025},
     ]
 
 
-def test_validate_takes_options_for_chains(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_validate_takes_options_for_chains(fake: FakeApi) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
     options = [*PROOF_OPTIONS, "--max-tokens", "5", "--dist-threshold", "0.04"]
     document = json.dumps({"artifacts": CHAINS})
-    assert (
-        runner.invoke(
-            app, ["validate", "--url", url, "--artifacts", "-", *options], input=document
-        ).exit_code
-        == 0
-    )
+    assert fake.run("validate", "--artifacts", "-", *options, input=document).exit_code == 0
     assert fake.submitted[0]["params"]["max_tokens"] == 5
     assert fake.submitted[0]["stat_test"]["dist_threshold"] == 0.04
 
