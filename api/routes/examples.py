@@ -195,7 +195,7 @@ DOWNLOAD_ERRORS: Errors = {
     ),
     429: _error(
         "Three downloads are in progress; see Retry-After.",
-        "3 models are being downloaded, as many as may; try again later.",
+        "3 models are being downloaded, the most allowed; try again later.",
     ),
 }
 CACHE_AWAY: Errors = {

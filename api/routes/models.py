@@ -114,12 +114,12 @@ def download(model: HubModel, downloads: TheDownloads, cache: TheCache) -> Task:
     if started == "running":
         raise HTTPException(
             409,
-            f"{model.hf_repo} is being downloaded already; /api/v1/models/status tells how it"
-            " goes.",
+            f"{model.hf_repo} is being downloaded already; /api/v1/models/status shows the"
+            " progress.",
         )
     if started == "full":
         raise unavailable(
-            f"{MOST_AT_A_TIME} models are being downloaded, as many as may; try again later.", 429
+            f"{MOST_AT_A_TIME} models are being downloaded, the most allowed; try again later.", 429
         )
     downloads.begin(started)
     return Task(task_id=started.task_id, status="DOWNLOADING", model=model)

@@ -71,8 +71,8 @@ class SealedOffer(BaseModel, frozen=True):
         if not hmac.compare_digest(self.seal.encode(), token.seal(self.offer).encode()):
             raise OfferError(
                 "The answer was not written by who made the token: somebody between this host and"
-                " Redis changed it. Nothing of it is used; look at who is there, and revoke the"
-                " token."
+                " Redis changed it. This host ignores the answer. Find out who could change it, and"
+                " revoke the token."
             )
         try:
             return Offer.model_validate_json(self.offer)

@@ -120,7 +120,7 @@ class JobStore(Store):
             self._check_room(len(job.nonces), found[0])
         if what == b"jobs":
             raise QueueFullError(
-                f"{found[0]} jobs have not ended, as many as may (a fifth of"
+                f"{found[0]} jobs have not ended, the most allowed (a fifth of"
                 " POC_MAX_QUEUED_NONCES); wait for some to end, and send more nonces in one"
                 " request."
             )
