@@ -10,8 +10,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api import errors, openapi
 from api.bodies import batch_bodies, job_bodies, round_bodies
+from api.edge import doorkeeper
 from api.edge.body_limit import BodyLimit
-from api.edge.doorkeeper import OPEN, Doorkeeper, keys_wanted, salts_wanted
 from api.edge.encodings import Decoded
 from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
@@ -52,11 +52,7 @@ def create_app(
     services: Services | None = None,
     listens_on: str = "127.0.0.1",
 ) -> FastAPI:
-    """Creates the API. The app also starts without Redis, and then answers requests with 503.
-
-    `listens_on`: the address or name that the server listens on. If it is not loopback, clients
-    need a key (POC_REQUIRE_KEYS changes this).
-    """
+    """Creates the API. `listens_on`: the address or name that the server listens on."""
     settings = settings or (services.settings if services else load_settings())
 
     @asynccontextmanager
@@ -82,16 +78,16 @@ def create_app(
         redoc_url=None,
     )
     app.state.services = services or Services(settings)
-    app.state.salts_caches = salts_wanted(settings, listens_on)
+    app.state.salts_caches = doorkeeper.salts_wanted(settings, listens_on)
     # Added from the innermost to the outermost, so the last one added sees a request first.
     # VersionSegment changes the path before Doorkeeper matches a route.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Decoded, max_bytes=settings.max_body_bytes)
     app.add_middleware(InTurns)
     app.add_middleware(
-        Doorkeeper,
+        doorkeeper.Doorkeeper,
         settings=settings,
-        wants_keys=keys_wanted(settings, listens_on),
+        wants_keys=doorkeeper.keys_wanted(settings, listens_on),
         routes=app.router.routes,
     )
     app.add_middleware(
@@ -118,6 +114,8 @@ def create_app(
         app.routes.extend(node_metrics.router.routes)
     app.routes.extend(console.router.routes)
     openapi.describe(
-        app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()], OPEN
+        app,
+        [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()],
+        doorkeeper.OPEN,
     )
     return app

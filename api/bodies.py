@@ -96,7 +96,7 @@ def batch_bodies() -> dict[str, type[BatchBody]]:
 
 
 def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Parses a JSON body that lists nonces. Returns the scheme's name and the parsed body.
+    """Parses a body that lists nonces. Returns the scheme's name and the body.
 
     HTTPException 422 if the body is invalid, 413 if it has too many items for `max_nonces`.
     """

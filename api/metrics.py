@@ -117,10 +117,9 @@ class NodeMetrics(Collector):
     def _of_round(self, seen: Overview, names: Mapping[str, str]) -> Iterator[Metric]:
         current = seen.round.record if seen.round is not None else None
         states = _gauge("round_state", "1 for the state the node is in.", labels=["state"])
-        for state in RoundState:
-            states.add_metric(
-                [state.value], state is (current.state if current else RoundState.IDLE)
-            )
+        now = current.state if current else RoundState.IDLE
+        for one in RoundState:
+            states.add_metric([one.value], one is now)
         yield states
         if current is None:
             return

@@ -92,10 +92,7 @@ def json_examples(
 
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], without_key: Collection[str]) -> None:
-    """Makes the app serve a completed /openapi.json, with `bodies`, common errors and API keys.
-
-    `without_key`: paths that never need a key.
-    """
+    """Makes the app serve /openapi.json with `bodies`, errors and keys (not for `without_key`)."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

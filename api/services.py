@@ -1,4 +1,4 @@
-"""Creates the services of the app, which its routes use (api/routes/provided.py)."""
+"""Creates the services of the app, which its routes use (api/routes/deps.py)."""
 
 import time
 from collections.abc import Callable

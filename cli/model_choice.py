@@ -61,16 +61,14 @@ def _directory(model: str) -> Path | None:
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """Returns the options with both results of `choose_model`."""
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})
 
 
 def check_is_there(options: EngineOptions) -> None:
-    """Checks that the model exists, before an engine would try for minutes to download it.
+    """Checks that the model exists: in this machine's cache, or else by asking the hub once.
 
-    Looks in this machine's cache, and if necessary asks the hub once. Raises ModelChoiceError if
-    the model or its revision does not exist, and ProoflineError if the hub is unreachable.
+    Raises ModelChoiceError if it does not, ProoflineError if the hub is unreachable.
     """
     name = options.model
     elsewhere = any(os.environ.get(variable) for variable in _ELSEWHERE) or any(
@@ -95,11 +93,7 @@ def _revision(vllm_args: Sequence[str]) -> str | None:
 
 
 def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
-    """Checks that a model to be deployed on other hosts exists. Raises the errors of
-    `check_is_there`.
-
-    A path is not checked, because it can exist on the hosts and not here.
-    """
+    """Does `check_is_there` for a model of other hosts; not for a path, which may exist there."""
     known = {*shipped_models(), DEMO_MODEL}
     if model in known or model.startswith((".", "/", "~")) or model.count("/") > 1:
         return

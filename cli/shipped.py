@@ -15,7 +15,6 @@ class ModelChoiceError(UsageError):
 
 
 def shipped_models() -> dict[str, Path]:
-    """Returns the directories of the shipped models, by the models' names."""
     for place in _PLACES:
         found = {
             config.parent.name: config.parent for config in sorted(place.glob("*/config.json"))

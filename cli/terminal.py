@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from poc_core.errors import OptionsError, ProoflineError, SettingsError, SpecError
+from poc_core import errors
 
 if TYPE_CHECKING:  # rich takes a while to import, and most commands need little of it
     from rich.console import Console
@@ -23,12 +23,12 @@ EXIT_FRAUD = 3
 EXIT_INTERRUPTED = 130  # the status that a shell reports for a program ended by Ctrl-C
 
 
-class UsageError(ProoflineError):
+class UsageError(errors.ProoflineError):
     """The input on the command line is invalid. The text gives the correct form."""
 
 
-def exit_code_of(error: ProoflineError) -> int:
-    wrong_input = (UsageError, OptionsError, SpecError, SettingsError)
+def exit_code_of(error: errors.ProoflineError) -> int:
+    wrong_input = (UsageError, errors.OptionsError, errors.SpecError, errors.SettingsError)
     return EXIT_USAGE if isinstance(error, wrong_input) else EXIT_FAILURE
 
 
@@ -43,7 +43,7 @@ def people_at(stream: TextIO) -> Iterator[None]:
         _people = before
 
 
-def show_error(error: ProoflineError) -> None:
+def show_error(error: errors.ProoflineError) -> None:
     note(f"{typer.style('error:', fg=typer.colors.RED, bold=True)} {error}")
 
 
@@ -91,7 +91,6 @@ def check_output(output: Path | None, option: str = "--output") -> None:
 
 
 def read_ascii(path: Path, option: str) -> str:
-    """Reads the ASCII file that an option names. Raises UsageError if the file cannot be read."""
     try:
         return path.expanduser().read_text(encoding="ascii")
     except (OSError, ValueError) as error:

@@ -31,11 +31,7 @@ class ChatWorkers:
         clock: Callable[[], float] = time.monotonic,
         keeping: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`cache_s`: seconds for which the workers read from Redis are reused.
-
-        `keeping`: returns the ids of hosts whose model was stopped (DeploymentStore.keeping). Their
-        workers get no chat.
-        """
+        """`keeping`: returns the hosts whose model was stopped; their workers get no chat."""
         self._registry = registry
         self._keeping = keeping
         self._cache_s = cache_s
@@ -80,11 +76,7 @@ class ChatWorkers:
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Records that a worker's engine died during a request. Returns how many have died so.
-
-        `request`: the request's fingerprint. `what`: the request in words, for the event log.
-        Returns 0 if Redis is unavailable.
-        """
+        """Records an engine's death during a request (a fingerprint). Returns how many died so."""
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
         except RedisError:

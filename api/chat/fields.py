@@ -23,11 +23,9 @@ class UnreadableError(ValueError):
 
 
 def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """Parses a request's body, a JSON object or a form, and returns its fields without files.
-
-    UnreadableError if the body is neither, or if its field `model` is not a string.
-    """
-    fields = _of_form(content_type, body) if is_form(content_type) else _of_json(body)
+    """Returns the fields of a JSON or form body, without files. Raises UnreadableError."""
+    is_form = content_type.startswith("multipart/form-data")
+    fields = _of_form(content_type, body) if is_form else _of_json(body)
     if not isinstance(fields, dict):
         raise UnreadableError("The body must be a JSON object.")
     if not isinstance(fields.get("model"), str | None):
@@ -61,10 +59,7 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """Returns a `cache_salt`, so that clients share no blocks of vLLM's prefix cache.
-
-    The salt is a hash of the client's name and the request's own `cache_salt`.
-    """
+    """Returns a `cache_salt` of client and request, so that clients share no cached blocks."""
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
 
@@ -72,19 +67,12 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Returns a request's fields and JSON body, with `more` added or replaced.
-
-    A form or an empty body stays unchanged.
-    """
+    """Returns fields and JSON body with `more`. A form or an empty body stays unchanged."""
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it
         return asked, body
     comma = b"," if asked else b""
     return asked | more, text[:-1] + comma + to_json(more)[1:]
-
-
-def is_form(content_type: str) -> bool:
-    return content_type.startswith("multipart/form-data")
 
 
 def _of_form(content_type: str, body: bytes) -> dict[str, Any]:

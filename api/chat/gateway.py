@@ -51,6 +51,8 @@ _SECRET, _CLIENT, _SALT = (
 )
 _OURS = {b"content-length", _SECRET, _CLIENT, _SALT}
 
+Answer = tuple[httpx.Response, AsyncIterator[bytes]]  # an answer's head, and its body
+
 
 @dataclass(frozen=True)
 class ProxyRequest:
@@ -73,6 +75,19 @@ class NoWorkerError(Exception):
 
 class DeadlyRequestError(Exception):
     """The request is refused, because two engines died recently during equal requests."""
+
+
+@dataclass
+class _Losses:
+    """The engines that died during one request, which tries several workers."""
+
+    n: int = 0
+    n_equal: int = 0  # engines that died recently during equal requests of all clients
+    is_suspect: bool = False  # whether an engine died soon after this request was sent to it
+
+    @property
+    def are_deadly(self) -> bool:
+        return max(self.n, self.n_equal) > 1
 
 
 class _Way:
@@ -109,18 +124,11 @@ class Gateway:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Returns the workers in the order of attempts.
-
-        The first probably has the prompt's beginning in its prefix cache, unless it is overloaded.
-        The others follow, the least busy first.
-        """
+        """Returns the workers in the order of attempts: the prefix's first, then the least busy."""
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Returns the workers, the least busy first.
-
-        Compares this process's requests, then the chats in the workers' last heartbeats.
-        """
+        """Returns the workers, the least busy first: in this process, then by their heartbeats."""
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
             return self._active[worker.id], worker.stats.get("chat_active", 0)
@@ -128,10 +136,7 @@ class Gateway:
         return sorted(workers, key=load)
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
-        """Returns a worker's answer to a GET that needs no engine.
-
-        httpx.HTTPError if the worker does not answer in time, or if the answer is too large.
-        """
+        """Returns a worker's answer to a GET that needs no engine. Raises httpx.HTTPError."""
         plain = (b"accept-encoding", b"identity")
         sent = [*headers, *_secret(worker), plain]
         body = bytearray()
@@ -151,7 +156,7 @@ class Gateway:
     @asynccontextmanager
     async def open(
         self, workers: Sequence[WorkerRecord], request: ProxyRequest
-    ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+    ) -> AsyncIterator[Answer]:
         """Sends a request to one worker after another until one answers.
 
         Yields the answer's head, and its body for the client. Leaving the context cancels the
@@ -161,46 +166,56 @@ class Gateway:
         """
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
             raise DeadlyRequestError
-        n_lost = 0  # engines that died during this request
-        is_suspect = False  # whether an engine died soon after this request was sent to it
+        losses = _Losses()
         with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
-                if not await self.workers.is_ready(worker.id):
-                    # an earlier attempt took long; meanwhile this worker left or was revoked
-                    continue
-                engine = self._engines.setdefault((worker.id, worker.port), Engine())
                 async with AsyncExitStack() as stack:
-                    stack.enter_context(self._counted(worker))
-                    self._prefixes.remember(request.prefix, worker.id)
-                    began_at = time.monotonic()
-                    try:
-                        async with engine.trial(request) if is_suspect else nullcontext():
-                            began_at = time.monotonic()
-                            response, first, chunks = await self._ask(stack, worker, request)
-                    except LostError as error:
-                        self.workers.lost(worker.id)
-                        log.warning("worker %s did not answer a chat request: %s", worker.id, error)
-                        if error.in_engine and not engine.was_ended_by_another(request):
-                            n_lost += 1
-                            n_blamed = 0
-                            if time.monotonic() - began_at < RECENT_S:
-                                is_suspect = True
-                                n_blamed = await self._died_with(worker, request)
-                            if max(n_lost, n_blamed) > 1:
-                                break
+                    answer = await self._attempt(stack, worker, request, losses)
+                    if losses.are_deadly:
+                        break
+                    if answer is None:
                         continue
+                    response, _ = answer
                     if response.status_code == 404 and request.by_id and worker is not workers[-1]:
                         continue
                     if response.status_code >= 500:
                         chat.failed()
                     elif _is_stream(response):
                         chat.first_token()
-                    body = self._body(worker, engine, request, response, first, chunks, is_suspect)
-                    yield response, body
+                    yield answer
                     chat.ended()
                     return
             chat.failed()
         raise NoWorkerError
+
+    async def _attempt(
+        self, stack: AsyncExitStack, worker: WorkerRecord, request: ProxyRequest, losses: _Losses
+    ) -> Answer | None:
+        """Sends a request to a worker. Returns the answer; None if the worker did not answer.
+
+        `stack`: gets the resources that the caller closes later.
+        """
+        if not await self.workers.is_ready(worker.id):
+            return None  # an earlier attempt took long; meanwhile this worker left or was revoked
+        engine = self._engines.setdefault((worker.id, worker.port), Engine())
+        stack.enter_context(self._counted(worker))
+        self._prefixes.remember(request.prefix, worker.id)
+        began_at = time.monotonic()
+        try:
+            async with engine.trial(request) if losses.is_suspect else nullcontext():
+                began_at = time.monotonic()
+                response, first, rest = await self._ask(stack, worker, request)
+        except LostError as error:
+            self.workers.lost(worker.id)
+            log.warning("worker %s did not answer a chat request: %s", worker.id, error)
+            if error.in_engine and not engine.was_ended_by_another(request):
+                losses.n += 1
+                if time.monotonic() - began_at < RECENT_S:
+                    losses.is_suspect = True
+                    losses.n_equal = await self._died_with(worker, request)
+            return None
+        body = self._body(worker, engine, request, response, first, rest, losses.is_suspect)
+        return response, body
 
     async def _ask(
         self, stack: AsyncExitStack, worker: WorkerRecord, request: ProxyRequest
@@ -208,8 +223,7 @@ class Gateway:
         """Sends a request to a worker. Returns the answer's head, its first bytes, and the rest.
 
         The first bytes of a stream reach up to the first event that shows whether the answer
-        failed. `stack`: gets the resources that the caller closes later. LostError if the worker
-        did not answer.
+        failed. LostError if the worker did not answer.
         """
         client = stack.enter_context(self._clients.lend())
         was_sent = False

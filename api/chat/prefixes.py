@@ -97,7 +97,6 @@ class PrefixMemory:
         return len(self._workers)
 
     def remember(self, prefix: Prefix, worker_id: str) -> None:
-        """Records that the worker computes the prompt `prefix`."""
         for block in prefix.blocks:
             self._workers[block] = worker_id
             self._workers.move_to_end(block)
@@ -132,18 +131,15 @@ class PrefixMemory:
                 yield worker_id
                 break
         opening = prefix.blocks[prefix.opening - 1]
-        yield from sorted(by_id, key=lambda worker_id: _weight(opening, worker_id))
+
+        def weight(worker_id: str) -> bytes:
+            return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()
+
+        # Rendezvous hashing: most conversations keep their worker when a worker joins or leaves.
+        yield from sorted(by_id, key=weight)
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """Returns from how many requests in progress `order` no longer prefers a worker.
-
-    This is 1.25 times the mean of all workers, including the new request, rounded up.
-    """
+    """Returns 1.25 times the mean of requests in progress, from which no worker is preferred."""
     under_way = sum(active(worker.id) for worker in workers) + 1
     return ceil(_MOST_OVER_MEAN * under_way / len(workers))
-
-
-def _weight(opening: bytes, worker_id: str) -> bytes:
-    """Returns a weight for rendezvous hashing, so that most conversations keep their worker."""
-    return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from api.health.roster import Seat, summed_by_name
+from api.health.roster import Seat
 from poc_core.records import WorkerRecord
 
 
@@ -33,11 +33,6 @@ def _row(seat: Seat) -> dict[str, Any]:
         "info": vars(worker.info) if worker and worker.info else None,
         "gpus": [f"{one['index']}: {one['name']}" for one in devices_of(worker)] if worker else [],
     }
-
-
-def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Returns nonces per second by worker name, rounded to two decimals."""
-    return {name: round(rate, 2) for name, rate in summed_by_name(per_second, names).items()}
 
 
 def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:

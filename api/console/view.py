@@ -11,15 +11,15 @@ from api.console import fleet
 from api.console.work import Work
 from api.health.judgement import Health
 from api.health.reading import HealthReader
-from api.health.roster import deployment_state
+from api.health.roster import deployment_state, summed_by_name
 from api.reading.live import Sections
 from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
 from poc_core.redis_at.connections import TRANSIENT
 from poc_core.serving.deployments import DeploymentStatus
 from poc_core.settings import Settings
+from poc_core.state import history
 from poc_core.state.events import Events
-from poc_core.state.history import CHAT_MS, CHATS, FAILED, SHOWN, STEPS, History, first_token_p95
 from poc_core.state.jobs import JobStore
 from poc_core.state.overview import Overview, Overviews
 
@@ -28,7 +28,7 @@ from poc_core.state.overview import Overview, Overviews
 _TOLD_STEPS = 3
 # Steps of 5 s over which the time to the first token is computed: five minutes.
 _CHAT_STEPS = 60
-_SHORTEST_S = min(STEPS)
+_SHORTEST_S = min(history.STEPS)
 # Seconds after a step's end until all its data has been reported (Services.reporting).
 _LATE_S = 1.5
 
@@ -40,7 +40,7 @@ class View:
     _settings: Settings
     _overviews: Overviews
     _health: HealthReader
-    _history: History
+    _history: history.History
     _events: Events
     _jobs: JobStore
     _work: Work
@@ -66,7 +66,7 @@ class View:
     def _sections(self) -> dict[str, JsonValue]:
         now, seen = self._health.now(), self._overviews.read()
         health, workers = self._health.of(seen), list(seen.workers)
-        names = health.names_of(workers)
+        rates = summed_by_name(seen.per_second, health.names_of(workers))
         self._look_at_steps(now)
         found: dict[str, Any] = {
             "now": now,
@@ -76,7 +76,7 @@ class View:
             "deployment": _deployment(seen.deployment, workers),
             "round": None,
             "workers": fleet.rows(health.seats),
-            "rates": fleet.rates(seen.per_second, names),
+            "rates": {name: round(rate, 2) for name, rate in rates.items()},
             "gpus": fleet.figures(health.seats),
             "silent": [vars(receiver) for receiver in seen.silent],
             "work": self._work.listed(self._ended),
@@ -95,14 +95,14 @@ class View:
         return whole
 
     def _look_at_steps(self, now: float) -> None:
-        for step_s in STEPS:
+        for step_s in history.STEPS:
             told = self._steps.get(step_s)
             if told is None or now >= told["first"] + (_TOLD_STEPS + 1) * step_s + _LATE_S:
                 self._steps[step_s] = steps_of(self._history, step_s, now, _TOLD_STEPS)
                 if step_s == _SHORTEST_S:
                     first = int(now // step_s - _CHAT_STEPS) * step_s
                     steps = self._history.read(step_s, first, _CHAT_STEPS)
-                    self._first_token = first_token_p95(steps)
+                    self._first_token = history.first_token_p95(steps)
 
     def _node(self, seen: Overview, workers: list[WorkerRecord]) -> dict[str, Any]:
         ready = [worker for worker in workers if worker.is_ready and worker.info is not None]
@@ -144,11 +144,13 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
     }
 
 
-def steps_of(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str, Any]:
+def steps_of(
+    store: history.History, step_s: int, now: float, n: int = history.SHOWN
+) -> dict[str, Any]:
     """Returns the last `n` completed steps of `step_s` seconds for the console's charts."""
     end = math.floor((now - _LATE_S) / step_s) * step_s
     first = end - n * step_s
-    return {"step_s": step_s, "first": first} | _columns(history.read(step_s, first, n), step_s)
+    return {"step_s": step_s, "first": first} | _columns(store.read(step_s, first, n), step_s)
 
 
 def _columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
@@ -158,8 +160,8 @@ def _columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
         "workers": {
             name: [round(step.get(name, 0) / step_s, 2) for step in steps] for name in names
         },
-        "chats": [step.get(CHATS, 0) for step in steps],
-        "failed": [step.get(FAILED, 0) for step in steps],
-        "active": [round(step.get(CHAT_MS, 0) / 1000 / step_s, 2) for step in steps],
-        "first_token": [first_token_p95([step]) for step in steps],
+        "chats": [step.get(history.CHATS, 0) for step in steps],
+        "failed": [step.get(history.FAILED, 0) for step in steps],
+        "active": [round(step.get(history.CHAT_MS, 0) / 1000 / step_s, 2) for step in steps],
+        "first_token": [history.first_token_p95([step]) for step in steps],
     }

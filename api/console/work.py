@@ -30,8 +30,6 @@ _VERDICT = (
 
 @dataclass(frozen=True)
 class Work:
-    """Reads jobs and rounds from Redis for the console."""
-
     _jobs: JobStore
     _rounds: RoundStore
     _outbox: Outbox
@@ -57,7 +55,6 @@ class Work:
         return [lines[job_id] for job_id in listed if job_id in lines]
 
     def job_line(self, record: JobRecord) -> dict[str, Any]:
-        """Returns a job's summary for the console's list."""
         return {
             "id": record.job_id,
             "kind": record.kind.value,
@@ -76,7 +73,6 @@ class Work:
         }
 
     def job_page(self, job_id: str) -> dict[str, Any] | None:
-        """Returns all details of a job. Returns None if the job is unknown or has expired."""
         record = self._jobs.read(job_id)
         if record is None:
             return None
@@ -88,7 +84,6 @@ class Work:
         }
 
     def round_page(self, round_id: str) -> dict[str, Any] | None:
-        """Returns all details of a round. Returns None if the round is unknown or has expired."""
         record = self._rounds.read(round_id)
         if record is None:
             return None

@@ -42,7 +42,6 @@ class _Body:
     waits: asyncio.Timeout | None = None
 
     def speed(self, now: float) -> float:
-        """Returns the mean speed since the body's beginning, in bytes per second."""
         return self.n_bytes / max(now - self.begun_at, 1e-3)
 
 
@@ -89,7 +88,6 @@ class Room:
         return True
 
     def end(self, body: _Body) -> None:
-        """Releases all memory that is reserved for a body."""
         self._held[body.client] -= body.n_bytes
         self._total -= body.n_bytes
         if not self._held[body.client]:

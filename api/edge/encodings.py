@@ -24,10 +24,7 @@ _WINDOW_LOG_MAX, _WINDOW_LOG = 100, 23
 
 
 class Decoded:
-    """Middleware: decodes compressed bodies, and answers 415 to unknown encodings.
-
-    Decodes piece by piece, so that BodyLimit can stop a body that becomes too large.
-    """
+    """Middleware: decodes bodies piece by piece (for BodyLimit). 415 for unknown encodings."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         """`max_bytes`: the largest size of a body before decoding."""

@@ -59,7 +59,9 @@ class _Answer:
             self._body += message.get("body", b"")
             if message.get("more_body", False) and len(self._body) < _MOST_BYTES:
                 return
-            body = _reshaped(self._path, self._head["status"], self._body)
+            said = said_by(self._body)
+            right = shaped(self._path, self._head["status"], said)
+            body = self._body if right == said else json.dumps(right).encode()
             self._body = None
             headers = MutableHeaders(raw=list(self._head["headers"]))
             headers["content-length"] = str(len(body))
@@ -67,9 +69,3 @@ class _Answer:
             message = {"type": "http.response.body", "body": body}
         self.has_begun = True
         await self._send(message)
-
-
-def _reshaped(path: str, status: int, body: bytes) -> bytes:
-    said = said_by(body)
-    right = shaped(path, status, said)
-    return body if right == said else json.dumps(right).encode()

@@ -97,10 +97,7 @@ class KeyFile:
             ) from None
 
     def add(self, name: str, roles: Collection[Role]) -> str:
-        """Creates a key, stores its hash, and returns the key.
-
-        KeysError if the name is invalid or in use, or if the file cannot be changed.
-        """
+        """Creates a key, stores its hash, and returns the key. Raises KeysError."""
         with self._changing():
             keys = self.keys()
             if any(key.name == name for key in keys):
@@ -116,7 +113,6 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Removes the key with this name from the file. KeysError if no key has that name."""
         with self._changing():
             keys = self.keys()
             left = [key for key in keys if key.name != name]

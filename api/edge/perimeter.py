@@ -67,7 +67,8 @@ class Perimeter:
                     f"Pages of {origin[:200]!r} may not use this node; list it in"
                     " POC_ALLOWED_ORIGINS if they may.",
                 )
-        if not _has_body(headers):
+        has_length = headers.get(b"content-length", ["0"]) != ["0"]
+        if not has_length and b"transfer-encoding" not in headers:  # no body
             return None
         types = [
             value.partition(";")[0].strip().lower() for value in headers.get(b"content-type", [])
@@ -109,10 +110,6 @@ def _type(scope: Scope) -> None:
     names = {name.lower() for name, _ in scope["headers"]}
     if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:
         scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
-
-
-def _has_body(headers: dict[bytes, list[str]]) -> bool:
-    return b"transfer-encoding" in headers or headers.get(b"content-length", ["0"]) != ["0"]
 
 
 def _answer(status: int, detail: str) -> JSONResponse:

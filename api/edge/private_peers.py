@@ -41,10 +41,7 @@ def _recent_gateways(_period: float) -> set[Address]:
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
-    """Returns the gateways in the kernel's routing tables.
-
-    Includes the first address of each local network, which Docker uses for its gateway.
-    """
+    """Returns the gateways of routes, and local networks' first addresses (Docker's gateways)."""
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
         words = line.split()

@@ -54,8 +54,6 @@ class Reason:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The input of `judge`."""
-
     now: float  # seconds since the epoch
     seen: Overview | None  # None if Redis does not answer
     redis_away_since: float | None = None
@@ -66,8 +64,6 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Health:
-    """The node's condition and the reasons for that condition."""
-
     level: Level
     reasons: Sequence[Reason]  # the worst first; empty if all is well
     since: float | None  # when the condition began; None if unknown
@@ -88,7 +84,6 @@ class Health:
 
 
 def judge(snapshot: Snapshot) -> Health:
-    """Returns the node's health: its level, the problems found, and the workers."""
     seen, now = snapshot.seen, snapshot.now
     if seen is None:
         since = snapshot.redis_away_since

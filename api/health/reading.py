@@ -49,11 +49,9 @@ class HealthReader:
         )
 
     def replacement(self, seen: Overview) -> str | None:
-        """See judgement.replacement."""
         return replacement(seen, self.of(seen).seats, self.now())
 
     def answer(self, health: Health) -> dict[str, Any]:
-        """Returns a dict with the fields of answers.NodeHealth."""
         now = self.now()
         return {
             "level": health.level,

@@ -34,10 +34,7 @@ UNKILLABLE = (
 
 
 class RedisWatch:
-    """The availability of Redis, known from a ping every second and from requests.
-
-    Requests report a failure with `note_away`, and an answer with `note_back`.
-    """
+    """The availability of Redis, known from a ping every second and from requests."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
         """`redis`: client with a timeout of PATIENCE_S. `clock`: seconds since the epoch."""

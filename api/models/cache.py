@@ -60,10 +60,7 @@ class ModelCache:
         return self.path / (_PREFIX + hf_repo.replace("/", "--"))
 
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
-        """Returns whether the cache has a model completely, partially or not at all.
-
-        `hf_commit`: as for `revisions`.
-        """
+        """Returns whether the cache has a model or revision completely, partially or not at all."""
         try:
             revisions = self.revisions(hf_repo, hf_commit)
         except BrokenModelError:
@@ -82,7 +79,6 @@ class ModelCache:
         return None
 
     def offline(self, hf_repo: str) -> str | None:
-        """Returns an error text if HF_HUB_OFFLINE forbids to download the model, else None."""
         from huggingface_hub import constants
 
         if not constants.HF_HUB_OFFLINE:
@@ -100,11 +96,7 @@ class ModelCache:
         )
 
     def models(self) -> Iterator[tuple[str, str | None, Stage]]:
-        """Yields (repository, commit, stage) for each cached revision; the commit is None if
-        unreadable.
-
-        CacheError if the cache's folder cannot be read.
-        """
+        """Yields (repository, commit or None, stage) of each cached revision. Raises CacheError."""
         for name in self._entries():
             hf_repo = name.removeprefix(_PREFIX).replace("--", "/")
             if hf_repo == name:  # a dataset, not a model
@@ -160,10 +152,7 @@ class ModelCache:
         return sum(1 + _size(path) for path in begun)
 
     def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Deletes a model or its revision `hf_commit`. Returns False if there was nothing.
-
-        CacheError if a file could not be deleted.
-        """
+        """Deletes a model or one revision; False if there was none. CacheError if it remains."""
         folder = self.folder(hf_repo)
         try:
             if hf_commit is None:

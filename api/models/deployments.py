@@ -11,10 +11,10 @@ from fastapi import HTTPException, Request, Response
 
 from api.bodies import DeployBody
 from api.errors import unavailable
+from poc_core import errors
 from poc_core.answers import Done
-from poc_core.errors import ArgumentsError, BodyError, DeployedError, NoHostError
 from poc_core.records import RoundState
-from poc_core.serving.deployments import Deployment, DeploymentState, DeploymentStatus
+from poc_core.serving.deployments import DeploymentState, DeploymentStatus
 from poc_core.serving.vllm_arguments import read_deployment
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
@@ -32,17 +32,6 @@ _GONE_S = 60.0
 SERVE_S = 870.0
 
 
-def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
-    """Converts a request's body to a deployment. BodyError if a vLLM argument is not allowed."""
-    try:
-        wanted = read_deployment(body.model, body.dtype, body.additional_args, settings.trusted)
-    except ArgumentsError as error:
-        raise BodyError(str(error), ("additional_args",), "deployment_arguments") from None
-    for told in wanted.left_out:
-        log.warning("deployment of %s: left out %s", body.model, told)
-    return wanted
-
-
 @dataclass(frozen=True)
 class Deploying:
     """Starts and stops the model on all hosts, as requested by the API's clients."""
@@ -58,12 +47,18 @@ class Deploying:
         BodyError if a vLLM argument is not allowed. HTTPException 409 if a model runs or starts,
         503 if there is no host.
         """
-        wanted = deployment_of(body, self._settings)
+        trusted = self._settings.trusted
         try:
+            wanted = read_deployment(body.model, body.dtype, body.additional_args, trusted)
+            for told in wanted.left_out:
+                log.warning("deployment of %s: left out %s", body.model, told)
             generation = self._deployments.deploy(wanted)
-        except DeployedError as error:
+        except errors.ArgumentsError as error:
+            field = ("additional_args",)
+            raise errors.BodyError(str(error), field, "deployment_arguments") from None
+        except errors.DeployedError as error:
             raise HTTPException(409, str(error)) from None
-        except NoHostError as error:
+        except errors.NoHostError as error:
             raise unavailable(str(error)) from None
         # Old work, such as that of a failed model, would prevent the next round from starting.
         self._end_work()
@@ -78,11 +73,7 @@ class Deploying:
         return self._deployments.withdraw(keeps)
 
     async def until_served(self, request: Request, generation: int) -> Response | Done:
-        """Waits until a host serves the model of the deployment `generation`.
-
-        HTTPException 500 if the model cannot be started, was stopped meanwhile, or is not served
-        after SERVE_S. The hosts continue after SERVE_S, and if the client disconnects.
-        """
+        """Waits until a host serves the model. HTTPException 500 if it fails or after SERVE_S."""
         deadline = time.monotonic() + SERVE_S
         while time.monotonic() < deadline:
             status = await to_thread.run_sync(self._deployments.status)
@@ -109,11 +100,7 @@ class Deploying:
     async def until_gone(
         self, generation: int, clock: Callable[[], float] = time.monotonic
     ) -> Done:
-        """Waits until all hosts have ended their engines, except engines that `withdraw` keeps.
-
-        Also returns if a newer deployment has begun. HTTPException 500, which names the hosts, if
-        engines remain after _GONE_S.
-        """
+        """Waits until hosts have ended their engines. HTTPException 500 after _GONE_S."""
         deadline = clock() + _GONE_S
         while True:
             status = await to_thread.run_sync(self._deployments.status)

@@ -22,8 +22,8 @@ from api.models.files import BrokenModelError, chosen, indexed, missing, small
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
 from poc_core.settings import load_settings
+from poc_core.state import downloads
 from poc_core.state.client import connect
-from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ _GB = 1e9
 
 
 def main(name: str, task_id: str) -> None:
-    store = DownloadStore(connect(load_settings()))
+    store = downloads.DownloadStore(connect(load_settings()))
     download = store.by_name(name)
     if download is not None and download.task_id == task_id and store.renew(download):
-        life = Periodic("life of the download", ALIVE_S / 5, _Life(store, download).go_on)
+        life = Periodic("life of the download", downloads.ALIVE_S / 5, _Life(store, download).go_on)
         life.start()
         error = fetch(download)
         life.stop()
@@ -44,7 +44,7 @@ def main(name: str, task_id: str) -> None:
     store.leave(task_id)
 
 
-def fetch(download: Download) -> str | None:
+def fetch(download: downloads.Download) -> str | None:
     """Downloads the files of a model that vLLM loads. Returns an error text; None without error."""
     cache = ModelCache()
     try:
@@ -58,7 +58,7 @@ def fetch(download: Download) -> str | None:
     return None
 
 
-def _fetch(download: Download, cache: ModelCache) -> None:
+def _fetch(download: downloads.Download, cache: ModelCache) -> None:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     repo, api = download.hf_repo, HfApi()
@@ -125,8 +125,8 @@ def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
 class _Life:
     """Sends the process's heartbeats to Redis. Ends the process if the download is cancelled."""
 
-    _store: DownloadStore
-    _download: Download
+    _store: downloads.DownloadStore
+    _download: downloads.Download
     _answered_at: float = field(default_factory=time.monotonic)
 
     def go_on(self) -> None:

@@ -9,7 +9,7 @@ import threading
 
 from poc_core.periodic import Periodic
 from poc_core.settings import Settings
-from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
+from poc_core.state import downloads
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ LOOK_S = 5.0
 class Downloads:
     """Manages the processes that download models into this machine's cache."""
 
-    def __init__(self, store: DownloadStore, settings: Settings) -> None:
+    def __init__(self, store: downloads.DownloadStore, settings: Settings) -> None:
         self.store = store
         self.machine = socket.gethostname()
         self._redis_url = settings.redis_url
@@ -29,10 +29,9 @@ class Downloads:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
 
     def looks(self) -> Periodic:
-        """Returns a new thread that calls `tend` every LOOK_S seconds, for one run of the API."""
         return Periodic("downloads", LOOK_S, self.tend)
 
-    def begin(self, download: Download) -> None:
+    def begin(self, download: downloads.Download) -> None:
         """Starts a process for a download that this API has claimed, unless it runs already."""
         command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
         # The URL may contain a password: the environment is private, a command line is not.
@@ -56,7 +55,6 @@ class Downloads:
                 self.begin(download)
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Returns the download processes that this API started and that are still running."""
         with self._lock:
             return [process for process in self._processes.values() if process.poll() is None]
 
@@ -66,4 +64,4 @@ class Downloads:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(ALIVE_S)
+            process.wait(downloads.ALIVE_S)

@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 from pathlib import PurePath
 from typing import NamedTuple
 
-from api.node_metrics.exposition import labels
 from api.node_metrics.families import ENGINE
 
 _FAMILIES = {family.name for family in ENGINE}
@@ -21,15 +20,15 @@ _BOUND = re.compile(r'\ble="([^"]*)"')
 _HARMLESS = re.compile(
     r"[A-Za-z_][\w-]*|[+-]?(\d+(\.\d+)?(e[+-]?\d+)?|Inf)|\[\]", re.ASCII | re.IGNORECASE
 )
-# Labels that are removed: the engine's number within its server, and the labels that `as_replica`
-# sets.
+# Labels that are removed: the engine's number within its server, and the labels that page.py
+# adds.
 _DROPPED = {"engine", "model_name", "replica"}
 # A name on the hub, or a name without a folder.
 _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 class Series(NamedTuple):
-    """One series of an engine's metrics, without the labels that `as_replica` adds."""
+    """One series of an engine's metrics, without `model_name` and `replica`."""
 
     family: str
     name: str  # the family's name, with a histogram's suffix
@@ -84,11 +83,6 @@ def _shape(heads: tuple[str, ...]) -> Shape:
             one = Series(_NAMES[name], name, kept, place, None if bound is None else bound[1])
             found.setdefault((name, kept), one)
     return Shape(tuple(found.values()))
-
-
-def as_replica(model: str, replica: int) -> str:
-    """Returns the labels `model_name` and `replica`, which every sample of an engine gets."""
-    return labels(model_name=shown_name(model), replica=replica)
 
 
 def shown_name(model: str) -> str:

@@ -33,10 +33,7 @@ def number(value: float) -> str:
 
 
 def text(lines: Mapping[str, Sequence[str]]) -> str:
-    """Formats families in the order of families.ALL.
-
-    Omits each family that would exceed the limits of series and bytes, and logs its name.
-    """
+    """Formats families in the order of families.ALL. Omits and logs those beyond the limits."""
     blocks: list[str] = []
     n_series = n_bytes = 0
     left_out: list[str] = []

@@ -36,10 +36,7 @@ class CpuShares:
 
 
 def machine_samples(machines: Sequence[MachineFigures], cpu: CpuShares) -> Lines:
-    """Returns the sample lines of all hosts and their GPUs.
-
-    Labels number hosts, whose names are private, and GPUs, as /api/v1/gpu/devices does.
-    """
+    """Returns the samples of all hosts and GPUs, with numbers instead of private names."""
     lines: Lines = {}
     gpus: dict[str, tuple[int, GpuFigures]] = {}
     for index, machine in enumerate(machines):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 
 from api.node_metrics import exposition
-from api.node_metrics.engine_samples import as_replica, shown_name, thinned
+from api.node_metrics.engine_samples import shown_name, thinned
 from api.node_metrics.engines import Ask, EngineReadings, Reading
 from api.node_metrics.exposition import Lines, labels, line, number
 from api.node_metrics.families import CONFIG, READ_AT, RELEASE, SCHEMA
@@ -91,7 +91,7 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
     room = exposition.MOST_SERIES - sum(map(len, lines.values()))
     shown = thinned([reading.samples.shape for _, _, reading in read], room)
     for index, worker, reading in read:
-        replica = as_replica(worker.model, index)
+        replica = labels(model_name=shown_name(worker.model), replica=index)
         for family, name, kept, place, _ in shown[reading.samples.shape]:
             named = f"{replica},{kept}" if kept else replica
             lines.setdefault(family, []).append(line(name, named, reading.samples.values[place]))

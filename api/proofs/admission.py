@@ -23,8 +23,6 @@ _LARGE_AT_ONCE = 1
 
 @dataclass(frozen=True)
 class Admission:
-    """Checks requests for jobs, stores the jobs in Redis and wakes the workers."""
-
     _settings: Settings
     _jobs: JobStore
     _workers: WorkerRegistry
@@ -33,10 +31,7 @@ class Admission:
     _large: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_AT_ONCE))
 
     async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
-        """Checks and stores the job of a JSON body. Returns the job's id and the job.
-
-        Raises the errors that the client gets. `client`: identifies the client.
-        """
+        """Checks and stores the job of a JSON body, in a thread. Returns its id and the job."""
         limiter = self._large if len(raw) >= _LARGE_BYTES else None
         return await to_thread.run_sync(self._submit, raw, client, limiter=limiter)
 
@@ -64,10 +59,7 @@ class Admission:
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """Returns the job that a parsed body requests.
-
-    BodyError, ClaimsError or HTTPException (`checks`) if the node must refuse it.
-    """
+    """Returns the job that a body requests. Raises the client's error if the node refuses it."""
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()
     limits = deployed_limits(body.params.model, workers)

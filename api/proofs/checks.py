@@ -15,10 +15,7 @@ from poc_core.state.registry import WorkerRegistry
 
 
 def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
-    """Checks a callback URL (None: no callback). BodyError if POC_CALLBACK_ALLOW forbids it.
-
-    Does not resolve a host name; the delivery does. `field`: the URL's field in the body.
-    """
+    """Raises BodyError if POC_CALLBACK_ALLOW forbids the url. `field`: its field in the body."""
     if url is None:
         return
     try:

@@ -3,13 +3,12 @@
 import logging
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
 
 from celery import Celery
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
-from poc_core.queues import WORK_TASK, celery_config, model_queue, worker_queue
+from poc_core import queues
 from poc_core.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ class Dispatcher:
     """
 
     def __init__(self, settings: Settings) -> None:
-        config = celery_config(settings)
+        config = queues.celery_config(settings)
         # One try, then an error, because a client waits for the answer. (By default kombu retries
         # for ever.)
         config["broker_transport_options"] |= {
@@ -38,34 +37,30 @@ class Dispatcher:
 
     def wake(self, model: str, most: int) -> None:
         """Wakes idle workers of the model, but no more than `most` workers."""
-        self._publish(model, repeat(model_queue(model), most))
+        self._publish(model, repeat(queues.model_queue(model), most))
 
     def wake_each(self, model: str, worker_ids: Iterable[str]) -> None:
-        """Wakes each of the model's workers with these ids."""
-        self._publish(model, map(worker_queue, worker_ids))
+        self._publish(model, map(queues.worker_queue, worker_ids))
 
     def close(self) -> None:
         self._celery.close()
 
-    def _publish(self, model: str, queues: Iterable[str]) -> None:
+    def _publish(self, model: str, names: Iterable[str]) -> None:
         try:
             with (
                 self._celery.producer_or_acquire() as producer,
                 producer.batch(max_size=_PIPELINED),
             ):
-                for queue in queues:
-                    self._send(model, queue, producer)
+                for name in names:
+                    self._celery.send_task(
+                        queues.WORK_TASK,
+                        [model],
+                        queue=name,
+                        # a queue on Redis needs no declaration, which takes a fifth of the time
+                        declare=[],
+                        producer=producer,
+                        retry=False,
+                        ignore_result=True,
+                    )
         except (KombuError, RedisError, OSError) as error:
             log.warning("work of %s is stored, but its workers were not woken: %s", model, error)
-
-    def _send(self, model: str, queue: str, producer: Any) -> None:
-        self._celery.send_task(
-            WORK_TASK,
-            [model],
-            queue=queue,
-            # a queue on Redis needs no declaration, which would take a fifth of the time
-            declare=[],
-            producer=producer,
-            retry=False,
-            ignore_result=True,
-        )

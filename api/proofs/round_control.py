@@ -47,10 +47,7 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the current round's state, and wakes the workers if it generates.
-
-        HTTPException 400 if there is no round, or if the round was stopped.
-        """
+        """Sets the round's state; wakes workers if it generates. HTTPException 400 without one."""
         current = self._rounds.current()
         if current is None:
             raise HTTPException(400, "No round was initialised; send POST /init first.")
@@ -73,10 +70,7 @@ class RoundControl:
         return self._jobs.cancel_queued()
 
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-        """Returns the fields of /status about the round: state, configuration, figures, scheme.
-
-        `first`, `most`: which of its reported nonces to list (RoundStore.reported).
-        """
+        """Returns /status's fields about the round. `first`, `most`: see RoundStore.reported."""
         record = seen.round.record if seen.round is not None else None
         state, stats = record.state if record is not None else RoundState.IDLE, self.stats_of(seen)
         return {
@@ -152,10 +146,7 @@ class RoundControl:
 
 
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """Returns the configuration of the round that a parsed body requests.
-
-    BodyError or HTTPException 409, 422 or 503 if the node must refuse it.
-    """
+    """Returns the round that a body requests. BodyError or HTTPException if it is refused."""
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
     check_limits(info, spec)
@@ -167,10 +158,7 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """Returns the only served model, for older clients' requests, which name none.
-
-    HTTPException 409 if several models are served, 503 if none is.
-    """
+    """Returns the only served model, for older clients. HTTPException 409 or 503 otherwise."""
     live = sorted({worker.model for worker in workers.live()})
     models = live or sorted(workers.known_models())
     if not models or (len(models) > 1 and not live):

@@ -48,10 +48,7 @@ class InlineJobs:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Counts one more waiting request, until `leave`. Thread-safe.
-
-        HTTPException 429 if too many requests wait (POC_MAX_WAITING_REQUESTS).
-        """
+        """Counts one more waiting request, until `leave`. HTTPException 429 if too many wait."""
         with self._lock:
             if self.n_waiting >= self.limit:
                 raise unavailable(

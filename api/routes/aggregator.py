@@ -6,10 +6,9 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.bodies import config_of, round_bodies, round_body
+from api import bodies
 from api.openapi import json_body
-from api.routes import examples
-from api.routes.provided import TheControl, TheHealth, TheOverviews, TheWorkers
+from api.routes import deps, examples
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 
 router = APIRouter(prefix="/api/v1", tags=["aggregator"], responses=examples.REDIS_AWAY)
@@ -18,12 +17,12 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"], responses=examples.RED
 @router.post(
     "/inference/pow/init/generate",
     summary="Start a round",
-    openapi_extra=json_body(round_bodies()),
+    openapi_extra=json_body(bodies.round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
-async def init_generate(request: Request, round_control: TheControl) -> dict[str, Any]:
+async def init_generate(request: Request, round_control: deps.Control) -> dict[str, Any]:
     """Works like /api/v1/pow/init/generate. The workers share the nonces."""
-    body = await round_body(request, round_bodies())
+    body = await bodies.round_body(request, bodies.round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return {
         "status": "OK",
@@ -35,7 +34,9 @@ async def init_generate(request: Request, round_control: TheControl) -> dict[str
 
 
 @router.get("/inference/pow/status", summary="Show each worker's state and rate")
-def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth) -> dict[str, Any]:
+def status(
+    overviews: deps.Overviews, round_control: deps.Control, health: deps.Health
+) -> dict[str, Any]:
     """Returns GENERATING or IDLE if all workers are, MIXED if not, NO_BACKENDS without workers.
 
     Returns GENERATING too, with a `reason`, for 10 minutes while a round's only worker is being
@@ -57,7 +58,7 @@ def status(overviews: TheOverviews, round_control: TheControl, health: TheHealth
 
 
 @router.post("/inference/pow/stop", summary="Stop the round and cancel the jobs")
-def stop(round_control: TheControl, workers: TheWorkers) -> dict[str, Any]:
+def stop(round_control: deps.Control, workers: deps.Workers) -> dict[str, Any]:
     """Works like /api/v1/pow/stop; answers with one entry for each ready worker."""
     round_control.stop()
     results = [{"port": backend_number(worker), "status": "stopped"} for worker in workers.ready()]
@@ -77,6 +78,6 @@ def _backend(
     return {
         "port": backend_number(worker),
         "status": "GENERATING" if generates else "IDLE",
-        "config": config_of(current.config) if serves and current is not None else None,
+        "config": bodies.config_of(current.config) if serves and current is not None else None,
         "stats": {"total_processed": 0, "nonces_per_second": 0.0} | stats,
     }

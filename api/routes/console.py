@@ -19,21 +19,12 @@ from api.console.work import Work
 from api.errors import unavailable
 from api.reading.live import MOST_PAGES, Live
 from api.reference import page as reference
-from api.routes.provided import (
-    TheDeployments,
-    TheEvents,
-    TheHealth,
-    TheHistory,
-    TheLive,
-    TheTogether,
-    TheWorkers,
-    provided,
-)
+from api.routes import deps
 from poc_core.state.history import STEPS
 
 router = APIRouter(include_in_schema=False)
 
-TheWork = Annotated[Work, provided("work")]
+TheWork = Annotated[Work, deps.provided("work")]
 
 _files = cache(page.load)
 
@@ -70,7 +61,9 @@ async def reference_file(name: str, request: Request) -> Response:
 
 
 @router.get("/api/v1/console/events")
-async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("view")]) -> Response:
+async def events(
+    live: deps.Live, begin: Annotated[Callable[[], View], deps.provided("view")]
+) -> Response:
     """Streams the node's state as server-sent events: all sections, then the changed sections."""
     if live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
@@ -79,7 +72,7 @@ async def events(live: TheLive, begin: Annotated[Callable[[], View], provided("v
 
 @router.get("/api/v1/console/history")
 async def history(
-    together: TheTogether, history: TheHistory, health: TheHealth, step: int = min(STEPS)
+    together: deps.Together, history: deps.History, health: deps.Health, step: int = min(STEPS)
 ) -> JSONResponse:
     """Returns the history's last 180 steps of `step` seconds each, for the console's charts."""
     if step not in STEPS:
@@ -91,7 +84,7 @@ async def history(
 
 
 @router.get("/api/v1/console/log")
-async def log(together: TheTogether, events: TheEvents, after: float = 0.0) -> JSONResponse:
+async def log(together: deps.Together, events: deps.Events, after: float = 0.0) -> JSONResponse:
     """Returns the event log's entries after the Unix time `after`, the newest first.
 
     The log has 1,000 entries.
@@ -114,7 +107,7 @@ def work(work_id: str, works: TheWork) -> JSONResponse:
 
 
 @router.get("/api/v1/console/worker")
-def worker(name: str, deployments: TheDeployments, workers: TheWorkers) -> JSONResponse:
+def worker(name: str, deployments: deps.Deployments, workers: deps.Workers) -> JSONResponse:
     """Returns the last lines of a worker's log, and its counters."""
     lines = [
         line

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from poc_core.answers import Conflict, Malformed, NotReady, Refused
+from poc_core import answers
 from poc_core.schemes.contract import contracts
 from poc_core.schemes.requests import REQUEST_ID_EXAMPLE
 
@@ -31,7 +31,9 @@ RESULTS = {
 Errors = dict[int | str, dict[str, Any]]
 
 
-def _error(description: str, detail: Any, model: type[BaseModel] = Refused) -> dict[str, Any]:
+def _error(
+    description: str, detail: Any, model: type[BaseModel] = answers.Refused
+) -> dict[str, Any]:
     return {
         "model": model,
         "description": description,
@@ -55,7 +57,7 @@ NOT_READY: Errors = {
     503: _error(
         "Redis is unavailable or no worker is ready; see Retry-After.",
         "No worker is ready: 0 of 1 workers ready for 41 s: host1/gpu0 loads its model.",
-        NotReady,
+        answers.NotReady,
     ),
 }
 GENERATE_ERRORS: Errors = {
@@ -74,7 +76,7 @@ GENERATE_ERRORS: Errors = {
             "requested": {"seq_len": 4096},
             "deployed": {"seq_len": 1024},
         },
-        Conflict,
+        answers.Conflict,
     ),
     413: _error(
         "The body is too large.",
@@ -89,7 +91,7 @@ GENERATE_ERRORS: Errors = {
                 "type": "greater_than_equal",
             }
         ],
-        Malformed,
+        answers.Malformed,
     ),
     429: _error(
         "Too many nonces are queued; see Retry-After.",
@@ -155,7 +157,7 @@ DEPLOY_ERRORS: Errors = {
                 "type": "deployment_arguments",
             }
         ],
-        Malformed,
+        answers.Malformed,
     ),
     500: _error(
         "The model cannot be started. The node is STOPPED; the request can be repeated.",

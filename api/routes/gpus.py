@@ -5,8 +5,7 @@ from functools import partial
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.routes import examples
-from api.routes.provided import TheGpus, TheWorkers
+from api.routes import deps, examples
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
 from poc_core.state.parsing import readable
 from poc_core.state.registry import WorkerRegistry
@@ -20,7 +19,7 @@ class Gpus(BaseModel):
 
 
 @router.get("/devices", summary="List the node's GPUs")
-def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
+def devices(gpus: deps.Gpus, workers: deps.Workers) -> Gpus:
     """Lists each GPU once: those of the API's machine, then those in the heartbeats of other hosts.
 
     `index` counts all of them. Empty without a GPU.
@@ -34,7 +33,7 @@ def devices(gpus: TheGpus, workers: TheWorkers) -> Gpus:
 
 
 @router.get("/driver", summary="Show the versions of the GPU driver")
-def driver(gpus: TheGpus, workers: TheWorkers) -> GpuDriver:
+def driver(gpus: deps.Gpus, workers: deps.Workers) -> GpuDriver:
     """The driver of the API's machine, or of the first host that has one; null without a GPU."""
     return next(
         (machine.driver for machine in _machines(gpus, workers) if machine.driver is not None),

@@ -10,15 +10,14 @@ from prometheus_client.registry import Collector
 
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
-from api.routes import examples
-from api.routes.provided import TheHealth, TheOverviews, provided
+from api.routes import deps, examples
 from poc_core import answers
 from poc_core.serving.deployments import HostState
 from poc_core.state.overview import Overview
 
 router = APIRouter(tags=["health"])
 
-TheMetrics = Annotated[Collector, provided("metrics")]
+TheMetrics = Annotated[Collector, deps.provided("metrics")]
 
 
 @router.get("/livez", summary="Check that the API runs")
@@ -33,7 +32,7 @@ async def livez() -> answers.Health:
     response_model_exclude_none=True,
     responses=examples.REDIS_AWAY,
 )
-def health(overviews: TheOverviews, reader: TheHealth) -> answers.EngineHealth:
+def health(overviews: deps.Overviews, reader: deps.Health) -> answers.EngineHealth:
     """Answers 200 while a ready worker's engine makes progress, or while the node waits for its
     first deployment; else 503. Supervisors use /livez.
 
@@ -59,7 +58,7 @@ _READY: dict[str, Any] = {
 
 @router.get("/readyz", **_READY)
 @router.get("/ready", **_READY)
-def ready(reader: TheHealth) -> answers.Ready | JSONResponse:
+def ready(reader: deps.Health) -> answers.Ready | JSONResponse:
     """Answers 200 if Redis answers and a worker is ready, else 503 with Retry-After and why.
 
     Also answers 200 while a round's only worker is being replaced, like /health.

@@ -8,8 +8,7 @@ from fastapi import APIRouter, HTTPException, Request
 from api.edge.doorkeeper import Rates
 from api.edge.shares import of_address
 from api.errors import unavailable
-from api.routes import examples
-from api.routes.provided import TheEvents, TheHealth, TheInvitations, TheRates
+from api.routes import deps, examples
 from poc_core import answers
 from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
 from poc_core.joining.offers import SealedOffer
@@ -19,7 +18,7 @@ router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"], responses=examples.RE
 
 @router.post("/join", summary="Join with a token", responses=examples.JOIN_ERRORS)
 def join(
-    request: Request, rates: TheRates, invitations: TheInvitations, events: TheEvents
+    request: Request, rates: deps.Rates, invitations: deps.Invitations, events: deps.Events
 ) -> SealedOffer:
     """Returns, only once, the sealed settings for a worker host. Authorization: Bearer ID."""
     peer = _peer(request, rates)
@@ -35,7 +34,7 @@ def join(
 
 @router.get("/standing", summary="Check a token", responses=examples.HOST_ERRORS)
 def standing(
-    request: Request, rates: TheRates, invitations: TheInvitations, health: TheHealth
+    request: Request, rates: deps.Rates, invitations: deps.Invitations, health: deps.Health
 ) -> answers.HostStanding:
     """Reports whether the token can still be used, or where it was used. Changes nothing."""
     _peer(request, rates)
@@ -48,7 +47,6 @@ def standing(
 
 
 def _peer(request: Request, rates: Rates) -> str:
-    """Returns the peer's address. HTTPException 429 if it sends too many requests."""
     peer = request.client.host if request.client else ""
     if rates.take(of_address(peer)) > 0:
         raise unavailable("Too many tokens were tried from here; wait a little.", 429)

@@ -9,11 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from api.errors import unavailable
 from api.models.cache import CacheError, DiskSpace
 from api.models.files import printable
-from api.routes import examples
-from api.routes.provided import TheCache, TheDeployments, TheDownloads, TheWorkers
-from poc_core.state.deployments import DeploymentStore
+from api.routes import deps, examples
 from poc_core.state.downloads import MOST_AT_A_TIME
-from poc_core.state.registry import WorkerRegistry
 
 router = APIRouter(prefix="/api/v1/models", tags=["aggregator"], responses=examples.REDIS_AWAY)
 
@@ -83,7 +80,7 @@ class AllListed(BaseModel):
 
 
 @router.post("/status", summary="Check whether a model is on disk")
-def status(model: HubModel, downloads: TheDownloads, cache: TheCache) -> OneStatus:
+def status(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> OneStatus:
     """Looks in the Hugging Face cache of the API's machine. Without hf_commit, checks the revision
     `main`, or any revision if there is no `main`.
     """
@@ -101,7 +98,7 @@ def status(model: HubModel, downloads: TheDownloads, cache: TheCache) -> OneStat
 @router.post(
     "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
 )
-def download(model: HubModel, downloads: TheDownloads, cache: TheCache) -> Task:
+def download(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> Task:
     """Starts a process that survives the API; a repeated download continues the earlier one.
 
     409 during a download of this model or with HF_HUB_OFFLINE; 429 during three other downloads.
@@ -130,10 +127,10 @@ def download(model: HubModel, downloads: TheDownloads, cache: TheCache) -> Task:
 )
 def delete(
     model: HubModel,
-    downloads: TheDownloads,
-    cache: TheCache,
-    deployments: TheDeployments,
-    workers: TheWorkers,
+    downloads: deps.Downloads,
+    cache: deps.Cache,
+    deployments: deps.Deployments,
+    workers: deps.Workers,
 ) -> Deleted:
     """Deletes the model; without hf_commit, all of its revisions.
 
@@ -141,7 +138,9 @@ def delete(
     """
     if downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)
-    if _is_served(model.hf_repo, deployments, workers):
+    wanted = deployments.status().wanted
+    served = {worker.model for worker in workers.live()} | ({wanted.model} if wanted else set())
+    if model.hf_repo in served:
         raise HTTPException(409, f"Workers serve {model.hf_repo}; deploy another model first.")
     try:
         was_there = cache.delete(model.hf_repo, model.hf_commit)
@@ -153,7 +152,7 @@ def delete(
 
 
 @router.get("/list", summary="List the models on disk")
-def listed(downloads: TheDownloads, cache: TheCache) -> AllListed:
+def listed(downloads: deps.Downloads, cache: deps.Cache) -> AllListed:
     """Lists all models in the Hugging Face cache of the API's machine."""
     found = [
         Listed(
@@ -173,15 +172,9 @@ def listed(downloads: TheDownloads, cache: TheCache) -> AllListed:
 
 
 @router.get("/space", summary="Show the disk space for models", responses=examples.CACHE_AWAY)
-def space(cache: TheCache) -> DiskSpace:
+def space(cache: deps.Cache) -> DiskSpace:
     """Shows the size of the Hugging Face cache and the free space on its disk, in GB."""
     try:
         return cache.space()
     except CacheError as error:
         raise unavailable(str(error)) from None
-
-
-def _is_served(hf_repo: str, deployments: DeploymentStore, workers: WorkerRegistry) -> bool:
-    wanted = deployments.status().wanted
-    served = any(worker.model == hf_repo for worker in workers.live())
-    return served or (wanted is not None and wanted.model == hf_repo)

@@ -8,16 +8,7 @@ from fastapi import APIRouter, Request, Response
 from api.bodies import DeployBody
 from api.errors import unavailable
 from api.health.roster import deployment_state
-from api.routes import examples
-from api.routes.provided import (
-    TheDeploying,
-    TheDeployments,
-    TheHealth,
-    TheOverviews,
-    TheRounds,
-    TheSettings,
-    TheWorkers,
-)
+from api.routes import deps, examples
 from api.version import VERSION
 from poc_core import answers
 from poc_core.records import RoundState
@@ -38,7 +29,10 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 
 @router.get("/state", summary="Show whether the node serves a model")
 def state(
-    deployments: TheDeployments, rounds: TheRounds, workers: TheWorkers, settings: TheSettings
+    deployments: deps.Deployments,
+    rounds: deps.Rounds,
+    workers: deps.Workers,
+    settings: deps.Settings,
 ) -> answers.NodeState:
     """Returns INFERENCE while a model is served, also in a round; else (also in a load) STOPPED."""
     status, current = deployments.status(), rounds.current()
@@ -60,7 +54,7 @@ def state(
 
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
-async def stop(deploying: TheDeploying) -> answers.Done:
+async def stop(deploying: deps.Deploying) -> answers.Done:
     """Answers when the engines have ended. Jobs are cancelled; the round's results are delivered.
 
     Engines that are loading are kept for 120 s; an identical /inference/up uses these engines.
@@ -72,7 +66,7 @@ async def stop(deploying: TheDeploying) -> answers.Done:
 @router.post(
     "/inference/down", summary="End the round and all engines", responses=examples.STOP_ERRORS
 )
-async def down(deploying: TheDeploying) -> answers.Done:
+async def down(deploying: deps.Deploying) -> answers.Done:
     """Works like /api/v1/stop, but also ends engines that are loading."""
     generation = await to_thread.run_sync(deploying.withdraw, False)
     return await deploying.until_gone(generation)
@@ -85,7 +79,7 @@ async def down(deploying: TheDeploying) -> answers.Done:
     responses=examples.DEPLOY_ERRORS,
 )
 async def up(
-    body: DeployBody, request: Request, deploying: TheDeploying
+    body: DeployBody, request: Request, deploying: deps.Deploying
 ) -> Response | answers.Done:
     """Answers when one host serves the model; the others follow. If the client disconnects, the
     deployment continues."""
@@ -98,7 +92,7 @@ async def up(
     summary="Deploy a model, without waiting",
     responses=examples.DEPLOY_ERRORS,
 )
-def up_async(body: DeployBody, deploying: TheDeploying) -> answers.Done:
+def up_async(body: DeployBody, deploying: deps.Deploying) -> answers.Done:
     """Answers at once; /api/v1/inference/up/status shows the progress."""
     deploying.deploy(body)
     return answers.Done()
@@ -106,7 +100,7 @@ def up_async(body: DeployBody, deploying: TheDeploying) -> answers.Done:
 
 @router.get("/inference/up/status", summary="Show the progress of the deployment")
 def up_status(
-    overviews: TheOverviews, deployments: TheDeployments, health: TheHealth
+    overviews: deps.Overviews, deployments: deps.Deployments, health: deps.Health
 ) -> answers.UpStatus:
     """Returns the `status`: idle, starting, running or failed. `hosts` has each host's status."""
     seen = overviews.read()
@@ -133,7 +127,7 @@ def up_status(
 
 
 @router.get("/versions", summary="Show the versions of Proofline and vLLM")
-def versions(deployments: TheDeployments, settings: TheSettings) -> answers.Versions:
+def versions(deployments: deps.Deployments, settings: deps.Settings) -> answers.Versions:
     """Returns versions. `version` is Proofline's, as `proofline --version` prints it."""
     return answers.Versions(
         version=VERSION,

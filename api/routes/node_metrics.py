@@ -7,13 +7,12 @@ from fastapi import APIRouter, Response
 
 from api.node_metrics.exposition import CONTENT_TYPE
 from api.node_metrics.page import Page
-from api.routes import examples
-from api.routes.provided import provided
+from api.routes import deps, examples
 from poc_core.errors import SettingsError
 
 router = APIRouter(tags=["health"], responses=examples.REDIS_AWAY)
 
-ThePage = Annotated[Page, provided("node_metrics")]
+ThePage = Annotated[Page, deps.provided("node_metrics")]
 
 # The environment variable that turns the route on or off, as the network names it.
 VARIABLE = "GONKA_METRICS"

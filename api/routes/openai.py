@@ -10,27 +10,23 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api.bodies import whole_body
-from api.chat.fields import UnreadableError, extended, fields_of, salt_of
-from api.chat.gateway import Gateway, ProxiedAnswer, ProxyRequest
-from api.chat.prefixes import MAX_BODY, NO_PREFIX, prefix_of
+from api.chat import fields, gateway, prefixes
 from api.edge.shares import client_of
 from api.errors import openai_error
-from api.routes.provided import provided
-from poc_core.chat_bounds import MAX_COMMAS, PATHS, SALTED, Excess, excess, known_excess
+from api.routes import deps
+from poc_core import chat_bounds
+from poc_core.serving import openai_paths
 from poc_core.serving.deployments import DeploymentState
-from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, PASSED_ON, STORED, USUAL, is_among
-from poc_core.state.deployments import DeploymentStore
-from poc_core.state.registry import WorkerRegistry
 
 
 @dataclass(frozen=True)
 class Chat:
     """The app's services that a request to OpenAI's paths needs."""
 
-    gateway: Annotated[Gateway, provided("gateway")]
-    workers: Annotated[WorkerRegistry, provided("workers")]
-    deployments: Annotated[DeploymentStore, provided("deployments")]
-    large_chats: Annotated[CapacityLimiter, provided("large_chats")]
+    gateway: Annotated[gateway.Gateway, deps.provided("gateway")]
+    workers: deps.Workers
+    deployments: deps.Deployments
+    large_chats: Annotated[CapacityLimiter, deps.provided("large_chats")]
 
 
 OfChat = Annotated[Chat, Depends()]
@@ -89,36 +85,39 @@ async def proxy(request: Request, chat: OfChat) -> Response:
 
 async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
     body = await whole_body(request)
-    if body.count(b",") > MAX_COMMAS:
-        message = f"The body has more than {MAX_COMMAS} items; split the request."
+    if body.count(b",") > chat_bounds.MAX_COMMAS:
+        message = f"The body has more than {chat_bounds.MAX_COMMAS} items; split the request."
         return openai_error(413, message)
-    gateway = chat.gateway
-    workers = await gateway.workers.remembered()
-    if found := known_excess(body, (worker.info for worker in workers if worker.info)):
+    workers = await chat.gateway.workers.remembered()
+    if found := chat_bounds.known_excess(body, (worker.info for worker in workers if worker.info)):
         return openai_error(400, found.message)
     try:
         content_type = request.headers.get("content-type", "")
         # One large body at a time, because parsing blocks the rest of this process.
-        limiter = chat.large_chats if len(body) > MAX_BODY else None
-        asked = await to_thread.run_sync(fields_of, content_type, body, limiter=limiter)
-    except UnreadableError as error:
+        limiter = chat.large_chats if len(body) > prefixes.MAX_BODY else None
+        asked = await to_thread.run_sync(fields.fields_of, content_type, body, limiter=limiter)
+    except fields.UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
     model = asked.get("model")
     if model not in {worker.model for worker in workers}:
-        workers = await gateway.workers.now()  # reads again before a client is refused
+        workers = await chat.gateway.workers.now()  # reads again before a client is refused
     models = sorted({worker.model for worker in workers})
-    is_stored = is_among(STORED, request.method, path)
+    is_stored = openai_paths.is_among(openai_paths.STORED, request.method, path)
     if model is None and len(models) > 1 and not is_stored:
         return openai_error(400, f"Name a model: {', '.join(models)}.")
     of_model = [worker for worker in workers if model is None or worker.model == model]
     if not of_model:
         return await to_thread.run_sync(_nobody, model, models, chat)
-    chosen = [worker for worker in of_model if is_among(worker.chat_paths, request.method, path)]
+    chosen = [
+        worker
+        for worker in of_model
+        if openai_paths.is_among(worker.chat_paths, request.method, path)
+    ]
     if not chosen:
         return _not_served(of_model[0].model, path)
     infos = [worker.info for worker in chosen if worker.info is not None]
-    bound = await to_thread.run_sync(excess, path, asked, infos)
-    if isinstance(bound, Excess):
+    bound = await to_thread.run_sync(chat_bounds.excess, path, asked, infos)
+    if isinstance(bound, chat_bounds.Excess):
         return openai_error(400, bound.message, param=bound.field)
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
@@ -126,23 +125,25 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
     more: dict[str, Any] = {}
     if bound is not None:
         more["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = bound
-    if request.app.state.salts_caches and path in SALTED:
-        more["cache_salt"] = salt_of(client, asked)
-    asked, body = await to_thread.run_sync(extended, asked, body, more)
+    if request.app.state.salts_caches and path in chat_bounds.SALTED:
+        more["cache_salt"] = fields.salt_of(client, asked)
+    asked, body = await to_thread.run_sync(fields.extended, asked, body, more)
     salt = more.get("cache_salt", "")
     # A single worker needs no prefix.
-    is_read = len(chosen) > 1 and len(body) <= MAX_BODY
-    prefix = await to_thread.run_sync(prefix_of, asked) if is_read else NO_PREFIX
-    is_stream = asked.get("stream") in _TRUE and PATHS.get(path, ("", ()))[0] == "answers"
+    is_read = len(chosen) > 1 and len(body) <= prefixes.MAX_BODY
+    prefix = await to_thread.run_sync(prefixes.prefix_of, asked) if is_read else prefixes.NO_PREFIX
+    is_stream = (
+        asked.get("stream") in _TRUE and chat_bounds.PATHS.get(path, ("", ()))[0] == "answers"
+    )
     by_id = is_stored or asked.get("previous_response_id") is not None
-    sent = ProxyRequest(
+    sent = gateway.ProxyRequest(
         request.method, target, request.headers.raw, body, prefix, client, salt, is_stream, by_id
     )
-    return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
+    return gateway.ProxiedAnswer(chat.gateway, chat.gateway.by_prefix(chosen, prefix), sent)
 
 
 # Paths that a worker of an earlier release serves too.
-for _path in (one.removeprefix("POST ") for one in USUAL):
+for _path in (one.removeprefix("POST ") for one in openai_paths.USUAL):
     router.add_api_route(
         _path,
         proxy,
@@ -173,10 +174,7 @@ async def model(request: Request, chat: OfChat, model: str) -> Response:
 
 
 async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
-    """Returns the entries of all workers' /v1/models, by model name.
-
-    Also returns a worker's last error answer, such as for a wrong API key, if any.
-    """
+    """Returns the entries of workers' /v1/models by model, and the last error answer, if any."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key
@@ -198,14 +196,19 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
 async def other(request: Request, chat: OfChat) -> Response:
     """Forwards requests on other paths of vLLM, such as /v1/messages or /score, to a worker."""
     path = request.scope["path"]
-    if not is_among(PASSED_ON, request.method, path):
-        message = f"The node passes on no such path. It passes on {', '.join(PASSED_ON)}."
+    if not openai_paths.is_among(openai_paths.PASSED_ON, request.method, path):
+        message = (
+            f"The node passes on no such path. It passes on {', '.join(openai_paths.PASSED_ON)}."
+        )
         return openai_error(404, message)
     return await _pass_on(request, chat, path)
 
 
-for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
-    _methods = ["POST"] if _path in ELSEWHERE else ["GET", "POST", "DELETE"]
+for _path in (
+    *openai_paths.ELSEWHERE,
+    *(f"{folder}{{path:path}}" for folder in openai_paths.FOLDERS),
+):
+    _methods = ["POST"] if _path in openai_paths.ELSEWHERE else ["GET", "POST", "DELETE"]
     router.add_api_route(_path, other, methods=_methods, include_in_schema=False)
 
 
@@ -222,16 +225,14 @@ def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
 
     After 503 the network tries another node; for 404 it convicts the executor.
     """
-    if not models or model in chat.workers.known_models() or _loads(chat):
+    if (
+        not models
+        or model in chat.workers.known_models()
+        or chat.deployments.status().state is DeploymentState.STARTING
+        or any(worker.state == "starting" for worker in chat.workers.live())
+    ):
         who = f"the model {model[:_MOST_NAME_CHARS]}" if model else "a model"
         return openai_error(503, f"No worker serves chat for {who} right now; try again later.")
     name = str(model)[:_MOST_NAME_CHARS]
     message = f"The model `{name}` is not served here; use one of {', '.join(models)}."
     return openai_error(404, message, param="model")
-
-
-def _loads(chat: Chat) -> bool:
-    """Returns True if the node is loading a model, whatever its name."""
-    return chat.deployments.status().state is DeploymentState.STARTING or any(
-        worker.state == "starting" for worker in chat.workers.live()
-    )

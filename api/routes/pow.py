@@ -6,23 +6,13 @@ from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel
 
-from api.bodies import job_bodies, whole_body
+from api import bodies
 from api.edge.shares import client_of
 from api.health.reading import HealthReader
 from api.health.roster import Seat
 from api.openapi import json_body, json_examples
 from api.proofs.waiting import result_response
-from api.routes import examples
-from api.routes.provided import (
-    TheAdmission,
-    TheControl,
-    TheHealth,
-    TheInline,
-    TheJobs,
-    TheOverviews,
-    TheSettings,
-    TheTogether,
-)
+from api.routes import deps, examples
 from api.version import VERSION
 from poc_core import answers
 from poc_core.arithmetic.nonces import MAX_NONCE
@@ -56,7 +46,7 @@ of_aggregators = APIRouter(
 _GENERATE_ROUTE: dict[str, Any] = {
     "summary": "Compute or validate the artifacts of given nonces",
     "response_model": None,
-    "openapi_extra": json_body(job_bodies()),
+    "openapi_extra": json_body(bodies.job_bodies()),
     "responses": {
         200: json_examples(
             "Queued (wait=false) or the result (wait=true).",
@@ -82,14 +72,14 @@ _READ_ROUTE: dict[str, Any] = {
 @router.post("/generate", **_GENERATE_ROUTE)
 @of_aggregators.post("/generate", **_GENERATE_ROUTE)
 async def generate(
-    request: Request, admission: TheAdmission, inline: TheInline
+    request: Request, admission: deps.Admission, inline: deps.Inline
 ) -> Response | answers.Queued:
     """Queues a job: its nonces are split into batches that all workers of the model compute.
 
     Everything is checked first. With `wait` the answer is the result. The job continues if the
     client disconnects.
     """
-    job_id, job = await admission.submit(await whole_body(request), client_of(request.scope))
+    job_id, job = await admission.submit(await bodies.whole_body(request), client_of(request.scope))
     if job.inline:
         return await inline.answer_when_ended(request, job_id)
     return answers.Queued(request_id=job_id, queued_count=len(job.nonces))
@@ -98,7 +88,7 @@ async def generate(
 @router.get("/generate/{request_id}", **_READ_ROUTE)
 @of_aggregators.get("/generate/{request_id}", **_READ_ROUTE)
 async def read_job(
-    request_id: str, jobs: TheJobs, together: TheTogether, settings: TheSettings
+    request_id: str, jobs: deps.Jobs, together: deps.Together, settings: deps.Settings
 ) -> Response:
     """Returns a job's progress or result. 404 after POC_GENERATE_RESULT_TTL_SEC."""
     record = await together.get(("job", request_id), lambda: _find(request_id, jobs))
@@ -109,24 +99,14 @@ async def read_job(
         record = None  # expired in between
     if record is None:
         raise _unknown(settings)
-    return Response(
-        _progress(record).model_dump_json(exclude_none=True), media_type="application/json"
-    )
-
-
-def _progress(record: JobRecord) -> answers.Progress:
-    return answers.Progress(
-        status=record.status.value,
-        request_id=record.job_id,
-        model=record.model,
-        n_total=record.n_total,
-        n_done=record.n_done,
-        created_at=record.created_at,
-        started_at=record.started_at,
-        finished_at=record.finished_at,
-        error=record.error,
-        waiting_for=None if record.status.is_final else record.waiting_for,
-    )
+    is_final = record.status.is_final
+    told = vars(record) | {
+        "status": record.status.value,
+        "request_id": record.job_id,
+        "waiting_for": None if is_final else record.waiting_for,
+    }
+    progress = answers.Progress.model_validate(told)
+    return Response(progress.model_dump_json(exclude_none=True), media_type="application/json")
 
 
 @router.delete(
@@ -134,7 +114,7 @@ def _progress(record: JobRecord) -> answers.Progress:
     summary="Cancel a job",
     responses=examples.UNKNOWN_JOB,
 )
-def cancel_job(request_id: str, jobs: TheJobs, settings: TheSettings) -> answers.Cancelled:
+def cancel_job(request_id: str, jobs: deps.Jobs, settings: deps.Settings) -> answers.Cancelled:
     """Cancels a queued or running job and drops its results. A finished job does not change."""
     if _find(request_id, jobs) is None:
         raise _unknown(settings)
@@ -160,10 +140,10 @@ def _unknown(settings: Settings) -> HTTPException:
     responses={200: {"model": answers.STATUS}},
 )
 async def status(
-    together: TheTogether,
-    overviews: TheOverviews,
-    health: TheHealth,
-    round_control: TheControl,
+    together: deps.Together,
+    overviews: deps.Overviews,
+    health: deps.Health,
+    round_control: deps.Control,
     valid_from: ValidFrom = None,
     valid_limit: ValidLimit = MOST_LISTED,
 ) -> Response:
@@ -216,7 +196,7 @@ def _seat(seat: Seat) -> dict[str, Any]:
 
 
 @router.post("/stop", summary="Stop the round and cancel the jobs")
-def stop(round_control: TheControl) -> answers.Stopped:
+def stop(round_control: deps.Control) -> answers.Stopped:
     """Stops the round within one micro-batch; computed values are still delivered.
 
     Queued jobs are cancelled. Running jobs, and jobs whose client waits (wait=true), are computed;

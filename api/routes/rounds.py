@@ -3,28 +3,27 @@
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api.bodies import phased_round_bodies, round_bodies, round_body
+from api import bodies
 from api.openapi import json_body
-from api.routes import examples
-from api.routes.provided import TheControl
+from api.routes import deps, examples
 from poc_core import answers
 from poc_core.records import RoundState
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"], responses=examples.REDIS_AWAY)
 
 
-_PHASED_BODY = json_body(phased_round_bodies())
+_PHASED_BODY = json_body(bodies.phased_round_bodies())
 
 
 @router.post(
     "/init/generate",
     summary="Start a round",
-    openapi_extra=json_body(round_bodies()),
+    openapi_extra=json_body(bodies.round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
-async def init_generate(request: Request, round_control: TheControl) -> answers.RoundChanged:
+async def init_generate(request: Request, round_control: deps.Control) -> answers.RoundChanged:
     """Starts a round, a distance round with `r_target`. The model's workers compute until /stop."""
-    body = await round_body(request, round_bodies())
+    body = await bodies.round_body(request, bodies.round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
@@ -35,9 +34,9 @@ async def init_generate(request: Request, round_control: TheControl) -> answers.
     openapi_extra=_PHASED_BODY,
     responses=examples.ROUND_ERRORS,
 )
-async def init(request: Request, round_control: TheControl) -> answers.RoundChanged:
+async def init(request: Request, round_control: deps.Control) -> answers.RoundChanged:
     """Stores the round, which runs only after /phase/generate."""
-    body = await round_body(request, phased_round_bodies())
+    body = await bodies.round_body(request, bodies.phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
 
@@ -48,9 +47,9 @@ async def init(request: Request, round_control: TheControl) -> answers.RoundChan
     openapi_extra=_PHASED_BODY,
     responses=examples.ROUND_ERRORS,
 )
-async def init_validate(request: Request, round_control: TheControl) -> answers.RoundChanged:
+async def init_validate(request: Request, round_control: deps.Control) -> answers.RoundChanged:
     """Stores a round for /validate, which checks batches by its r_target and seq_len."""
-    body = await round_body(request, phased_round_bodies())
+    body = await bodies.round_body(request, bodies.phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)
 
@@ -60,7 +59,7 @@ async def init_validate(request: Request, round_control: TheControl) -> answers.
     summary="Switch the stored round to generating",
     responses=examples.PHASE_ERRORS,
 )
-def phase_generate(round_control: TheControl) -> answers.RoundChanged:
+def phase_generate(round_control: deps.Control) -> answers.RoundChanged:
     """Continues where an earlier generation phase of the round ended."""
     round_control.switch(RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
@@ -71,7 +70,7 @@ def phase_generate(round_control: TheControl) -> answers.RoundChanged:
     summary="Switch the stored round to validating",
     responses=examples.PHASE_ERRORS,
 )
-def phase_validate(round_control: TheControl) -> answers.RoundChanged:
+def phase_validate(round_control: deps.Control) -> answers.RoundChanged:
     """Workers stop generating within one micro-batch, and serve /validate and jobs."""
     round_control.switch(RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)

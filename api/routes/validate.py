@@ -6,11 +6,10 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from api.bodies import batch_bodies, parse_body, whole_body
+from api import bodies
 from api.edge.shares import client_of
 from api.openapi import json_body
-from api.routes import examples
-from api.routes.provided import TheAdmission, TheInline, TheRounds, TheSettings
+from api.routes import deps, examples
 from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes.contract import contract_of
@@ -23,25 +22,27 @@ router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
     "/validate",
     summary="Recompute a batch of distances and validate it",
     response_model=None,
-    openapi_extra=json_body(batch_bodies()),
+    openapi_extra=json_body(bodies.batch_bodies()),
     responses={
-        200: {"model": one_of(*(body.answer for body in batch_bodies().values()))},
+        200: {"model": one_of(*(body.answer for body in bodies.batch_bodies().values()))},
         **examples.PROOF_BATCH_ERRORS,
     },
 )
 async def validate(
     request: Request,
-    settings: TheSettings,
-    rounds: TheRounds,
-    admission: TheAdmission,
-    inline: TheInline,
+    settings: deps.Settings,
+    rounds: deps.Rounds,
+    admission: deps.Admission,
+    inline: deps.Inline,
 ) -> Response | dict[str, Any]:
     """Checks the batch with the validating round's r_target, fraud_threshold, seq_len and
     randomization.
 
     The verdict also goes to the round's callback_url.
     """
-    scheme, body = parse_body(await whole_body(request), settings.max_queued_nonces, batch_bodies())
+    scheme, body = bodies.parse_body(
+        await bodies.whole_body(request), settings.max_queued_nonces, bodies.batch_bodies()
+    )
     job = await to_thread.run_sync(lambda: body.job(_validating_round(rounds, scheme)))
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])

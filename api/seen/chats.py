@@ -45,21 +45,17 @@ class ChatTimes(Collector):
 
 
 class Chat:
-    """One chat request in progress."""
-
     def __init__(self, chats: "Chats", model: str) -> None:
         self._chats = chats
         self._model = model
         self._began = chats.clock()
 
     def first_token(self) -> None:
-        """Records that the answer's stream has begun."""
         seconds = self._seconds()
         self._chats.count(bucket(seconds))
         self._chats.times.first_token.labels(self._model).observe(seconds)
 
     def ended(self) -> None:
-        """Records that the client has the complete answer."""
         self._chats.times.whole.labels(self._model).observe(self._seconds())
 
     def failed(self) -> None:

@@ -8,7 +8,6 @@ PATIENCE_S = 15.0
 
 
 def connect(url: str) -> Client:
-    """Returns a client for the API at --url. Raises UsageError for an invalid url."""
     try:
         return Client(url, patience_s=PATIENCE_S, on_wait=_say)
     except UrlError as error:

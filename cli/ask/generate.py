@@ -4,13 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import options
+from cli import options, terminal
 from cli.ask.connection import connect, only_model
 from cli.ask.jobs import await_job, job_body, place_of
 from cli.ask.scheme_params import OfScheme, flags_of_artifacts, job_of
 from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
-from cli.terminal import UsageError, check_output, note, write_json
 
 FOR_A_NEW_JOB = "Required without --request-id."
 
@@ -52,7 +51,7 @@ def generate(
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o
     proof.json
     """
-    check_output(output)
+    terminal.check_output(output)
     by_name = of_scheme.refuse_flags(flags_of_artifacts(*proof[1:]))
     with connect(url) as client:
         request: dict[str, Any] | None = None
@@ -61,7 +60,7 @@ def generate(
             given = {"--block-hash": block_hash, "--public-key": public_key, "--nonces": nonces}
             missing = [name for name, value in given.items() if value is None]
             if block_hash is None or public_key is None or nonces is None:
-                raise UsageError(
+                raise terminal.UsageError(
                     f"Give {' and '.join(missing)}, or --request-id of a job to wait for."
                 )
             wanted = parse_nonces(nonces)
@@ -88,9 +87,9 @@ def generate(
             request_id = client.submit(body)
             request = {name: value for name, value in body.items() if name != "nonces"}
         result = await_job(client, request_id, "Generating", n_nonces)
-    write_json(result if request is None else {**result, "request": request}, output)
+    terminal.write_json(result if request is None else {**result, "request": request}, output)
     excluded = result.get("n_excluded") or (
         n_nonces - len(result["artifacts"]) if n_nonces is not None else 0
     )
     if excluded:
-        note(f"{excluded} nonces gave no finite state and are left out.")
+        terminal.note(f"{excluded} nonces gave no finite state and are left out.")

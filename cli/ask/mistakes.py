@@ -13,9 +13,8 @@ _REFUSED = (409, 422)  # such as a seq_len that the model does not take
 def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> list[str]:
     """Returns the common mistakes in a proof's inputs that would explain the mismatches.
 
-    The first PROBES mismatching artifacts are validated again, once with each mistake. A mistake
-    explains the mismatches if none of these artifacts mismatches then. `body`: the request body of
-    the first validation.
+    Validates PROBES mismatching artifacts again, once with each mistake. A mistake explains them if
+    none mismatches then. `body`: the request body of the first validation.
     """
     probes = set(mismatches[:PROBES])
     claims = [one for one in body["validation"]["artifacts"] if one["nonce"] in probes]

@@ -9,12 +9,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from cli import options
+from cli import options, terminal
 from cli.ask.connection import connect, only_model
 from cli.ask.round_view import line, picture
 from cli.ask.scheme_params import OfScheme, flags_of_artifacts, round_of
 from cli.grouped import grouped
-from cli.terminal import UsageError, note, write_json
 from poc_core.errors import ProoflineError
 from proofline.client import ApiError, Client, Document, calls
 from proofline.client.exchange import POLL_PATIENCE_S
@@ -22,10 +21,6 @@ from proofline.client.exchange import POLL_PATIENCE_S
 RUNNING = ("GENERATING", "VALIDATING")
 
 app = typer.Typer(no_args_is_help=True)
-
-
-class NoRoundError(ProoflineError):
-    """`proofline round watch` was called while no round runs."""
 
 
 class Share(NamedTuple):
@@ -49,8 +44,6 @@ class Share(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """Options for rounds of artifacts or decode proofs."""
-
     k_dim: Annotated[
         int | None,
         typer.Option(min=1, help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}."),
@@ -60,8 +53,6 @@ class Vectors(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """Options for rounds of distance proofs."""
-
     r_target: Annotated[
         float | None,
         typer.Option(
@@ -156,13 +147,12 @@ def start(
             if callback_url is not None:
                 body["url" if distances.r_target is None else "callback_url"] = callback_url
         client.start_round(body)
-        note(f"The round generates. Look at it with: proofline round watch{_same(url)}")
+        terminal.note(f"The round generates. Look at it with: proofline round watch{_same(url)}")
         if callback_url is None:
-            note("Without --callback-url its artifacts are counted and sent to nobody.")
+            terminal.note("Without --callback-url its artifacts are counted and sent to nobody.")
 
 
 def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) -> dict[str, Any]:
-    """Returns the fields of a round's request body that depend on the proof scheme."""
     if distances.r_target is None:
         params = {
             "model": model,
@@ -194,12 +184,12 @@ def check_scheme(vectors: Vectors, distances: Distances) -> None:
         }
         why = "is for distances; give --r-target too, or leave it out."
     elif not 0 < r_target <= 2:
-        raise UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
+        raise terminal.UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
     else:
         flags = dict(zip(("--k-dim", "--stronger-rng", "--max-tokens"), vectors, strict=True))
         why = "is for artifacts; leave it out, or --r-target."
     if given := [name for name, value in flags.items() if value]:
-        raise UsageError(f"{' and '.join(given)} {why}")
+        raise terminal.UsageError(f"{' and '.join(given)} {why}")
 
 
 @app.command()
@@ -213,7 +203,7 @@ def status(
     with connect(url) as client:
         answer = client.call(calls.status(Document))
     if as_json:
-        write_json(answer, None)
+        terminal.write_json(answer, None)
         return
     Console().print(picture(answer, time.time()))
 
@@ -228,9 +218,9 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
     with connect(url) as client:
         before = client.status()
         cancelled = client.stop()
-    note("The round is stopped." if before.state in RUNNING else "No round was running.")
+    terminal.note("The round is stopped." if before.state in RUNNING else "No round was running.")
     if cancelled:
-        note(f"{cancelled} jobs are cancelled.")
+        terminal.note(f"{cancelled} jobs are cancelled.")
 
 
 @app.command()
@@ -249,20 +239,20 @@ def watch(
     with connect(url) as client:
         state = client.status().state
         if state not in RUNNING:
-            raise NoRoundError(
+            raise ProoflineError(
                 f"No round is running (the node is {state}); start one with `proofline round"
                 " start`."
             )
         try:
             last = show(follow(client, interval_s), console)
         except KeyboardInterrupt:
-            note(
+            terminal.note(
                 "No longer watching; the round continues. Stop it with: proofline round"
                 f" stop{_same(url)}"
             )
             return
     waiting = last.get("stats", {}).get("artifacts_waiting")
-    note(
+    terminal.note(
         f"The round is {last.get('state')}."
         + (f" {waiting:,} artifacts still wait for delivery." if waiting else "")
     )

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from cli.options import DEFAULT_K_DIM
 from cli.terminal import UsageError
+from poc_core.schemes import requests
 from poc_core.schemes.contract import Contract, contract_of, contracts, recognised
-from poc_core.schemes.requests import JobBody, Params, RoundBody, SequenceRoundBody
 from proofline.client.errors import describe_detail
 
 # The schemes' names for a callback's url.
@@ -119,7 +119,6 @@ def _body(
 
 
 def _inner(model: type[BaseModel]) -> set[str]:
-    """Returns the names of the fields inside the body's `params`, if it has `params`."""
     field = model.model_fields.get("params")
     return set(getattr(field.annotation, "model_fields", ())) if field else set()
 
@@ -127,7 +126,7 @@ def _inner(model: type[BaseModel]) -> set[str]:
 def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
     """Returns the names that --param may set: this scheme's own fields without nested objects."""
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
-    for base in (JobBody, RoundBody, SequenceRoundBody, Params):
+    for base in (requests.JobBody, requests.RoundBody, requests.SequenceRoundBody, requests.Params):
         shared |= set(base.model_fields)
     schema = model.model_json_schema()
     nested = {name for name, about in schema["properties"].items() if "$ref" in json.dumps(about)}
@@ -135,10 +134,7 @@ def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
 
 
 def named_value(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, Any]:
-    """Parses "NAME=VALUE". VALUE is JSON, or else a string.
-
-    `option`, `form`: the option and its syntax, for the UsageError about another form.
-    """
+    """Parses the "NAME=VALUE" of `option`. VALUE is JSON, or else a string."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise UsageError(f"{option} takes {form}, not {text!r}.")

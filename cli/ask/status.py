@@ -46,7 +46,6 @@ def status(
 
 
 def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
-    """Prints the node's state as a table. `now`: seconds since the epoch."""
     table = grid()
     at_work = {worker["id"] for worker in node["workers"]}
     away = [seat for seat in node.get("seats", ()) if seat["worker_id"] not in at_work]

@@ -5,13 +5,12 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from cli import options
+from cli import options, terminal
 from cli.ask.connection import connect, only_model
 from cli.ask.jobs import await_job, job_body
 from cli.ask.mistakes import fitting
 from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
-from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, read_json, write_json
 from poc_core.schemes.decode.options import MARGIN
 
 FROM_FILE = "Default: the file's."
@@ -120,7 +119,7 @@ def validate(
 
     **Example:** proofline validate proof.json
     """
-    check_output(output)
+    terminal.check_output(output)
     claimed, noted, noted_k_dim = read_artifacts(the_one(file, artifacts))
     if nonces is not None:
         claimed = only_nonces(claimed, parse_nonces(nonces))
@@ -128,7 +127,7 @@ def validate(
     block_hash = of_file.block_hash if of_file.block_hash is not None else noted.get("block_hash")
     public_key = of_file.public_key if of_file.public_key is not None else noted.get("public_key")
     if block_hash is None or public_key is None:
-        raise UsageError(
+        raise terminal.UsageError(
             "The file does not say what it was made for; give --block-hash and --public-key."
         )
     n_steps = of_file.max_tokens or params.get("max_tokens") or steps_of(claimed)
@@ -159,41 +158,38 @@ def validate(
         verdict = await_job(client, client.submit(body), "Validating", len(claimed))
         wrong = verdict["mismatch_nonces"] if explain else []
         fits = fitting(client, body, wrong) if wrong else []
-    write_json(verdict, output)
-    note(describe_verdict(verdict))
+    terminal.write_json(verdict, output)
+    terminal.note(describe_verdict(verdict))
     if wrong:
-        note(f"With {fits[0]} they agree." if fits else "None of the tried mistakes explains it.")
+        terminal.note(
+            f"With {fits[0]} they agree." if fits else "None of the tried mistakes explains it."
+        )
     if verdict["fraud_detected"]:
-        raise typer.Exit(EXIT_FRAUD)
+        raise typer.Exit(terminal.EXIT_FRAUD)
 
 
 def the_one(file: Path | None, artifacts: Path | None) -> Path:
-    """Returns the file to validate. Raises UsageError unless exactly one is named.
-
-    `artifacts`: the value of --artifacts, an older option for the same file.
-    """
+    """Returns the one file that is named, also by --artifacts (older). Raises UsageError."""
     named = [path for path in (file, artifacts) if path is not None]
     if len(named) != 1:
-        raise UsageError(
+        raise terminal.UsageError(
             "Name one file, as `proofline generate` wrote it: proofline validate FILE."
         )
     return named[0]
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """Reads a file of artifacts. Returns the artifacts, the inputs noted under "request", and
-    k_dim.
+    """Reads a file. Returns its artifacts, the inputs under "request" (or {}), and k_dim or None.
 
-    Without noted inputs the second value is empty; without a noted k_dim the third is None. Raises
-    UsageError if the file has no artifacts.
+    Raises UsageError if the file has no artifacts.
     """
     stdin = typer.get_text_stream("stdin") if str(path) == "-" else None
-    document = read_json(path, "give the file that `proofline generate` wrote", stdin)
+    document = terminal.read_json(path, "give the file that `proofline generate` wrote", stdin)
     if isinstance(document, list):
         document = {"artifacts": document}
     artifacts = document.get("artifacts") if isinstance(document, dict) else None
     if not isinstance(artifacts, list) or not all(is_artifact(item) for item in artifacts):
-        raise UsageError(
+        raise terminal.UsageError(
             f'{path} holds no artifacts; it must be {{"artifacts": [{{"nonce": 0, "vector_b64":'
             ' "..."}, ...]}.'
         )
@@ -222,18 +218,16 @@ def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
 
 
 def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict[str, Any]]:
-    """Returns the artifacts of `nonces`. Raises UsageError if a nonce has no artifact."""
     by_nonce = {item["nonce"]: item for item in artifacts}
     missing = [nonce for nonce in nonces if nonce not in by_nonce]
     if missing:
-        raise UsageError(
+        raise terminal.UsageError(
             f"The file has no artifact of nonce {missing[0]}; leave it out of --nonces."
         )
     return [by_nonce[nonce] for nonce in nonces]
 
 
 def describe_verdict(verdict: dict[str, Any]) -> str:
-    """Returns a text about a verdict: one line for the result, then the details."""
     word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
     excluded = (
         f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""

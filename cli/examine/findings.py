@@ -34,7 +34,6 @@ class Subject(str):
         return Finding(self, "warning", says, remedy)
 
     def problem(self, says: str, remedy: str = "As it says.") -> Finding:
-        """Returns a finding about something that will not work."""
         return Finding(self, "problem", says, remedy)
 
 

@@ -105,7 +105,6 @@ def _is_virtual(cpuinfo: Path) -> bool:
 
 
 def _links(index: int) -> int | None:
-    """Returns the number of a GPU's active NVLinks; None if unknown."""
     with nvml() as library:
         if library is None:
             return None

@@ -6,9 +6,8 @@ from collections.abc import Generator, Iterator
 
 from cli.examine.findings import Check, Finding, Subject
 from cli.examine.redis import clock_finding, server
+from cli.join import asking, joining
 from cli.join.access import Access, read_access
-from cli.join.asking import Api, ApiAwayError, CertificateError, RefusedError
-from cli.join.joining import api_of, set_up, token_of
 from cli.join.options import Join
 from cli.terminal import UsageError
 from poc_core.answers import HostStanding
@@ -22,12 +21,12 @@ _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts inv
 
 
 def checks(options: Join) -> list[Check]:
-    """Returns the checks of a host that joins or has joined a node, otherwise no checks.
+    """Returns the checks of a joined or joining host; none for others. Does not spend the token.
 
-    Does not spend the token. Sets a joined host's environment like that of its workers.
+    Sets a joined host's environment like that of its workers.
     """
     try:
-        token = token_of(options, os.environ)
+        token = joining.token_of(options, os.environ)
         by_hand = bool(os.environ.get("POC_REDIS_URL"))
         if by_hand and options.join is not None:
             raise UsageError("--join brings Redis' address: leave out POC_REDIS_URL.")
@@ -36,9 +35,9 @@ def checks(options: Join) -> list[Check]:
             kept = None
         if kept is None and options.join is None:
             return []
-        api = api_of(options, kept)
+        api = joining.api_of(options, kept)
         if kept is not None and (token is None or token.id == kept.token_id):
-            set_up(kept, options.join_file, os.environ)
+            joining.set_up(kept, options.join_file, os.environ)
             return [("joining", lambda: _joined(api, kept))]
         if token is None:
             raise UsageError("This host has not joined yet: name the token too, by --token-file.")
@@ -48,7 +47,7 @@ def checks(options: Join) -> list[Check]:
     return [("joining", lambda: _about_to_join(api, token.id))]
 
 
-def _about_to_join(api: Api, token_id: str) -> Iterator[Finding]:
+def _about_to_join(api: asking.Api, token_id: str) -> Iterator[Finding]:
     standing = yield from _standing(api, token_id)
     if standing is None:
         return
@@ -61,7 +60,7 @@ def _about_to_join(api: Api, token_id: str) -> Iterator[Finding]:
         yield _TOKEN.problem(f"The token of {standing.name} {was[standing.state]}.", _ANEW)
 
 
-def _joined(api: Api, kept: Access) -> Iterator[Finding]:
+def _joined(api: asking.Api, kept: Access) -> Iterator[Finding]:
     standing = yield from _standing(api, kept.token_id)
     if standing is not None and standing.state == "revoked":
         yield _TOKEN.problem(f"This host, {kept.name}, is revoked.", _ANEW)
@@ -73,7 +72,7 @@ def _joined(api: Api, kept: Access) -> Iterator[Finding]:
         yield from server(load_settings())
 
 
-def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding | None]:
+def _standing(api: asking.Api, token_id: str) -> Generator[Finding, None, HostStanding | None]:
     """Yields findings about API, clock and token. Returns the token's state; None if unknown."""
     try:
         skew_s = api.skew_s()
@@ -81,11 +80,11 @@ def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding 
         yield _API.ok(f"answers at {api.host}:{api.port}, with {trust or 'no TLS'}")
         yield clock_finding("the API's", skew_s)
         return api.standing(token_id)
-    except CertificateError as error:
+    except asking.CertificateError as error:
         yield _API.problem(str(error))
-    except ApiAwayError as error:
+    except asking.ApiAwayError as error:
         yield _API.problem(f"{error}.", "Correct the url; let this host through to that port.")
-    except RefusedError as error:
+    except asking.RefusedError as error:
         if error.status == 401:
             yield _TOKEN.problem(str(error), _ANEW)
         else:

@@ -32,7 +32,6 @@ def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[F
 
 
 def memory(left: int, limit: int) -> Iterator[Finding]:
-    """Checks the free memory of this machine or container, in bytes."""
     text = f"{left / _GIB:.1f} of {limit / _GIB:.1f} GiB of memory are left"
     if is_short_of_memory(left, limit):
         remedy = "End what uses it (ps aux --sort -rss), or raise the container's limit."

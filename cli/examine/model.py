@@ -98,7 +98,9 @@ def in_cache(cache: ModelCache | None = None) -> Iterator[Finding]:
 
 
 def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
-    model, stage = Model(name, _snapshot(name, cache)), cache.stage(name, None)
+    found = try_to_load_from_cache(name, "config.json", cache_dir=cache.path)
+    model = Model(name, Path(found).parent if isinstance(found, str) else None)
+    stage = cache.stage(name, None)
     if stage == "DOWNLOADED":
         return model, [_MODEL.ok(f"{name} is in the Hugging Face cache, {cache.path}")]
     is_where = "is in the Hugging Face cache in part"
@@ -117,18 +119,10 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
     return model, [finding]
 
 
-def _snapshot(name: str, cache: ModelCache) -> Path | None:
-    found = try_to_load_from_cache(name, "config.json", cache_dir=cache.path)
-    return Path(found).parent if isinstance(found, str) else None
-
-
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Checks whether the model fits into the memory of one worker's GPUs, or of this machine.
-
-    `gpus`: the GPUs of one worker. `group_size`: how many GPUs one worker needs.
-    """
+    """Checks whether the model fits into the GPUs of one worker, or into this machine's memory."""
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return

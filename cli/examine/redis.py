@@ -11,7 +11,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from cli.examine import sentinels
 from cli.examine.findings import Finding, Subject
-from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
+from cli.supervise import redis_server
 from poc_core.callbacks import without_secret
 from poc_core.redis_at import connections
 from poc_core.redis_at.connections import NoWritesError, WrongRedisError, is_busy
@@ -27,13 +27,12 @@ _DOCUMENT = "docs/redis.md, What Redis must promise"
 
 
 def local_server() -> Iterator[Finding]:
-    """Checks whether a redis-server that `proofline up` could start is installed."""
     try:
-        binary = find_redis_server()
-    except RedisServerError as error:
+        binary = redis_server.find_redis_server()
+    except redis_server.RedisServerError as error:
         yield _REDIS.problem(str(error))
         return
-    version = ".".join(map(str, version_of(str(binary)) or ()))
+    version = ".".join(map(str, redis_server.version_of(str(binary)) or ()))
     yield _REDIS.ok(
         f"`proofline up` starts its own: {binary}, {version}. --redis-url looks at one that runs"
     )
@@ -107,10 +106,10 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
 
 def _promises(info: dict[str, Any]) -> Iterator[Finding]:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
-    if version < MIN_VERSION:
+    if version < redis_server.MIN_VERSION:
         yield _REDIS.problem(
             f"Its version is {info['redis_version']}.",
-            f"Install {'.'.join(map(str, MIN_VERSION))} or newer.",
+            f"Install {'.'.join(map(str, redis_server.MIN_VERSION))} or newer.",
         )
     else:
         yield _REDIS.ok(f"version {info['redis_version']}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from cli.examine.findings import Finding, Subject
-from poc_core.redis_at.connections import Sentinels, states, why
+from poc_core.redis_at import connections
 from poc_core.redis_at.url import RedisUrl, address
 
 _SENTINEL = Subject("sentinel")
@@ -21,14 +22,14 @@ _DOCUMENT = "docs/redis.md, A Redis that fails over"
 
 def sentinels(at: RedisUrl) -> Iterator[Finding]:
     """Checks that the url's Sentinels answer, and that they know the url's master."""
-    asked = Sentinels(at.hosts, at.sentinel)
+    asked = connections.Sentinels(at.hosts, at.sentinel)
     told, silent = [], []
     for sentinel in asked.sentinels:
         try:
             with sentinel:
-                told.append(states(sentinel))
+                told.append(connections.states(sentinel))
         except RedisError as error:
-            silent.append(f"{asked.name(sentinel)} ({why(error)})")
+            silent.append(f"{asked.name(sentinel)} ({connections.why(error)})")
     known = [masters[at.master] for masters in told if at.master in masters]
     if silent:
         make = _SENTINEL.warning if known else _SENTINEL.problem
@@ -71,7 +72,7 @@ def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
 
 def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
     """Checks the primary's replicas in its INFO. `needed`: a failover needs a replica."""
-    found = [value for name, value in info.items() if _is_replica(name, value)]
+    found = [value for name, value in info.items() if re.fullmatch(r"slave\d+", name)]
     if not found:
         if needed:
             yield _REPLICAS.problem(
@@ -93,7 +94,3 @@ def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
             "redis-cli CONFIG SET min-replicas-to-write 1, and the same in each redis.conf"
             f" ({_DOCUMENT}).",
         )
-
-
-def _is_replica(name: str, value: Any) -> bool:
-    return name.startswith("slave") and name[5:].isdigit() and isinstance(value, Mapping)

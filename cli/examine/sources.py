@@ -72,7 +72,6 @@ def stranger_text(name: str, meant: str | None) -> str:
 
 
 def shown(name: str, value: Any) -> Any:
-    """Returns a setting's value as it is displayed: passwords and keys are hidden."""
     if isinstance(value, SecretStr) or (value and _SECRET.search(name)):
         return HIDDEN
     if isinstance(value, Path):

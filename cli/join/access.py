@@ -29,10 +29,7 @@ class Access(BaseModel, frozen=True):
 
 
 def read_access(path: Path) -> Access | None:
-    """Reads the access file; None if it does not exist.
-
-    Raises AccessError if it is invalid, unreadable, or accessible to other users.
-    """
+    """Reads the access file, if it exists. AccessError if it is unreadable or not private."""
     path = path.expanduser()
     try:
         with path.open("rb") as file:
@@ -72,10 +69,9 @@ def write_access(path: Path, access: Access) -> None:
 
 
 def redis_url_of(path: Path, access: Access) -> str:
-    """Returns the url with which this host connects to Redis.
+    """Returns this host's url for Redis, after writing the certificates that it names.
 
-    Writes the node's certificates for Redis, if it gave any, to a file next to `path` that the url
-    names. Raises AccessError if that fails.
+    The certificates' file is next to `path`. Raises AccessError if it cannot be written.
     """
     if access.redis_ca is None:
         return access.redis_url

@@ -47,10 +47,9 @@ class Admission:
         self._looks.stop(timeout_s=0)
 
     def check(self) -> None:
-        """Raises ShutOutError if this host was revoked, as far as Redis last reported.
+        """Raises ShutOutError if this host was revoked.
 
-        Does nothing if Redis has only lost the host's user, for example in a restart, because the
-        operator can restore the user.
+        Not if Redis has only lost the host's user, as in a restart: the operator can restore it.
         """
         if self._refusal is not None and self._is_for_good:
             raise ShutOutError(self._refusal)

@@ -98,17 +98,11 @@ class Api:
         )
 
     def join(self, token_id: str) -> SealedOffer:
-        """Spends the token: fetches its offer, which the API returns only once.
-
-        Raises the errors of `standing`, and RefusedError if the token is used, expired or revoked.
-        """
+        """Spends the token: fetches its offer, which the API returns only once."""
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
     def standing(self, token_id: str) -> HostStanding:
-        """Fetches the token's state without spending the token.
-
-        Raises ApiAwayError or CertificateError, or RefusedError if the API does not know the token.
-        """
+        """Fetches the token's state. Raises ApiAwayError, CertificateError or RefusedError."""
         return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
 
     def skew_s(self) -> float:

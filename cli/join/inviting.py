@@ -13,15 +13,7 @@ from redis import Redis
 from cli.join.users import PREFIX, HostUsers, UsersError
 from cli.terminal import UsageError
 from poc_core.errors import ProoflineError
-from poc_core.joining.invitations import (
-    HostUser,
-    Invitation,
-    Invitations,
-    State,
-    UnknownTokenError,
-)
-from poc_core.joining.offers import SHARED, Offer, SealedOffer, place_of
-from poc_core.joining.tokens import Token, hashed, new_salt
+from poc_core.joining import invitations, offers, tokens
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import CHAT_SENT_S, WorkerRegistry
@@ -42,7 +34,7 @@ class HostRow:
     """One line of `proofline hosts list`: the state of an invited host."""
 
     name: str
-    state: State
+    state: invitations.State
     at: float  # when the host joined, or when its token expires; seconds since the epoch
     has_user: bool  # True if Redis has the host's user
 
@@ -53,7 +45,7 @@ class Inviting:
     def __init__(self, redis: Redis, settings: Settings) -> None:
         """`redis`: a client that is logged in as the operator's user."""
         self._users = HostUsers(redis)
-        self._invitations = Invitations(redis)
+        self._invitations = invitations.Invitations(redis)
         self._registry = WorkerRegistry(redis, settings)
         self._deployments = DeploymentStore(redis, settings)
         self._heartbeat_s = settings.heartbeat_s
@@ -65,7 +57,7 @@ class Inviting:
         redis_ca: str | None,
         valid_s: float,
         env: Mapping[str, str],
-    ) -> tuple[Token, str]:
+    ) -> tuple[tokens.Token, str]:
         """Creates a host's Redis user and invitation. Returns the token, and `_forgets`' warning.
 
         `redis_url`: of `address_for_hosts`. `valid_s`: the token's lifetime in seconds. Raises
@@ -81,37 +73,36 @@ class Inviting:
             raise HostsError(
                 f"There is a host named {name}; revoke it first, or choose another name."
             )
-        token, now = Token.new(), time.time()
-        settings = {key: env[key] for key in SHARED if env.get(key)}
-        offer = Offer(
+        token, now = tokens.Token.new(), time.time()
+        settings = {key: env[key] for key in offers.SHARED if env.get(key)}
+        offer = offers.Offer(
             name=name,
             user=PREFIX + name,
-            salt=new_salt(),
+            salt=tokens.new_salt(),
             redis_url=redis_url,
             redis_ca=redis_ca,
             settings=settings,
         )
-        host = HostUser(
+        host = invitations.HostUser(
             user=offer.user,
-            password_sha256=hashed(token.password(offer.salt)),
-            token_sha256=hashed(token.id),
+            password_sha256=tokens.hashed(token.password(offer.salt)),
+            token_sha256=tokens.hashed(token.id),
             invited_at=now,
         )
-        place = "{}:{}".format(*place_of(redis_url))
-        invitation = Invitation(name=name, expires_at=now + valid_s, redis=place)
+        place = "{}:{}".format(*offers.place_of(redis_url))
+        invitation = invitations.Invitation(name=name, expires_at=now + valid_s, redis=place)
         # The user comes first, because a user without a known password does no harm.
         self._users.make(host)
-        self._invitations.add(host, invitation, SealedOffer.of(offer, token))
+        self._invitations.add(host, invitation, offers.SealedOffer.of(offer, token))
         return token, self._forgets()
 
     def rows(self) -> Iterator[HostRow]:
-        """Yields the state of every invited host, ordered by name."""
         users = self._users.names()
         for name, host in sorted(self._invitations.hosts().items()):
             try:
                 invitation = self._invitations.of_hash(host.token_sha256)
-            except (UnknownTokenError, ValueError):  # an API has removed or damaged it
-                yield HostRow(name, State.REVOKED, host.invited_at, host.user in users)
+            except (invitations.UnknownTokenError, ValueError):  # an API has removed or damaged it
+                yield HostRow(name, invitations.State.REVOKED, host.invited_at, host.user in users)
                 continue
             at = invitation.used_at or invitation.expires_at
             yield HostRow(name, invitation.state(time.time()), at, host.user in users)
@@ -173,10 +164,7 @@ class Inviting:
 
 
 def address_for_hosts(url: str) -> str:
-    """Checks the url by which hosts are to reach Redis, and returns it with database 0.
-
-    Raises UsageError for loopback, a user, a query, or a Redis with Sentinels.
-    """
+    """Checks the url by which hosts are to reach Redis. Returns it with database 0."""
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):
         raise UsageError(

@@ -15,8 +15,7 @@ from poc_core.joining.tokens import Token
 def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
     """Returns this host's access to its node, after joining if the options ask for that.
 
-    None if this host has not joined a node, or if POC_REDIS_URL is set. Raises ProoflineError if
-    the node refuses, or if options contradict each other.
+    None if this host has not joined, or if POC_REDIS_URL is set. Raises ProoflineError.
     """
     token = token_of(options, env)
     by_hand = bool(env.get("POC_REDIS_URL"))
@@ -38,10 +37,7 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
 
 
 def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
-    """Returns the token from --token, --token-file or the environment; None if there is none.
-
-    Removes it from `env`, so that child processes cannot see it. Raises UsageError or TokenError.
-    """
+    """Returns the token of --token, --token-file or `env`, and removes it from `env`."""
     env.pop(TOKEN_VARIABLE, None)
     if options.token_file is None:
         return Token.read(options.token) if options.token else None
@@ -64,8 +60,7 @@ def api_of(options: Join, kept: Access | None) -> Api:
 def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
     """Sets the environment with which this host's workers reach the node.
 
-    Overwrites only POC_REDIS_URL and POC_HOST_NAME. `file`: the access file. Raises AccessError if
-    Redis' certificates cannot be written.
+    Overwrites only POC_REDIS_URL and POC_HOST_NAME. `file`: the access file.
     """
     env["POC_REDIS_URL"] = redis_url_of(file, access)
     told = {name: value for name, value in access.settings.items() if name in SHARED}

@@ -36,8 +36,6 @@ class UsersError(ProoflineError):
 
 
 class HostUsers:
-    """Creates, lists and removes the Redis users of hosts."""
-
     def __init__(self, redis: Redis) -> None:
         """`redis`: a client that is logged in as the operator's user."""
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
@@ -53,7 +51,6 @@ class HostUsers:
             )
 
     def names(self) -> set[str]:
-        """Returns the names of the hosts' users that exist in Redis."""
         with _with_advice():
             users = self._redis.execute_command("ACL", "USERS")  # redis-py's own differs by release
         return {raw.decode() for raw in users if raw.startswith(PREFIX.encode())}
@@ -75,10 +72,7 @@ class HostUsers:
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
-        """Makes Redis write its users to its aclfile; False if it has none and would forget them.
-
-        Raises UsersError if Redis cannot write the file.
-        """
+        """Makes Redis write its aclfile; False without one. UsersError if it cannot be written."""
         try:
             with _with_advice():
                 self._redis.acl_save()
@@ -106,7 +100,6 @@ def _with_advice() -> Iterator[None]:
 
 
 def worker_rights() -> list[str]:
-    """Returns the ACL rules of the user `worker` in docker/users.acl."""
     file = next(place for place in _PLACES if place.is_file())
     lines = file.read_text(encoding="utf-8").splitlines()
     return [

@@ -13,18 +13,13 @@ _V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file")
 
 
 class Memory(NamedTuple):
-    """Used memory and the memory limit of a cgroup or machine, in bytes."""
-
     used: int
     droppable: int  # the part of `used` that the kernel can drop: cached files, such as weights
     limit: int | None  # None if there is no limit
 
 
 def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
-    """Returns the memory of this process's cgroup, or of the machine.
-
-    Raises OSError or ValueError if the memory cannot be read.
-    """
+    """Returns the memory of the cgroup or machine. Raises OSError or ValueError."""
     for folder, (usage, limit, droppable) in _folders(root, own):
         if not (folder / usage).exists():
             continue
@@ -39,18 +34,14 @@ def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) 
 def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
     """Returns (used, limit) in bytes. When `used` reaches `limit`, the kernel kills a process.
 
-    `used` excludes memory that the kernel can drop, such as cached files. Without a cgroup limit,
-    `limit` is the machine's memory. Raises OSError or ValueError if the memory cannot be read.
+    `used` excludes memory that the kernel can drop. Raises OSError or ValueError.
     """
     found, total = container_memory(root, own), int(psutil.virtual_memory().total)
     return max(0, found.used - found.droppable), min(found.limit or total, total)
 
 
 def memory_left() -> tuple[int, int]:
-    """Returns (left, limit) in bytes: what this process can still use, and the limit.
-
-    Raises OSError or ValueError if the memory cannot be read.
-    """
+    """Returns (left, limit) in bytes, for this process. Raises OSError or ValueError."""
     used, limit = working_memory()
     return max(0, min(limit - used, int(psutil.virtual_memory().available))), limit
 

@@ -34,7 +34,6 @@ def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
 
 
 def available_bytes() -> int:
-    """Returns how many bytes of memory this process can still use; 0 if that is unknown."""
     with suppress(OSError, ValueError):
         return memory_left()[0]
     return 0

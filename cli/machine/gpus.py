@@ -33,10 +33,7 @@ def visible_gpus() -> list[str]:
 
 
 def chosen_gpus(text: str) -> list[str]:
-    """Returns the ids of the GPUs that --gpus selects. `text`: "all", or ids such as "0,2".
-
-    Raises GpuError if a GPU is not visible, or is named twice.
-    """
+    """Returns the GPUs of --gpus: "all" or ids such as "0,2". Raises GpuError for unknown ones."""
     visible = visible_gpus()
     if text.strip() == "all":
         return visible
@@ -126,10 +123,7 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """Divides GPUs into consecutive groups, as many as possible but at most `at_most`.
-
-    Raises GpuError if there are too few for one group.
-    """
+    """Divides GPUs into as many groups as possible, or `at_most`. Raises GpuError without one."""
     count = len(gpus) // group_size
     if not count:
         raise GpuError(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from api.models.files import BrokenModelError, chosen, indexed, parsed
+from api.models import files
 from cli.machine.cgroup import memory_left
 from cli.machine.gpus import memory_bytes
 from cli.terminal import UsageError
@@ -70,12 +70,12 @@ def weights_bytes(directory: Path, dtype: str) -> int:
     """Returns the size of a model's weights, loaded as `dtype`; 0 if they cannot be read."""
     try:
         names = os.listdir(directory)
-        stored, index = chosen(names)
+        stored, index = files.chosen(names)
         if index in names:
-            stored &= indexed(directory / index)
+            stored &= files.indexed(directory / index)
         size = sum((directory / name).stat().st_size for name in stored)
-        config = parsed(directory / "config.json") if size else {}
-    except (OSError, BrokenModelError):
+        config = files.parsed(directory / "config.json") if size else {}
+    except (OSError, files.BrokenModelError):
         return 0
     kept_as = BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 0)
     loaded_as = BYTES.get(dtype, min(kept_as, 2))  # auto: vLLM loads float32 as 16 bits

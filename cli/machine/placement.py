@@ -33,8 +33,7 @@ def environments_of_most(
 ) -> list[dict[str, str]]:
     """Returns the environment variables of as many workers as the GPUs suffice for.
 
-    `at_most`: limits the workers. `without_gpus`: their number without GPUs. Raises UsageError as
-    `environments` does, and if the GPUs do not suffice for one worker.
+    `at_most`: limits the workers. `without_gpus`: their number without GPUs. Raises UsageError.
     """
     groups = (
         groups_of_most(gpus, options.n_devices_here, at_most)
@@ -47,10 +46,9 @@ def environments_of_most(
 def environments(
     options: EngineOptions, groups: Sequence[Sequence[str]], workers: int
 ) -> list[dict[str, str]]:
-    """Returns the environment variables that assign GPUs, or CPU cores and memory, to each worker.
+    """Returns each worker's environment variables. `groups`: their GPUs.
 
-    `groups`: each worker's GPUs; empty without GPUs. Raises UsageError if the weights exceed a
-    worker's GPU memory, or if vLLM needs GPUs and there are none.
+    Raises UsageError if the weights exceed a group's memory, or if vLLM needs GPUs.
     """
     if groups:
         share = options.n_devices_here / options.n_devices

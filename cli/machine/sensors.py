@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from api.models.cache import ModelCache
+from api.models.cache import ModelCache, existing
 from cli.machine.cgroup import container_memory
 from poc_core.gpus import nvml
 from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
@@ -84,10 +84,7 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Waits for `seconds`, and counts the driver's errors (XID events) meanwhile.
-
-        Returns False, possibly early, if NVML cannot report events here.
-        """
+        """Counts the driver's errors (XID) for `seconds`; False if NVML cannot report them."""
         if self._events is None:
             return False
         nv = self._library
@@ -108,7 +105,6 @@ class Sensors:
         return True
 
     def read(self) -> MachineFigures:
-        """Returns the current readings of all sensors. Never raises an error."""
         gpus = tuple(self._read_gpu(device) for device in self._devices)
         return MachineFigures(
             host=self._host,
@@ -175,5 +171,4 @@ def machine_sensors() -> dict[str, float]:
 
 def free_disk_bytes(path: Path) -> int:
     """Returns the free bytes of the disk that holds `path`, a folder that need not exist yet."""
-    folders = (path.absolute(), *path.absolute().parents)
-    return shutil.disk_usage(next(folder for folder in folders if folder.exists())).free
+    return shutil.disk_usage(existing(path)).free

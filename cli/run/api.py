@@ -11,7 +11,7 @@ import typer
 import uvicorn
 
 from api.app import create_app
-from api.edge.connections import MAX_CONNECTIONS, Limits, connections_for, limited, raise_file_limit
+from api.edge import connections
 from api.edge.doorkeeper import keys_wanted
 from cli import options
 from cli.addresses import receiver_settings
@@ -58,7 +58,7 @@ def api(
             f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new`"
             " makes one"
         )
-    connections = connections_for(MAX_CONNECTIONS, raise_file_limit())
+    most = connections.connections_for(connections.MAX_CONNECTIONS, connections.raise_file_limit())
     app = create_app(settings, listens_on=host)
     app.openapi()  # cached here: generating it for the first request blocked the loop for 0.1 s
     # Existing objects live until the end. Without the freeze, garbage collection blocked requests
@@ -68,10 +68,10 @@ def api(
     config = uvicorn.Config(
         app,
         access_log=access_log,
-        http=limited(Limits(connections)),
+        http=connections.limited(connections.Limits(most)),
         ws="none",
         # A second limit: connections above the first limit are closed before they send a request.
-        limit_concurrency=connections + 2,
+        limit_concurrency=most + 2,
         # Trust depends on the peer's address, which no header may change.
         proxy_headers=False,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,

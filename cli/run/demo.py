@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -38,15 +38,6 @@ class DemoError(ProoflineError):
     """A step of the demo failed, or gave an unexpected verdict."""
 
 
-@dataclass
-class Figures:
-    """The demo's measurements, which the table at its end shows."""
-
-    start_s: float
-    generate_s: float = 0.0
-    rows: list[tuple[str, str]] = field(default_factory=list)
-
-
 def demo(
     engine: Annotated[
         EngineKind, typer.Option(help="The engine; synthetic returns placeholder vectors.")
@@ -70,13 +61,13 @@ def demo(
     with interrupted_by(signal.SIGTERM, signal.SIGHUP), stack:
         with stderr_console().status("Loading the engine, 20 to 40 s on a CPU"):
             stack.wait_ready(READY_TIMEOUT_S)
-        figures = Figures(start_s=time.monotonic() - began)
+        rows = [("start of the stack", f"{time.monotonic() - began:.1f} s")]
         try:
-            prove(stack, figures)
+            rows += prove(stack)
         except ProoflineError as error:
             tail = "\n  ".join(["The end of the worker's log:", *stack.worker_log()])
             raise DemoError(f"{error}\n  {tail}") from error
-        show(figures)
+        show(rows)
         note("Stopping.")
     note(
         f"Everything has stopped; the demo took {time.monotonic() - began:.0f} s. Next:"
@@ -90,44 +81,38 @@ def command() -> str:
     return path if path.endswith("/proofline") and "VIRTUAL_ENV" not in os.environ else "proofline"
 
 
-def prove(stack: Stack, figures: Figures) -> None:
-    """Computes artifacts, and has them and a forged copy validated.
+def prove(stack: Stack) -> Iterator[tuple[str, str]]:
+    """Computes and validates artifacts and a forged copy. Yields the rows of the demo's table.
 
     Raises DemoError unless exactly the forged artifacts mismatch.
     """
     with connect(stack.base_url) as client:
-        body = body_of_job(stack.model_name)
+        body = job_body(
+            model=stack.model_name,
+            nonces=list(range(N_NONCES)),
+            proof=Proof(seq_len=SEQ_LEN),
+            batch_size=None,
+            block_hash=BLOCK_HASH,
+            public_key=PUBLIC_KEY,
+            block_height=1,
+        )
         began = time.monotonic()
-        result = run_job(client, body, "Generating")
-        figures.generate_s = time.monotonic() - began
-        artifacts = result["artifacts"]
+        artifacts = run_job(client, body, "Generating")["artifacts"]
+        took_s = time.monotonic() - began
         if sorted(item["nonce"] for item in artifacts) != body["nonces"]:
             raise DemoError(f"{len(artifacts)} artifacts came back for {N_NONCES} nonces.")
-        rate = f"{N_NONCES / figures.generate_s:.0f}"
-        figures.rows.append(("artifacts generated", f"{len(artifacts)}"))
-        figures.rows.append(("nonces/s from the request to its result", rate))
+        yield "artifacts generated", f"{len(artifacts)}"
+        yield "nonces/s from the request to its result", f"{N_NONCES / took_s:.0f}"
 
         body["stat_test"] = TERMS
         honest = run_job(client, {**body, "validation": {"artifacts": artifacts}}, "Validating")
-        check_verdict(honest, n_mismatch=0, figures=figures, what="honest copy")
+        yield row_of(honest, 0, "honest copy")
         forged = tampered(artifacts)
         verdict = run_job(
             client, {**body, "validation": {"artifacts": forged}}, "Validating a tampered copy"
         )
         n_forged = sum(a != b for a, b in zip(artifacts, forged, strict=True))
-        check_verdict(verdict, n_mismatch=n_forged, figures=figures, what="tampered copy")
-
-
-def body_of_job(model: str) -> dict[str, Any]:
-    return job_body(
-        model=model,
-        nonces=list(range(N_NONCES)),
-        proof=Proof(seq_len=SEQ_LEN),
-        batch_size=None,
-        block_hash=BLOCK_HASH,
-        public_key=PUBLIC_KEY,
-        block_height=1,
-    )
+        yield row_of(verdict, n_forged, "tampered copy")
 
 
 def run_job(client: Client, body: dict[str, Any], title: str) -> Any:
@@ -145,27 +130,26 @@ def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return copy
 
 
-def check_verdict(verdict: dict[str, Any], *, n_mismatch: int, figures: Figures, what: str) -> None:
+def row_of(verdict: dict[str, Any], n_mismatch: int, what: str) -> tuple[str, str]:
+    """Returns a verdict's row. Raises DemoError if the verdict is not as expected."""
     fraud_expected = n_mismatch > 0
     if (verdict["n_mismatch"], verdict["fraud_detected"]) != (n_mismatch, fraud_expected):
         raise DemoError(
             f"The {what} should show {n_mismatch} mismatches and"
             f" {'fraud' if fraud_expected else 'no fraud'}, but the verdict is {verdict}."
         )
-    word = "fraud found" if verdict["fraud_detected"] else "no fraud"
-    found = f"{verdict['n_mismatch']}, {verdict['p_value']:.3g}: {word}"
-    figures.rows.append((f"{what}: mismatches, p-value", found))
+    word = "fraud found" if fraud_expected else "no fraud"
+    return f"{what}: mismatches, p-value", f"{n_mismatch}, {verdict['p_value']:.3g}: {word}"
 
 
-def show(figures: Figures) -> None:
+def show(rows: Iterable[tuple[str, str]]) -> None:
     terms = ", ".join(f"{name} {term:g}" for name, term in TERMS.items())
     caption = f"Terms of this demo: {terms}. They suit one engine with random weights that checks"
     caption += " its own proofs; other validations use the network's."
     table = Table(title="Proofline demo", caption=caption, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("start of the stack", f"{figures.start_s:.1f} s")
-    for row in figures.rows:
+    for row in rows:
         table.add_row(*row)
     Console().print(table)
 

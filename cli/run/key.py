@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from api.edge.keys import OF_NETWORK_NODE, KeyFile, Role
+from api.edge import keys
 from cli.terminal import note
 from poc_core.settings import load_settings
 
 app = typer.Typer(no_args_is_help=True)
 
 _NODE = "node"
-RoleChoice = StrEnum("RoleChoice", [*(role.value for role in Role), _NODE])  # type: ignore[misc]
+RoleChoice = StrEnum("RoleChoice", [*(role.value for role in keys.Role), _NODE])  # type: ignore[misc]
 
 KeyName = Annotated[str, typer.Argument(help="Name of the key's owner, such as `aggregator`.")]
 
@@ -37,8 +37,8 @@ def new(
     **Example:** proofline key new aggregator --role proofs --role chat
     """
     file = _file()
-    allowed = {Role(role) for role in roles if role != _NODE}
-    allowed |= OF_NETWORK_NODE if _NODE in roles else set()
+    allowed = {keys.Role(role) for role in roles if role != _NODE}
+    allowed |= keys.OF_NETWORK_NODE if _NODE in roles else set()
     key = file.add(name, allowed)
     note(
         f"key: {name} may be used for {', '.join(sorted(allowed))}; it is shown only now,"
@@ -51,10 +51,10 @@ def new(
 def list_keys() -> None:
     """Show the names, roles and ages of all keys."""
     file = _file()
-    keys = file.keys()
-    if not keys:
+    found = file.keys()
+    if not found:
         note(f"key: there is none in {file.path}")
-    for key in keys:
+    for key in found:
         made = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d %H:%M")
         typer.echo(f"{key.name}\t{','.join(sorted(key.roles))}\t{made}")
 
@@ -66,5 +66,5 @@ def revoke(name: KeyName) -> None:
     note(f"key: {name} is revoked")
 
 
-def _file() -> KeyFile:
-    return KeyFile(load_settings().api_keys_file)
+def _file() -> keys.KeyFile:
+    return keys.KeyFile(load_settings().api_keys_file)

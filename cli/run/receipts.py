@@ -22,8 +22,6 @@ class Receipt:
 
 @dataclass
 class Sender:
-    """The payloads and nonces received so far from one round or job."""
-
     name: str
     digests: dict[str, bytes] = field(default_factory=dict)  # payload id -> digest of the contents
     nonces: set[int] = field(default_factory=set)
@@ -88,11 +86,9 @@ class Receipts:
         return self._judged(receipt)
 
     def summary(self) -> list[str]:
-        """Returns one line for each round or job that sent payloads."""
         return [sender.summary() for sender in self.senders.values()]
 
     def is_whole(self) -> bool:
-        """Returns True if no nonces are missing and no payload had a fault."""
         return not self.n_faults and not any(sender.missing() for sender in self.senders.values())
 
     def _judged(self, receipt: Receipt) -> Receipt:
@@ -111,7 +107,6 @@ def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | No
 
 
 def _nonces_of(body: dict[str, Any]) -> list[int]:
-    """Returns a payload's nonces. Raises ValueError if they cannot be read."""
     found = body.get("nonces", [])
     if "artifacts" in body:
         try:

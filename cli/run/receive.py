@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import options
+from cli import options, terminal
 from cli.run.receipts import Receipts
 from cli.supervise.ports import AddressError
-from cli.terminal import EXIT_FAILURE, note, write_json
 
 
 def receive(
@@ -47,7 +46,7 @@ def receive(
     """
     receipts = Receipts()
     try:
-        server = _Server((host, port), _handler(receipts, answer, as_json))
+        server = ThreadingHTTPServer((host, port), _handler(receipts, answer, as_json))
     except OSError as error:
         raise AddressError.of(host, port, error) from error
 
@@ -57,17 +56,13 @@ def receive(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    note(f"receive: listening at http://{host}:{server.server_port}; Ctrl-C ends it")
+    terminal.note(f"receive: listening at http://{host}:{server.server_port}; Ctrl-C ends it")
     with server:
         server.serve_forever(poll_interval=0.1)
     for line in receipts.summary():
-        note(f"receive: {line}")
+        terminal.note(f"receive: {line}")
     if not receipts.is_whole():
-        raise typer.Exit(EXIT_FAILURE)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a hanging sender must not delay the end
+        raise typer.Exit(terminal.EXIT_FAILURE)
 
 
 def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPRequestHandler]:
@@ -96,7 +91,7 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
                 say(f"{self.path} is no payload: {error}")
                 return self._answer(400)
             if as_json:
-                write_json({"path": self.path, "body": body}, None)
+                terminal.write_json({"path": self.path, "body": body}, None)
             say(receipt.line)
             for fault in receipt.faults:
                 say(typer.style(f"  {fault}", fg=typer.colors.RED, bold=True))

@@ -11,7 +11,7 @@ import typer
 
 from cli import options
 from cli.engine_options import takes_engine_options
-from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
+from cli.supervise import foreground
 from cli.supervise.stack import Stack, StackError
 from cli.terminal import note
 from poc_core.settings import Settings
@@ -79,8 +79,8 @@ def up(
     if (ignored := ignored_variables(os.environ)) is not None:
         note(f"up: {ignored}")
     first_port, *more_ports = ports or [options.DEFAULT_PORT]
-    with stopped_by_signals("up"), ExitStack() as exits:
-        log = exits.enter_context(logs_of_children(verbose, data_dir))
+    with foreground.stopped_by_signals("up"), ExitStack() as exits:
+        log = exits.enter_context(foreground.logs_of_children(verbose, data_dir))
         stack = Stack(
             engine_options,
             workers=workers or 1,
@@ -96,7 +96,9 @@ def up(
         exits.enter_context(stack)
         if log.where:
             note(f"up: {log.where}")
-        exits.callback(hurry_on_signals, stack.kill, "up: stopping API, workers, courier and Redis")
+        exits.callback(
+            foreground.hurry_on_signals, stack.kill, "up: stopping API, workers, courier and Redis"
+        )
         if not stack.waits_for_a_model:
             note(f"up: starting {stack.serves}")
         stack.wait_ready(READY_TIMEOUT_S)
@@ -132,7 +134,6 @@ def words_of_ready(stack: Stack) -> str:
 
 
 def watch(stack: Stack) -> None:
-    """Waits until the stack fails, then raises StackError with the reason. Never returns."""
     while True:
         failure = stack.failure()
         if failure is not None:

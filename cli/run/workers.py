@@ -17,9 +17,9 @@ from cli.join.options import Join
 from cli.machine import placement
 from cli.machine.gpus import chosen_gpus, groups_of_all, groups_of_most
 from cli.model_choice import check_is_there
+from cli.supervise import foreground
 from cli.supervise.fleet import Fleet, WorkersError, slots, worker_command
 from cli.supervise.follower import Follower
-from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
 from cli.supervise.redis_server import RedisServerError, wait_for_redis
 from cli.terminal import UsageError, note
 from poc_core.serving.places import HOST_ID_VARIABLE
@@ -142,8 +142,8 @@ def workers(
         return fleet
 
     with (
-        stopped_by_signals("workers"),
-        logs_of_children(verbose) as log,
+        foreground.stopped_by_signals("workers"),
+        foreground.logs_of_children(verbose) as log,
         ExitStack() as exits,
     ):
         admission: Admission | None = None
@@ -164,7 +164,9 @@ def workers(
         follower.begin()
         if log.where:
             announce(log.where)
-        exits.callback(hurry_on_signals, follower.kill, "workers: finishing the running batches")
+        exits.callback(
+            foreground.hurry_on_signals, follower.kill, "workers: finishing the running batches"
+        )
         if follower.waits:
             announce(
                 "no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"
@@ -180,10 +182,7 @@ def workers(
 def with_span(
     engine_options: EngineOptions, hosts: int, rank: int, head: str | None
 ) -> EngineOptions:
-    """Returns the options with this host's part in an engine of `hosts` hosts, if several.
-
-    Raises UsageError or OptionsError if options contradict each other.
-    """
+    """Returns the options with this host's part in an engine of several hosts."""
     if hosts == 1:
         if rank or head is not None:
             raise UsageError("--rank and --head are for an engine over several hosts: say --hosts.")

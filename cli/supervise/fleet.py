@@ -3,17 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cli.supervise.processes import (
-    Child,
-    ChildSpec,
-    LineSink,
-    command_of_proofline,
-    environment_of_proofline,
-)
+from cli.supervise import processes
 from cli.supervise.start_stages import StartStages
 from poc_core.errors import ProoflineError
+from poc_core.serving import places
 from poc_core.serving.deployments import ChildLog
-from poc_core.serving.places import LATELY_S, SLOT_VARIABLE, WorkerPlace, slot_of
 from workers.engines.options import EngineOptions
 from workers.vllm.start import log_patterns
 
@@ -30,7 +24,7 @@ TOLD_LINE_CHARS = 300
 
 def worker_command(options: EngineOptions) -> list[str]:
     """Returns the command line that runs a worker under a supervisor, with these engine options."""
-    return command_of_proofline("supervised-worker", options.model_dump_json())
+    return processes.command_of_proofline("supervised-worker", options.model_dump_json())
 
 
 class WorkersError(ProoflineError):
@@ -39,21 +33,18 @@ class WorkersError(ProoflineError):
 
 @dataclass
 class Fleet:
-    """Supervised workers, one for each of `environments`. Can be started only once.
-
-    A worker's name is its host and its GPUs or number: host1/gpu0-1, or host1/cpu0.
-    """
+    """Supervised workers, named host1/gpu0-1 or host1/cpu0. Can be started only once."""
 
     host: str
     command: Callable[[], list[str]]
     environments: Sequence[Mapping[str, str]]
     max_fast_crashes: int
-    on_line: LineSink
+    on_line: processes.LineSink
     announce: Callable[[str], None]
     max_failed_starts: int | None = None
 
     def __post_init__(self) -> None:
-        self.children: list[Child] = []
+        self.children: list[processes.Child] = []
         # Arguments that the workers' vLLM does not know, according to the workers' logs.
         self.left_out: list[str] = []
         self.stages = StartStages(len(self.environments), self.announce)
@@ -61,10 +52,12 @@ class Fleet:
     def start(self, env: Mapping[str, str]) -> None:
         """Starts the workers. `env`: variables for all, such as the Redis url with its password."""
         for own, slot in zip(self.environments, slots(self.environments), strict=True):
-            spec = ChildSpec(
+            spec = processes.ChildSpec(
                 f"{self.host}/{slot}",
                 self.command(),
-                env=environment_of_proofline({**own, **env, SLOT_VARIABLE: slot}, NOT_FOR_WORKERS),
+                env=processes.environment_of_proofline(
+                    {**own, **env, places.SLOT_VARIABLE: slot}, NOT_FOR_WORKERS
+                ),
                 grace_s=WORKER_GRACE_S,
                 max_fast_crashes=self.max_fast_crashes,
                 max_failed_starts=self.max_failed_starts,
@@ -72,7 +65,7 @@ class Fleet:
                 telling=log_patterns.TELLING,
                 hopeless=log_patterns.why_hopeless,
             )
-            child = Child(spec, self._hear, self.announce)
+            child = processes.Child(spec, self._hear, self.announce)
             child.start()
             self.children.append(child)
 
@@ -99,7 +92,6 @@ class Fleet:
 
     @property
     def n_ready(self) -> int:
-        """The number of workers that are ready to take work."""
         return sum(child.is_ready for child in self.children)
 
     @property
@@ -112,7 +104,6 @@ class Fleet:
         return f"{n} worker{'s' * (n != 1)} on {where}{', ' if speed else ''}{speed}"
 
     def logs(self) -> list[ChildLog]:
-        """Returns the last TOLD_LINES lines of each worker's log."""
         return [
             ChildLog(
                 name=child.spec.name,
@@ -122,17 +113,16 @@ class Fleet:
             for child in self.children
         ]
 
-    def places(self) -> list[WorkerPlace]:
-        """Returns each worker's state: process id, readiness, restarts and last exit."""
+    def places(self) -> list[places.WorkerPlace]:
         return [
-            WorkerPlace(
+            places.WorkerPlace(
                 name=child.spec.name,
                 pid=child.pid,
                 is_ready=child.is_ready,
                 gave_up=child.gave_up,
                 since=child.since,
                 restarts=child.restarts,
-                restarts_lately=child.restarts_within(LATELY_S),
+                restarts_lately=child.restarts_within(places.LATELY_S),
                 last_exit=child.last_exit,
                 last_exit_at=child.last_exit_at,
             )
@@ -174,13 +164,12 @@ class Fleet:
 def slots(environments: Sequence[Mapping[str, str]]) -> list[str]:
     """Returns each worker's name on this machine: by its GPUs (gpu0-1) or number (cpu0)."""
     return [
-        slot_of(own.get("CUDA_VISIBLE_DEVICES", ""), f"cpu{index}")
+        places.slot_of(own.get("CUDA_VISIBLE_DEVICES", ""), f"cpu{index}")
         for index, own in enumerate(environments)
     ]
 
 
-def with_tail(message: str, child: Child) -> str:
-    """Returns `message`, followed by the log lines of the child that explain its failure."""
+def with_tail(message: str, child: processes.Child) -> str:
     shown = "".join(f"\n  {child.spec.name} | {line}" for line in telling_lines(child.tail))
     return f"{message} The end of its log:{shown}" if shown else message
 

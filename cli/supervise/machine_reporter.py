@@ -33,7 +33,6 @@ class MachineReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Makes the thread stop, without waiting."""
         self._stop.set()
 
     def _run(self) -> None:

@@ -18,10 +18,7 @@ class AddressError(UsageError):
 
 
 def reserve_port(host: str, port: int) -> int:
-    """Returns `port` (for 0: a free one), on which a server can listen. Does not occupy it.
-
-    Raises AddressError if no server can listen there.
-    """
+    """Returns `port`, or a free one for 0, if a server can listen there. Raises AddressError."""
     with bound(host, port) as probe:
         chosen: int = probe.getsockname()[1]
     return chosen

@@ -107,7 +107,6 @@ class Child:
                 self._guard.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Makes the guard kill the child with SIGKILL. Does not wait."""
         self.request_stop()  # SIGTERM
         self.request_stop()  # SIGKILL
 
@@ -146,7 +145,10 @@ class Child:
                 why = "its arguments are wrong" if code == USAGE_EXIT_CODE else None
                 if why is None and not self.was_ready:
                     why = self.spec.hopeless(self.tail)
-                if why is None and fast_crashes > self._most_crashes:
+                most = self.spec.max_failed_starts
+                if most is None or self.was_ready:
+                    most = self.spec.max_fast_crashes
+                if why is None and fast_crashes > most:
                     why = f"{fast_crashes} times in a row"
                 if why is not None:
                     self.gave_up = f"{ended}; not restarted: {why}"
@@ -176,22 +178,15 @@ class Child:
         return f": {found[-1].strip()[:MOST_SAID_CHARS]}" if found else ""
 
     def _pause(self, seconds: float) -> bool:
-        """Waits `seconds` before a restart. Returns True at once if the child is to be stopped."""
         return self._stop.wait(seconds)
 
     def _note_ready(self) -> None:
-        """Records that the child is ready. If it was restarted, announces how long that took."""
         took_s = time.time() - self.since
         if self.restarts and self.spec.ready_line is not None:
             told = "is ready again" if self.was_ready else "is ready"
             self._announce(f"{self.spec.name} {told}, after {took_s:.1f} s")
         self.since = time.time()
         self.was_ready, self._ready_at = True, time.monotonic()
-
-    @property
-    def _most_crashes(self) -> int:
-        starts = self.spec.max_failed_starts
-        return self.spec.max_fast_crashes if starts is None or self.was_ready else starts
 
     def _run_once(self) -> int | None:
         """Runs the command once. Returns its exit code; None if it was stopped before."""

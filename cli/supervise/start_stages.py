@@ -47,7 +47,6 @@ class StartStages:
                 self._speeds[worker] = (float(found[1]), int(found[2]))
 
     def ready(self, worker: str) -> None:
-        """Records that this worker has completed its start and takes work."""
         with self._lock:
             self._reach(worker, len(self._order))
 

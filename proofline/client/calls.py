@@ -7,18 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from poc_core.answers import (
-    Cancelled,
-    Done,
-    NodeState,
-    Queued,
-    Ready,
-    RoundChanged,
-    Status,
-    Stopped,
-    UpStatus,
-    Versions,
-)
+from poc_core import answers
 from proofline.client.bodies import Body, as_json, placed
 
 NODE = "/api/v1"
@@ -46,10 +35,17 @@ class Call(Generic[T]):
     timeout_s: float = TIMEOUT_S
 
 
-def submit(body: Body) -> Call[Queued]:
-    return Call(
-        "POST", f"{PREFIX}/generate", Queued, {**placed(body), "wait": False}, is_repeatable=False
-    )
+STOP = Call("POST", f"{PREFIX}/stop", answers.Stopped)
+READY = Call("GET", "/readyz", answers.Ready)
+STATE = Call("GET", f"{NODE}/state", answers.NodeState)
+VERSIONS = Call("GET", f"{NODE}/versions", answers.Versions)
+DEPLOYMENT = Call("GET", f"{NODE}/inference/up/status", answers.UpStatus)
+UNDEPLOY = Call("POST", f"{NODE}/inference/down", answers.Done, timeout_s=STOP_TIMEOUT_S)
+
+
+def submit(body: Body) -> Call[answers.Queued]:
+    whole = {**placed(body), "wait": False}
+    return Call("POST", f"{PREFIX}/generate", answers.Queued, whole, is_repeatable=False)
 
 
 def validation(
@@ -57,8 +53,7 @@ def validation(
 ) -> Document:
     """Returns the body of a job that validates `artifacts`.
 
-    `body`: the body of a job that would compute these artifacts. `stat_test`: the criteria for
-    fraud; None for the API's defaults.
+    `body`: that of a job that computes them. `stat_test`: the criteria for fraud, if any.
     """
     validation = {"artifacts": list(map(dict, artifacts))}
     terms = {} if stat_test is None else {"stat_test": as_json(stat_test)}
@@ -73,50 +68,23 @@ def job(request_id: str) -> Call[Document]:
     return Call("GET", job_path(request_id), Document)
 
 
-def cancel(request_id: str) -> Call[Cancelled]:
-    return Call("DELETE", job_path(request_id), Cancelled)
+def cancel(request_id: str) -> Call[answers.Cancelled]:
+    return Call("DELETE", job_path(request_id), answers.Cancelled)
 
 
 def status(answer: type[T]) -> Call[T]:
     return Call("GET", f"{PREFIX}/status", answer)
 
 
-def node_status() -> Call[Status]:
-    return status(Status)
+def start_round(body: Body) -> Call[answers.RoundChanged]:
+    path, whole = f"{PREFIX}/init/generate", placed(body)
+    return Call("POST", path, answers.RoundChanged, whole, is_repeatable=False)
 
 
-def start_round(body: Body) -> Call[RoundChanged]:
-    return Call("POST", f"{PREFIX}/init/generate", RoundChanged, placed(body), is_repeatable=False)
-
-
-def stop() -> Call[Stopped]:
-    return Call("POST", f"{PREFIX}/stop", Stopped)
-
-
-def ready() -> Call[Ready]:
-    return Call("GET", "/readyz", Ready)
-
-
-def state() -> Call[NodeState]:
-    return Call("GET", f"{NODE}/state", NodeState)
-
-
-def versions() -> Call[Versions]:
-    return Call("GET", f"{NODE}/versions", Versions)
-
-
-def deployment() -> Call[UpStatus]:
-    return Call("GET", f"{NODE}/inference/up/status", UpStatus)
-
-
-def deploy(model: str, dtype: str, additional_args: Sequence[str]) -> Call[Done]:
+def deploy(model: str, dtype: str, additional_args: Sequence[str]) -> Call[answers.Done]:
     body = {"model": model, "dtype": dtype, "additional_args": list(additional_args)}
-    return Call("POST", f"{NODE}/inference/up/async", Done, body, is_repeatable=False)
+    return Call("POST", f"{NODE}/inference/up/async", answers.Done, body, is_repeatable=False)
 
 
 def model_on_disk(hf_repo: str) -> Call[Document]:
     return Call("POST", f"{NODE}/models/status", Document, {"hf_repo": hf_repo})
-
-
-def undeploy() -> Call[Done]:
-    return Call("POST", f"{NODE}/inference/down", Done, timeout_s=STOP_TIMEOUT_S)

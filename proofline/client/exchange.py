@@ -53,10 +53,7 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """Returns the answer to a call to `base`.
-
-    ApiError if the API refused the call, or if the answer does not have the type `call.answer`.
-    """
+    """Returns the answer. ApiError if the API refused the call, or if the type is wrong."""
     try:
         document = answer.json()
     except ValueError:
@@ -84,10 +81,7 @@ def read_as(model: type[T], document: dict[str, Any]) -> T:
 
 
 def result_in(document: dict[str, Any], request_id: str) -> bool:
-    """Returns whether `document` of GET /generate/{request_id} is the job's result.
-
-    JobFailedError if the job failed or was cancelled.
-    """
+    """Returns whether `document` is a completed job's result. Raises JobFailedError."""
     status = document.get("status")
     if status in ("failed", "cancelled"):
         why = f": {document['error']}" if document.get("error") else ""

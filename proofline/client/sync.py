@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from poc_core.answers import NodeState, Status, UpStatus, Versions
+from poc_core import answers
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from proofline.client import calls, exchange
 from proofline.client.bodies import Body, as_json
@@ -22,15 +22,14 @@ OnProgress = Callable[[int, int], None]  # (nonces done, all nonces)
 class Client:
     """A client of one node's API. It can be shared by several threads.
 
-    A call is retried for `patience_s` seconds if the API requests a retry (429 or 503 with
-    Retry-After), or if repeating the call is safe. `on_wait` is called before each retry, with the
-    error and the seconds until the retry. If nothing listens at the url and the node has never
-    answered this client, calls fail at once. Only `wait_ready` waits for such a node.
+    A call is retried for `patience_s` seconds if the API requests it (429 or 503 with Retry-After),
+    or if repeating is safe. `on_wait` is called before each retry, with the error and the seconds
+    until the retry. Calls to a url at which nothing has ever answered fail at once, except
+    `wait_ready`.
 
-    `url`: http://host:port or host:port; by default PROOFLINE_URL from the environment, or port
-    8000 of this machine. UrlError if the url is invalid. `api_key`: by default POC_API_KEY from the
-    environment. `transport`: replaces the network in tests. All methods that send a call raise
-    ApiError.
+    `url`: http://host:port or host:port; by default PROOFLINE_URL, or port 8000 of this machine.
+    UrlError if it is invalid. `api_key`: by default POC_API_KEY. `transport`: replaces the network
+    in tests. All methods that send a call raise ApiError.
     """
 
     def __init__(
@@ -63,10 +62,10 @@ class Client:
     def submit(self, body: Body) -> str:
         """Queues a job, and returns its request_id for `wait` and `cancel`.
 
-        `body`: GenerateBody, DecodeBody or a dict with the same fields. If the node is the only
-        node, block_height, node_id and node_count can be left out. ApiError if the body is invalid
-        (422), if the model cannot compute the job (409), or if the queue is full (429). The job is
-        sent only once, unless the API requests a retry.
+        `body`: GenerateBody, DecodeBody or a dict with the same fields; a single node may omit
+        block_height, node_id and node_count. ApiError if the body is invalid (422), if the model
+        cannot compute the job (409), or if the queue is full (429). Sent once, unless the API
+        requests a retry.
         """
         answer = self.call(calls.submit(body))
         return answer.request_id
@@ -75,11 +74,10 @@ class Client:
         """Waits until a job has ended, without a time limit. Returns the job's result.
 
         `request_id`: returned by `submit`, in this or another process. `answer`: the type of the
-        result, which is ArtifactResult, ValidationResult, DecodeResult, your own model, or Document
-        for plain JSON. `on_progress(done, total)`: called with numbers of nonces after each poll
-        (every 0.1 to 0.5 s), and at the end with done = total. JobFailedError if the job failed or
-        was cancelled. ApiError if the API does not know the job (404), or if the API is unavailable
-        for over a minute.
+        result, such as ArtifactResult, DecodeResult, your own model, or Document for plain JSON.
+        `on_progress(done, total)`: called with numbers of nonces after each poll (every 0.1 to 0.5
+        s), and at the end. JobFailedError if the job failed or was cancelled. ApiError if the job
+        is unknown (404), or if the API is unavailable for over a minute.
         """
         pause_s = exchange.FIRST_POLL_S
         progress: tuple[int, int] | None = None
@@ -99,17 +97,14 @@ class Client:
             pause_s = exchange.next_poll_s(pause_s)
 
     def run(self, body: Body, answer: type[T], on_progress: OnProgress | None = None) -> T:
-        """Queues a job of any scheme, and waits for its result. For arguments and errors see
-        `submit` and `wait`.
-        """
+        """Queues a job of any scheme, and waits for its result (see `submit` and `wait`)."""
         return self.wait(self.submit(body), answer, on_progress)
 
     def generate(self, body: Body, on_progress: OnProgress | None = None) -> ArtifactResult:
-        """Computes artifacts on the node, and waits for the result.
+        """Computes artifacts on the node, and waits for the result (see `submit` and `wait`).
 
-        For `body`, `on_progress` and errors see `submit` and `wait`. The result's `artifacts` are
-        dicts with `nonce` and `vector_b64` (k_dim float16 numbers in base64). The result's
-        `excluded_nonces` are the nonces whose hidden state was not finite.
+        `artifacts` are dicts with `nonce` and `vector_b64` (k_dim float16 numbers in base64),
+        `excluded_nonces` are those whose hidden state was not finite.
         """
         return self.run(body, ArtifactResult, on_progress)
 
@@ -120,95 +115,85 @@ class Client:
         stat_test: Body | None = None,
         on_progress: OnProgress | None = None,
     ) -> ValidationResult:
-        """Validates artifacts on the node, and waits for the verdict.
+        """Validates artifacts on the node, and waits for the verdict (see `submit` and `wait`).
 
-        `body`: the body that would compute the artifacts. `artifacts`: one for each nonce, in the
-        form that `generate` returns. `stat_test`: the criteria for fraud; None for the API's
-        defaults. For `on_progress` and errors see `submit` and `wait`. Fraud raises no error:
-        `fraud_detected` of the result is then True.
+        `body`: the body that would compute the artifacts. `artifacts`: one for each nonce, as
+        `generate` returns them. `stat_test`: the criteria for fraud; None for the API's defaults.
+        Fraud raises no error: `fraud_detected` of the result is then True.
         """
         return self.run(calls.validation(body, artifacts, stat_test), ValidationResult, on_progress)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancels a job. Returns False if the job had already ended. ApiError (404) if the API does
-        not know the job.
-        """
+        """Cancels a job. Returns False if the job had ended. ApiError (404) for an unknown job."""
         answer = self.call(calls.cancel(request_id))
         return answer.cancelled
 
-    def status(self) -> Status:
-        """Returns the current round (with rates in nonces per second), the number of queued nonces,
-        and the workers.
-        """
-        return self.call(calls.node_status())
+    def status(self) -> answers.Status:
+        """Returns the round with its rates (nonces per second), queued nonces, and workers."""
+        return self.call(calls.status(answers.Status))
 
     def start_round(self, body: Body) -> None:
-        """Starts a round, which runs until `stop` is called. Jobs for the same model wait during
-        the round.
+        """Starts a round, which runs until `stop`. Jobs for the same model wait during the round.
 
         `body`: ArtifactRoundBody or a dict with the same fields, see `submit`. ApiError if a round
-        is already running (409), if the model cannot compute the round (409), or if the body is
-        invalid (422).
+        is running (409), or if the model cannot compute it (409), or if the body is invalid (422).
         """
         self.call(calls.start_round(body))
 
     def stop(self) -> int:
-        """Stops the round, and cancels queued jobs. Returns the number of cancelled jobs.
+        """Stops the round, if any, and cancels queued jobs. Returns the number of cancelled jobs.
 
-        Workers finish their current micro-batch. The computed values are still delivered. If no
-        round is running, no error is raised.
+        Workers finish their current micro-batch. Computed values are still delivered.
         """
-        answer = self.call(calls.stop())
+        answer = self.call(calls.STOP)
         return answer.cancelled_jobs
 
     def wait_ready(self, timeout_s: float) -> list[str]:
-        """Waits until the node is ready, also if it has not been started yet. Returns the names of
-        the served models.
+        """Waits until the node is ready, even if it has not been started yet. Returns its models.
 
-        ApiError if the node is not ready after `timeout_s` seconds. ApiError at once if waiting
-        cannot help, for example because the API key is missing.
+        ApiError after `timeout_s`, or at once if waiting cannot help, as without an API key.
         """
         ends_at = time.monotonic() + timeout_s
         while True:
             try:
-                answer = self.call(calls.ready(), patience_s=0)
+                answer = self.call(calls.READY, patience_s=0)
                 return answer.models
             except ApiError as error:
                 if not error.is_temporary or time.monotonic() > ends_at:
                     raise
             time.sleep(exchange.MAX_POLL_S)
 
-    def state(self) -> NodeState:
+    def state(self) -> answers.NodeState:
         """Returns whether the node serves a model, and whether a round is running."""
-        return self.call(calls.state())
+        return self.call(calls.STATE)
 
-    def versions(self) -> Versions:
+    def versions(self) -> answers.Versions:
         """Returns Proofline's and vLLM's versions."""
-        return self.call(calls.versions())
+        return self.call(calls.VERSIONS)
 
-    def deployment(self) -> UpStatus:
+    def deployment(self) -> answers.UpStatus:
         """Returns the state of the deployment, and the progress of each host."""
-        return self.call(calls.deployment())
+        return self.call(calls.DEPLOYMENT)
 
     def deploy(self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()) -> None:
-        """Deploys a model on all hosts, and returns at once. For the progress see `deployment`.
+        """Deploys a model on all hosts, and returns at once (see `deployment`). Ends the round.
 
-        The current round ends. `model`: a name on the Hugging Face hub, a shipped model's name, or
-        a directory on each host. `dtype`: auto, bfloat16, float16 or float32. `additional_args`:
-        arguments of `vllm serve`. ApiError if an argument is refused (400, 422).
+        `model`: a name on the Hugging Face hub, a shipped model's, or a directory on each host.
+        `dtype`: auto, bfloat16, float16 or float32. `additional_args`: arguments of `vllm serve`.
+        ApiError if an argument is refused (400, 422).
         """
         self.call(calls.deploy(model, dtype, additional_args))
 
     def undeploy(self) -> None:
         """Ends the round and stops the engines. Waits at most a minute for the engines to stop."""
-        self.call(calls.undeploy())
+        self.call(calls.UNDEPLOY)
 
     def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Sends a call, and returns its answer. All other methods use this method.
 
         `patience_s`: seconds for retries; None for the client's default. ApiError if the API
-        refuses the call (the error's `status` is the HTTP status), if the API does not answer
-        (`status` is None), or if the answer does not have the type `call.answer`.
+        refuses the call (`status` is the HTTP status), does not answer (None), or answers in
+        another form.
         """
         patience = Patience(self._patience_s if patience_s is None else patience_s)
         while True:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 @pytest.fixture(autouse=True)
 def whole(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The node again as it was found, however often a worker was restarted for it."""
-    monkeypatch.setattr("cli.supervise.fleet.LATELY_S", 0.0)  # restarts count for no time
+    monkeypatch.setattr("poc_core.serving.places.LATELY_S", 0.0)  # restarts count for no time
     yield
     node.wait_whole()
     wait_until(lambda: levels(node) == {"ok"}, "a node that is well")

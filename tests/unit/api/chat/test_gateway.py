@@ -871,8 +871,8 @@ class TestBadBodies:
     def test_a_body_of_nothing_but_short_items_is_refused_unparsed(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("api.routes.openai.MAX_COMMAS", 1000)
-        monkeypatch.setattr("api.routes.openai.fields_of", lambda *_: pytest.fail("parsed"))
+        monkeypatch.setattr("poc_core.chat_bounds.MAX_COMMAS", 1000)
+        monkeypatch.setattr("api.chat.fields.fields_of", lambda *_: pytest.fail("parsed"))
         worker = node.start("w1", answers)
         answer = node.chat(items=[1] * 2000)
         assert answer.status_code == 413
@@ -886,7 +886,7 @@ class TestBadBodies:
         info = worker_record("w1").info
         assert info is not None
         context = info.max_seq_len
-        monkeypatch.setattr("api.routes.openai.fields_of", lambda *_: pytest.fail("parsed"))
+        monkeypatch.setattr("api.chat.fields.fields_of", lambda *_: pytest.fail("parsed"))
         answer = node.chat(enforced_tokens=[{"token": "9"}] * (context + 1))
         assert answer.status_code == 400
         error = answer.json()["error"]

@@ -7,15 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.run.demo import (
-    TAMPERED_EVERY,
-    DemoError,
-    Figures,
-    check_verdict,
-    command,
-    show,
-    tampered,
-)
+from cli.run.demo import TAMPERED_EVERY, DemoError, command, row_of, show, tampered
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(64)]
 
@@ -35,14 +27,10 @@ def test_the_forgery_is_a_well_formed_copy_with_some_vectors_of_others() -> None
 
 @pytest.mark.parametrize(("n_mismatch", "fraud"), [(0, False), (4, True)])
 def test_the_expected_verdict_becomes_a_row(n_mismatch: int, fraud: bool) -> None:
-    figures = Figures(start_s=1)
-    check_verdict(verdict(n_mismatch, fraud), n_mismatch=n_mismatch, figures=figures, what="copy")
-    assert figures.rows == [
-        (
-            "copy: mismatches, p-value",
-            f"{n_mismatch}, 0.5: {'fraud found' if fraud else 'no fraud'}",
-        )
-    ]
+    assert row_of(verdict(n_mismatch, fraud), n_mismatch, "copy") == (
+        "copy: mismatches, p-value",
+        f"{n_mismatch}, 0.5: {'fraud found' if fraud else 'no fraud'}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,11 +38,11 @@ def test_the_expected_verdict_becomes_a_row(n_mismatch: int, fraud: bool) -> Non
 )
 def test_any_other_verdict_ends_the_demo(expected: int, seen: tuple[int, bool]) -> None:
     with pytest.raises(DemoError, match=f"should show {expected} mismatches"):
-        check_verdict(verdict(*seen), n_mismatch=expected, figures=Figures(start_s=1), what="copy")
+        row_of(verdict(*seen), expected, "copy")
 
 
 def test_the_terms_are_said_to_be_the_demos(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Figures(start_s=1, rows=[("honest copy: mismatches, p-value", "0, 1: no fraud")]))
+    show([("honest copy: mismatches, p-value", "0, 1: no fraud")])
     text = " ".join(capsys.readouterr().out.split())
     assert "Terms of this demo: dist_threshold 0.02, p_mismatch 0.001" in text
     assert "other validations use the network's" in text
