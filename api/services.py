@@ -39,9 +39,8 @@ from poc_core.state.downloads import DownloadStore
 from poc_core.state.events import Events
 from poc_core.state.history import History
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Outbox
+from poc_core.state.outbox import Outbox, Receivers
 from poc_core.state.overview import Overviews
-from poc_core.state.receivers import Receivers
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
 from poc_core.state.rounds import RoundStore
 

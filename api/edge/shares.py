@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.edge.private_peers import address_of
-from poc_core.fair.turns import Turns
+from poc_core.fair_queue import Turns
 
 # Key in the ASGI scope of the client's name, as set by Doorkeeper from the request's API key.
 CLIENT = "proofline.client"

@@ -29,7 +29,7 @@ from lab.judge.statistics import least_frauds
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import JobRequest
 from poc_core.schemes.artifact.requests import GenerateBody
-from poc_core.schemes.artifact.thresholds import network_terms
+from poc_core.schemes.artifact.terms import network_terms
 from poc_core.schemes.contract import contract_of
 
 ROOT = Path(__file__).resolve().parents[2]

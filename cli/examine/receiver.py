@@ -18,7 +18,7 @@ from poc_core.fields import HttpUrl
 from poc_core.settings import Settings
 from poc_core.state.client import connect
 from poc_core.state.registry import WorkerRegistry
-from workers.courier.node_ports import NodePorts
+from workers.courier.main import NodePorts
 
 _RECEIVER = Subject("receiver")
 

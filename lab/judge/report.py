@@ -25,7 +25,7 @@ from lab.judge.report_page import page
 from lab.judge.report_pictures import draw_machines, draw_offsets, draw_power
 from lab.picture import check_matplotlib
 from lab.tables import result_console, result_table
-from poc_core.schemes.artifact import thresholds
+from poc_core.schemes.artifact import terms
 
 PAGE = "report.html"
 
@@ -58,7 +58,7 @@ def report(
             max=0.5,
             help="p-value below which the verdict is fraud: the highest rate of false alarms.",
         ),
-    ] = thresholds.FRAUD_THRESHOLD,
+    ] = terms.FRAUD_THRESHOLD,
     miss: Annotated[
         float, typer.Option(min=1e-9, max=0.5, help="Highest rate of missed cheats.")
     ] = 0.01,

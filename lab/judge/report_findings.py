@@ -9,7 +9,7 @@ from typing import Any
 from lab.judge.comparisons import Comparisons
 from lab.judge.power import Evidence, Power, Risks, Rule, Sample, powers, recommend
 from lab.judge.statistics import CONFIDENCE
-from poc_core.schemes.artifact import thresholds
+from poc_core.schemes.artifact import terms
 from poc_core.schemes.decode.requests import MARGIN
 
 
@@ -138,7 +138,7 @@ def find(
 ) -> Findings:
     evidence = Evidence(comparisons.honest, comparisons.tampered, tampered_share)
     found = recommend(evidence, fraud_threshold, most_miss, sample_size)
-    network = thresholds.network_terms("")
+    network = terms.network_terms("")
     threshold = network.dist_threshold if comparisons.unit == "L2 distance" else MARGIN
     usual = Rule(threshold, network.p_mismatch, network.fraud_threshold, found.rule.n)
     tried = sorted({found.rule.dist_threshold, threshold})

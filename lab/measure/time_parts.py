@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.engines.rank_profile import Kernel, RankProfile
+from workers.engines.base import Kernel, RankProfile
 
 INPUTS = "inputs"
 MATRICES = "matrix products, attention"

@@ -4,19 +4,23 @@ The API, the stores, the courier, the synthetic engine and the commands call a s
 where schemes differ. They therefore contain no scheme's name.
 """
 
+import hashlib
 import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, JsonValue
 
 from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec, RoundRecord
 from poc_core.schemes import known_name, scheme_names
 from poc_core.schemes.requests import BatchBody, Examples, JobBody, Options, RoundBody, Terms
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # A nonce and the value that the scheme computed for it.
 Pair = tuple[int, Any]
@@ -203,3 +207,11 @@ def recognised(marks: Mapping[str, Any], candidates: Sequence[Contract]) -> Cont
     by_marks = (contract for contract in candidates if contract.recognises(marks))
     without = (contract for contract in candidates if not contract.marks)
     return next(by_marks, None) or next(without, candidates[0])
+
+
+def noise(spec: str, nonce: int, size: int) -> "np.ndarray":
+    """Returns `size` pseudorandom numbers in [-1, 1), from a hash, for synthetic values."""
+    import numpy as np  # here: it takes 25 MB, which most API processes do not need
+
+    digest = hashlib.shake_128(f"synthetic|{spec}|{nonce}".encode()).digest(2 * size)
+    return np.frombuffer(digest, dtype="<i2") / 32768

@@ -8,6 +8,7 @@ new numbers.
 """
 
 import json
+import random
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +20,44 @@ from poc_core.errors import ProoflineError
 from poc_core.schemes.contract import contract_of
 from poc_core.state import entries, keys, scripts
 from poc_core.state.client import Store
-from poc_core.state.parsing import OutboxStatus, readable
-from poc_core.state.receivers import BREAKS_AT, FIRST_BACKOFF_S, PROBE_S, backoff_s
+from poc_core.state.parsing import BREAKS_AT, OutboxStatus, readable
+
+# Least and most seconds between two tries. Each pause is twice as long as the pause before
+# (protocol.md, section 6).
+FIRST_BACKOFF_S = 1.0
+LAST_BACKOFF_S = 30.0
+_MOST_DOUBLINGS = 10
+# Seconds until another payload may be the probe, in case the courier of the first probe has died.
+# Longer than a try.
+PROBE_S = 12.0
+# Seconds for which a receiver is remembered after its last unanswered try.
+_REMEMBERED_S = 600
+
+
+class Receivers(scripts.BaseStore):
+    """The store of receivers (host:port) that do not answer. Even a status 500 is an answer."""
+
+    _silence = scripts.of_store("note_silence")
+
+    def answered(self, receiver: str) -> None:
+        """Deletes the receiver's record, because it has answered."""
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(keys.receiver(receiver))
+            pipe.zrem(keys.RECEIVERS, receiver)
+            pipe.execute()
+
+    def silent(self, receiver: str) -> int:
+        """Counts an unanswered try. Returns the number of unanswered tries in a row."""
+        args: list[Any] = [receiver, self._clock(), BREAKS_AT, _REMEMBERED_S]
+        args += [backoff_s(failures) for failures in range(_MOST_DOUBLINGS + 1)]
+        return int(self._silence([keys.receiver(receiver), keys.RECEIVERS], args))
+
+
+def backoff_s(failures: int) -> float:
+    """Returns the seconds until the next try, at random. `failures`: tries before this one."""
+    longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(failures, _MOST_DOUBLINGS))
+    return longest * random.uniform(0.5, 1.0)  # jitter: nodes must not retry in sync
+
 
 # Most outboxes that one call announces as due.
 _MOST_DUE = 1000

@@ -13,14 +13,16 @@ from poc_core.records import RoundRecord, WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus, HostReport
 from poc_core.state import keys, scripts
 from poc_core.state.parsing import (
+    MOST_LOOKED_AT,
     RECORD_FIELDS,
     OutboxStatus,
+    SilentReceiver,
     deployment_record,
     readable,
     round_record,
+    spared,
     worker_records,
 )
-from poc_core.state.receivers import MOST_LOOKED_AT, SilentReceiver, spared
 
 # Whole seconds over which current rates are averaged.
 RATE_WINDOW_S = 10

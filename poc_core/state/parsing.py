@@ -21,6 +21,12 @@ T = TypeVar("T")
 MOST_REASON_CHARS = 300  # most characters of the reason why a record is unreadable
 _WORKER = TypeAdapter(WorkerRecord)
 
+# Unanswered tries in a row after which only one job payload at a time is sent to the receiver, as a
+# probe.
+BREAKS_AT = 5
+# Receivers listed in a status, and receivers examined to find them.
+_MOST_LISTED = 20
+MOST_LOOKED_AT = 100
 # The fields of a round's hash for a RoundRecord. The counts by worker are left out, because workers
 # read the record often.
 _MADE = ("round_id", "is_exhausted")
@@ -88,6 +94,23 @@ class OutboxStatus:
             last_error=error.decode() if error is not None else None,
             failing_since=float(since) if since is not None else None,
         )
+
+
+@dataclass(frozen=True)
+class SilentReceiver:
+    receiver: str  # host:port
+    failures: int  # tries in a row without an answer
+    next_try_at: float  # seconds since the epoch
+
+
+def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
+    """Returns at most 20 receivers that failed BREAKS_AT tries, from (name, failures, next_at)."""
+    silent = [
+        SilentReceiver(name.decode(), int(n), float(at))
+        for name, n, at in found
+        if name and n and at and int(n) >= BREAKS_AT
+    ]
+    return silent[:_MOST_LISTED]
 
 
 def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:

@@ -6,8 +6,7 @@ from redis import Redis
 
 from poc_core.state import keys
 from poc_core.state.overview import Overviews
-from poc_core.state.parsing import OutboxStatus
-from poc_core.state.receivers import SilentReceiver
+from poc_core.state.parsing import OutboxStatus, SilentReceiver
 
 
 def outbox_status(redis: Redis, outbox_id: str) -> OutboxStatus:

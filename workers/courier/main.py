@@ -1,12 +1,16 @@
 """The courier process, which delivers the payloads of outboxes. It needs no engine and no GPU."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import signal
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -14,17 +18,17 @@ from redis.exceptions import RedisError
 
 from poc_core import life_signs
 from poc_core.callback_tls import CallbackTls
+from poc_core.callbacks import Address, literal_address, plain
 from poc_core.open_files import raise_file_limit
 from poc_core.periodic import Periodic
+from poc_core.redis_at.url import RedisUrl
 from poc_core.serving.logs import log_to_stderr
-from poc_core.settings import load_settings
+from poc_core.settings import Settings, load_settings
 from poc_core.state import scripts
 from poc_core.state.client import connect, refuse_wrong
-from poc_core.state.outbox import BAD_CERTIFICATES, Outbox
-from poc_core.state.receivers import Receivers
+from poc_core.state.outbox import BAD_CERTIFICATES, Outbox, Receivers
 from poc_core.state.registry import WorkerRegistry
 from workers.courier.courier import Courier
-from workers.courier.node_ports import NodePorts
 from workers.courier.poster import Poster
 from workers.courier.tls_clients import CONNECTIONS
 
@@ -107,3 +111,36 @@ class Ticker:
             self._trouble = self._look_around()
         for due in self._outbox.announce(self._trouble):
             self._courier.offer(due)
+
+
+class NodePorts:
+    """The ports of this node's Redis, APIs and chat servers, and those that the settings name."""
+
+    def __init__(
+        self, known: frozenset[int], workers: WorkerRegistry, redis: RedisUrl | None = None
+    ) -> None:
+        self._known = known
+        self._workers = workers
+        self._redis = redis
+        self._now: frozenset[int | tuple[Address, int]] = known
+
+    @classmethod
+    def of(cls, settings: Settings, workers: WorkerRegistry) -> NodePorts:
+        return cls(settings.node_ports, workers, RedisUrl.of(settings.redis_url))
+
+    def now(self) -> frozenset[int | tuple[Address, int]]:
+        """Returns the ports that the last `look` found, some of them together with an address."""
+        return self._now
+
+    def look(self) -> None:
+        """Updates the ports from Redis, and resolves Redis' own addresses. Can block the thread."""
+        of_redis = set()
+        # Each port at each host, because the Sentinels' hosts may also run the server.
+        hosts, ports = (self._redis.hosts, self._redis.ports) if self._redis else ((), ())
+        for host, _ in hosts:
+            with suppress(OSError):
+                for *_, at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+                    if address := literal_address(str(at[0])):
+                        of_redis |= {(plain(address), port) for port in ports}
+        self._now = self._known | of_redis
+        self._now |= self._workers.ports()

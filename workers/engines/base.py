@@ -19,9 +19,32 @@ from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, Passes, PassOrder, ProofSpec
 from poc_core.schemes.contract import contract_of
 
+
+@dataclass(frozen=True)
+class Kernel:
+    """The time of a GPU kernel or a CPU operation."""
+
+    # The step of a micro-batch: inputs, reflections, tail or norms; empty for other work.
+    step: str
+    name: str
+    seconds: float  # total of all runs
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """The times of one micro-batch on one device (or CPU process), run without slices."""
+
+    device: str
+    first_layer: int  # the rank's first layer, equal for all ranks of a pipeline stage
+    seconds: float  # time of the fastest of a few runs, most of them without a profiler
+    busy_s: float  # time with a running kernel, in the run with the profiler
+    flops: float  # floating-point operations of matrix products and attention
+    peak_flops: float  # operations per second of a large matrix product in the engine's dtype
+    kernels: list[Kernel] = field(default_factory=list)  # from the run with the profiler
+
+
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
-    from workers.engines.rank_profile import RankProfile
     from workers.engines.validations import Validations
 
 

@@ -24,13 +24,14 @@ from workers.engines.base import (
     Engine,
     EngineLostError,
     EngineMemoryError,
+    Kernel,
     Pulse,
+    RankProfile,
     Slice,
     Tick,
     TickResult,
 )
 from workers.engines.options import EngineOptions
-from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.validations import Validations
 from workers.vllm.forward.recording import SWITCH
 from workers.vllm.release.faults import why_unknown

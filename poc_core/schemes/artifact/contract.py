@@ -16,8 +16,7 @@ from poc_core.schemes.artifact.answers import (
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody, base64_length
 from poc_core.schemes.artifact.terms import ArtifactTerms
-from poc_core.schemes.contract import Contract
-from poc_core.schemes.noise import noise
+from poc_core.schemes.contract import Contract, noise
 
 
 class ArtifactContract(Contract):

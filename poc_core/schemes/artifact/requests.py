@@ -8,8 +8,7 @@ from typing_extensions import TypedDict
 from poc_core.fields import Count, Nonce
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
-from poc_core.schemes.artifact.terms import ReceivedStatTest
-from poc_core.schemes.artifact.thresholds import network_terms
+from poc_core.schemes.artifact.terms import ReceivedStatTest, network_terms
 from poc_core.schemes.requests import (
     PLACE_EXAMPLE,
     Examples,

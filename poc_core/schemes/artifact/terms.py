@@ -1,27 +1,57 @@
 """The criteria by which a validation reports artifacts as fraud."""
 
+from typing import NamedTuple
+
 from pydantic import Field
 
 from poc_core.fields import Probability
-from poc_core.schemes.artifact import thresholds
 from poc_core.schemes.requests import Terms
+
+# Defaults for a stat_test with a dist_threshold, from the reference's example (protocol.md, section
+# 2, Validation): the largest L2 distance at which two vectors still agree, the probability that an
+# honest artifact is further away, and the p_value below which artifacts are a fraud.
+DIST_THRESHOLD, P_MISMATCH, FRAUD_THRESHOLD = 0.02, 0.001, 0.01
+
+
+class NetworkTerms(NamedTuple):
+    """The criteria that the network's chain sends with validations of a model's artifacts."""
+
+    dist_threshold: float
+    source: str
+    p_mismatch: float = 0.1
+    fraud_threshold: float = 0.05
+
+
+_DEFAULT = NetworkTerms(0.4, "the network's default")
+# dist_threshold by the model's name on the chain.
+_OF_MODELS = {
+    "MiniMaxAI/MiniMax-M2.7": 0.75,
+    "deepseek-ai/DeepSeek-V4-Flash-0731": 0.41,
+    "zai-org/GLM-5.3-Flash": 0.44,
+}
+
+
+def network_terms(model: str) -> NetworkTerms:
+    """Returns the chain's criteria for the served model; the chain's defaults if it has none."""
+    threshold = _OF_MODELS.get(model)
+    return _DEFAULT if threshold is None else NetworkTerms(threshold, f"the network's for {model}")
 
 
 class StatTest(Terms):
     """The criteria of a validation of artifacts (protocol.md, section 2, Validation)."""
 
     dist_threshold: float = Field(
-        default=thresholds.DIST_THRESHOLD,
+        default=DIST_THRESHOLD,
         ge=0,
         allow_inf_nan=False,
         description="Largest L2 distance at which two vectors agree.",
     )
     p_mismatch: Probability = Field(
-        default=thresholds.P_MISMATCH,
+        default=P_MISMATCH,
         description="Probability that an honest artifact is further than dist_threshold.",
     )
     fraud_threshold: Probability = Field(
-        default=thresholds.FRAUD_THRESHOLD,
+        default=FRAUD_THRESHOLD,
         description="A p_value below this is a fraud.",
     )
 
@@ -44,7 +74,7 @@ class ReceivedStatTest(StatTest):
     )
 
     def applied(
-        self, honour_p_value_threshold: bool, usual: thresholds.NetworkTerms | None = None
+        self, honour_p_value_threshold: bool, usual: NetworkTerms | None = None
     ) -> ArtifactTerms:
         """Returns the validation's criteria, with defaults for absent fields.
         `honour_p_value_threshold`: True to use p_value_threshold if fraud_threshold is absent.

@@ -9,12 +9,11 @@ from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec
 from poc_core.schemes.artifact.answers import Encoding
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.contract import Contract
+from poc_core.schemes.contract import Contract, noise
 from poc_core.schemes.decode.answers import DECODE_EXAMPLES, DecodeResult, DecodeValidationResult
 from poc_core.schemes.decode.limits import ChainLimits, refusal
 from poc_core.schemes.decode.options import DecodeOptions, passes_of
 from poc_core.schemes.decode.requests import DecodeBody, DecodeRoundBody
-from poc_core.schemes.noise import noise
 
 # The margin in synthetic values of a claimed chain that differs.
 _SYNTHETIC_MARGIN = 0.1

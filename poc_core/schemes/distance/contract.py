@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from poc_core.records import JobRequest, ProofSpec, RoundRecord
-from poc_core.schemes.contract import Contract, Pair, Reported
+from poc_core.schemes.contract import Contract, Pair, Reported, noise
 from poc_core.schemes.distance.answers import DistanceStatus
 from poc_core.schemes.distance.options import DistanceOptions, DistanceTerms
 from poc_core.schemes.distance.requests import DistanceRoundBody, ProofBatchBody
 from poc_core.schemes.distance.verdict import judge_distances
-from poc_core.schemes.noise import noise
 
 
 class DistanceContract(Contract):

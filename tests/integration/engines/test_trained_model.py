@@ -18,7 +18,7 @@ from cli.demo_model import DEMO_MODEL, demo_model
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.requests import ReceivedStatTest
-from poc_core.schemes.artifact.thresholds import network_terms
+from poc_core.schemes.artifact.terms import network_terms
 from poc_core.schemes.artifact.verdict import ArtifactVerdict, compare
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.marks import needs_vllm

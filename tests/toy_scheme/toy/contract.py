@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field, JsonValue
 from poc_core.errors import ClaimsError
 from poc_core.fields import Count, HttpUrl, Nonce
 from poc_core.records import JobRequest, ModelInfo, ProofSpec, RoundConfig, RoundRecord
-from poc_core.schemes.contract import Contract, Reported
-from poc_core.schemes.noise import noise
+from poc_core.schemes.contract import Contract, Reported, noise
 from poc_core.schemes.requests import JobBody, Options, Params, RoundBody, Terms
 
 

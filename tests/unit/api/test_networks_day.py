@@ -33,8 +33,7 @@ from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.downloads import Download
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Outbox
-from poc_core.state.receivers import Receivers
+from poc_core.state.outbox import Outbox, Receivers
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poc_core.arithmetic.statistics import binomial_p_value
-from poc_core.schemes.artifact.thresholds import network_terms
+from poc_core.schemes.artifact.terms import network_terms
 from scripts.draw_distances import MODELS, distances
 from tests.harness.documents import ROOT
 

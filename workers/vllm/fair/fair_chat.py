@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from poc_core.fair.turns import BUDGET, Turns
+from poc_core.fair_queue import BUDGET, Turns
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
 from workers.vllm.fair.grammars import Grammars, schemas_in_tags, text_of
-from workers.vllm.fair.parts import Parts
-from workers.vllm.fair.whole_answers import WholeAnswers
+from workers.vllm.fair.in_parts import Parts, WholeAnswers
 from workers.vllm.fair.wide_answers import MOST, USUAL, WideAnswers
 from workers.vllm.release import answers
 

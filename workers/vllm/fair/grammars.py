@@ -18,7 +18,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from poc_core.fair.waiting import Tags
+from poc_core.fair_queue import Tags
 from workers.vllm.chat.errors import BadRequest, Unavailable
 from workers.vllm.fair.grammar_process import WRONG, parts
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from poc_core.fair.waiting import Waiting
+from poc_core.fair_queue import Waiting
 
 # Largest number of logprobs of a token in an ordinary answer: the network asks for five.
 USUAL = 5

@@ -213,7 +213,7 @@ async def serve(
     """
     import uvicorn
 
-    from workers.vllm.chat.strangers import guarded
+    from workers.vllm.chat.gated_chat import guarded
     from workers.vllm.release import api_server
 
     app = await api_server.openai_app(llm, args)

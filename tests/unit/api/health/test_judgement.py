@@ -25,8 +25,7 @@ from poc_core.serving.deployments import (
 from poc_core.serving.places import WorkerPlace, name_of, slot_of
 from poc_core.state.outbox import BAD_CERTIFICATES
 from poc_core.state.overview import CurrentRound, GoneHost, Overview, RoundRates
-from poc_core.state.parsing import OutboxStatus
-from poc_core.state.receivers import SilentReceiver
+from poc_core.state.parsing import OutboxStatus, SilentReceiver
 from tests.harness.samples import MODEL, round_config, worker_record
 
 NOW = 1000.0

@@ -20,8 +20,8 @@ from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Outbox
-from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.outbox import Outbox, Receivers
+from poc_core.state.parsing import BREAKS_AT
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (

@@ -15,8 +15,8 @@ from lab.measure.dimensions import NAMES
 from lab.measure.network_models import NETWORK_MODELS, network_model
 from poc_core.records import ProofSpec
 from tests.harness.commands import run_here
+from workers.engines.base import Kernel, RankProfile
 from workers.engines.options import EngineOptions
-from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.synthetic import SyntheticEngine
 
 Capture = pytest.CaptureFixture[str]

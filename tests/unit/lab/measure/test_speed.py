@@ -9,8 +9,14 @@ import pytest
 from lab.measure import speed
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Tick, TickResult
-from workers.engines.rank_profile import RankProfile
+from workers.engines.base import (
+    Engine,
+    EngineLostError,
+    EngineMemoryError,
+    RankProfile,
+    Tick,
+    TickResult,
+)
 
 SPEC = ProofSpec(block_hash="b", public_key="p", seq_len=16, options={})
 LAYERS = 8

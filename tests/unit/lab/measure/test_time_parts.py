@@ -4,7 +4,7 @@ import pytest
 
 from lab.measure import time_parts
 from lab.measure.time_parts import PARTS, part_of
-from workers.engines.rank_profile import Kernel, RankProfile
+from workers.engines.base import Kernel, RankProfile
 
 
 def rank(

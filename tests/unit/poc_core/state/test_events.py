@@ -13,8 +13,8 @@ from poc_core.state import keys, scripts
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.events import Event, Events
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Outbox
-from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.outbox import Outbox, Receivers
+from poc_core.state.parsing import BREAKS_AT
 from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     Clock,

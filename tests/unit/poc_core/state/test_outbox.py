@@ -13,9 +13,15 @@ from poc_core.errors import QueueFullError
 from poc_core.records import Lease, NewJob, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Delivery, Outbox, OutboxExpiredError
-from poc_core.state.parsing import OutboxStatus
-from poc_core.state.receivers import BREAKS_AT, FIRST_BACKOFF_S, LAST_BACKOFF_S, Receivers
+from poc_core.state.outbox import (
+    FIRST_BACKOFF_S,
+    LAST_BACKOFF_S,
+    Delivery,
+    Outbox,
+    OutboxExpiredError,
+    Receivers,
+)
+from poc_core.state.parsing import BREAKS_AT, OutboxStatus
 from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     DISTANCE_SPEC,

@@ -14,9 +14,9 @@ from poc_core.state.deployments import DeploymentStore
 from poc_core.state.history import History
 from poc_core.state.jobs import JobStore
 from poc_core.state.keys import COURIER_KNOWN_S
-from poc_core.state.outbox import Outbox
+from poc_core.state.outbox import Outbox, Receivers
 from poc_core.state.overview import CurrentRound, GoneHost, Overviews
-from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.parsing import BREAKS_AT
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (

@@ -6,8 +6,8 @@ from redis import Redis
 from poc_core.records import Lease, NewJob, RoundState
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Outbox
-from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
+from poc_core.state.outbox import LAST_BACKOFF_S, PROBE_S, Outbox, Receivers
+from poc_core.state.parsing import BREAKS_AT
 from poc_core.state.rounds import RoundStore
 from tests.harness.samples import (
     MODEL,

@@ -26,9 +26,8 @@ from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Due, Outbox
-from poc_core.state.parsing import OutboxStatus
-from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
+from poc_core.state.outbox import LAST_BACKOFF_S, Due, Outbox, Receivers
+from poc_core.state.parsing import BREAKS_AT, OutboxStatus
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.documents import ROOT
@@ -50,10 +49,8 @@ from workers import patience
 from workers.courier import main as main_module
 from workers.courier import main as ticker_module
 from workers.courier import poster as poster_module
-from workers.courier.courier import Courier
-from workers.courier.main import Ticker
-from workers.courier.node_ports import NodePorts
-from workers.courier.places import JOB_PLACES
+from workers.courier.courier import JOB_PLACES, Courier
+from workers.courier.main import NodePorts, Ticker
 from workers.courier.poster import UNREACHABLE, Poster
 
 Answer = int | Exception

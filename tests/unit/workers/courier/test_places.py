@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from poc_core.state.outbox import Due
-from workers.courier.places import (
+from workers.courier.courier import (
     HOST_SHARE,
     JOB_PLACES,
     MOST_BYTES,

@@ -20,8 +20,7 @@ from poc_core.callback_tls import CallbackTls, CertificateError
 from poc_core.callbacks import CallbackPolicy
 from poc_core.records import Lease, RoundState
 from poc_core.settings.callbacks import TlsNames
-from poc_core.state.outbox import Delivery, Outbox
-from poc_core.state.receivers import Receivers
+from poc_core.state.outbox import Delivery, Outbox, Receivers
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.certificates import HOST, make_certificate

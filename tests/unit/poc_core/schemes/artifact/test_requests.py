@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from poc_core.schemes.artifact.requests import GenerateBody, ReceivedStatTest
-from poc_core.schemes.artifact.thresholds import network_terms
+from poc_core.schemes.artifact.terms import network_terms
 
 
 class TestTermsOfAValidation:

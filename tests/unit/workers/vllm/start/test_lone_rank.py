@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tests.harness.marks import needs_vllm
-from workers.vllm.start import lone_rank
+from workers.vllm import plugin
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded torch
 
 ALONE = """
 import psutil, torch, torch.distributed as dist
-from workers.vllm.start import lone_rank
+from workers.vllm import plugin
 
-lone_rank.listen_to_nobody()
+plugin.listen_to_nobody()
 dist.init_process_group(
     backend="gloo", init_method="tcp://127.0.0.1:1", world_size=1, rank=0, timeout=None
 )
@@ -59,7 +59,7 @@ def test_what_several_ranks_or_gpus_share_stays(
     )
     monkeypatch.setattr(dist, "new_group", lambda _ranks, _timeout, backend: seen.append(backend))
     monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
-    lone_rank.listen_to_nobody()
+    plugin.listen_to_nobody()
     dist.init_process_group(backend, init_method="file:///x", world_size=ranks, rank=0, store=None)
     for wanted in ("gloo", "nccl"):
         dist.new_group([0], backend=wanted)

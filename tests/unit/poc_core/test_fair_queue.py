@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from poc_core.fair.turns import Turns
-from poc_core.fair.waiting import Tags
+from poc_core.fair_queue import Tags, Turns
 
 
 def test_who_takes_little_is_next_whenever_it_comes() -> None:

@@ -1,1 +1,0 @@
-"""Fair sharing among clients, of an event loop or a grammar compiler."""
