@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from poc_core.records import GATEWAY_SECRET_HEADER
-from workers.vllm.chat import gated_chat as strangers
+from workers.vllm.chat import gated_chat
 from workers.vllm.chat.gated_chat import guarded
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
