@@ -1,7 +1,4 @@
-"""The API's answers as pydantic models, for OpenAPI (protocol.md, section 5).
-
-The stored result of a job is sent without parsing it.
-"""
+"""The API's answers as pydantic models, for OpenAPI (protocol.md, section 5)."""
 
 from typing import Any, Literal, Union
 

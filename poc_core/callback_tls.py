@@ -1,6 +1,5 @@
-"""TLS for callbacks to the hosts in POC_CALLBACK_TLS_HOSTS: trusted and client certificates.
-
-A changed certificate file is read again, so an operator can replace it without a restart.
+"""TLS for callbacks to the hosts in POC_CALLBACK_TLS_HOSTS: trusted and client certificates. A
+changed certificate file is read again.
 """
 
 import logging

@@ -77,11 +77,9 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 
 @dataclass(frozen=True)
 class Row:
-    """The limits on the values of some request fields.
-
-    `kind`: the required type, or None if vLLM checks the type. `texts`: the largest number of
-    characters in all texts of a value together. None if the texts are part of the prompt, which has
-    a limit of its own: 8 characters for each token of the context.
+    """The limits on the values of some request fields. `kind`: the required type, or None if vLLM
+    checks the type. `texts`: most characters of all texts of a value together; None for parts of
+    the prompt, whose limit is 8 characters for each token of the context.
     """
 
     fields: str
@@ -188,10 +186,8 @@ def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
 
 def unfit(name: str, said: Any, context: int) -> str | None:
     """Returns an error if a field of KNOWN_TOKENS has more tokens than an answer can have, else
-    None.
-
-    `name`, `said`: the field's name and value. Each token id counts as one token. For texts, the
-    number of characters is limited, because tokenizing takes a second per megabyte.
+    None. A token id counts as one token. The characters of texts are limited, because tokenizing
+    takes a second per megabyte.
     """
     tokens = said.get("tokens") if isinstance(said, dict) else said
     is_long = False

@@ -1,9 +1,8 @@
 """A fair queue of waiting clients, and turns on an event loop, which must stay responsive.
 
-The queue uses start-time fair queueing. The start tag of a client's item is the end tag of the
-client's previous item, or the virtual time (the start tag of the item started last) if that is
-later. The item with the lowest start tag is next. Therefore a client with little work never waits
-behind a client with much work.
+In start-time fair queueing, an item's start tag is the end tag of its client's previous item, or
+the virtual time (the start tag of the item started last) if that is later. The lowest start tag is
+next, so a client with little work never waits behind a client with much work.
 """
 
 import asyncio
@@ -93,9 +92,8 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Sets the budget of the next iterations to `cost`, the cost of other work that has just
-        run, or to the constructor's budget if that is more. Waiting work thus gets a fair share of
-        a busy loop.
+        """Sets the next budgets to `cost`, that of other work that has just run, but no less than
+        the constructor's. Waiting work thus gets a fair share of a busy loop.
         """
         self._budget = max(self._least, cost)
 

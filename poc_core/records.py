@@ -35,9 +35,8 @@ class Passes(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """The passes of a micro-batch of `n` nonces, numbered from 0: first forwards over at most
-    `part` nonces each, then steps, each over one position of all nonces. `shape`: the passes of one
-    nonce.
+    """The passes of a micro-batch of `n` nonces of the passes `shape`, numbered from 0: first
+    forwards over at most `part` nonces each, then steps, each over one position of all nonces.
     """
 
     n: int

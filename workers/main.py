@@ -49,8 +49,8 @@ def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
     """Runs a worker until SIGTERM or SIGINT, then finishes the batches in progress. ProoflineError
-    if the engine cannot be loaded. `worker_id`: must be unique; None generates one. `redis_url`:
-    None for POC_REDIS_URL.
+    if the engine cannot be loaded. `worker_id`: must be unique. `redis_url`: None for
+    POC_REDIS_URL.
     """
     log_to_stderr()
     raise_file_limit()  # also for the engine's processes, which inherit the limit

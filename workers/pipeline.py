@@ -10,7 +10,7 @@ from typing import Any
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.contract import contract_of
-from workers.engines.base import Engine, EngineMemoryError, MicroBatch, Slice, Tick, TickResult
+from workers.engines import base
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 class Pipeline:
     """A queue of micro-batches for one engine, which are run in slices. Not thread-safe."""
 
-    def __init__(self, engine: Engine, plan: SlicePlan) -> None:
+    def __init__(self, engine: base.Engine, plan: SlicePlan) -> None:
         self._engine = engine
         self.plan = plan
-        self._waiting: deque[MicroBatch] = deque()
-        self._going: dict[int, MicroBatch] = {}  # started on the engine, oldest first
+        self._waiting: deque[base.MicroBatch] = deque()
+        self._going: dict[int, base.MicroBatch] = {}  # started on the engine, oldest first
         # ended micro-batches whose slice times may still arrive
-        self._measured: dict[int, MicroBatch] = {}
+        self._measured: dict[int, base.MicroBatch] = {}
         self._drop: list[int] = []
 
     @property
@@ -43,13 +43,13 @@ class Pipeline:
         going = (one for one in self._going.values() if not one.launched)
         return any(one.urgent for one in (*self._waiting, *going))
 
-    def add(self, micro_batch: MicroBatch) -> None:
+    def add(self, micro_batch: base.MicroBatch) -> None:
         """Queues a micro-batch. An urgent micro-batch goes before all that are not urgent."""
         waiting = self._waiting
         n_before = sum(one.urgent for one in waiting) if micro_batch.urgent else len(waiting)
         waiting.insert(n_before, micro_batch)
 
-    def cancel(self, micro_batch: MicroBatch) -> None:
+    def cancel(self, micro_batch: base.MicroBatch) -> None:
         """Removes a micro-batch and its parts. No more of their slices are launched."""
         for part in micro_batch.parts:
             self.cancel(part)
@@ -63,15 +63,15 @@ class Pipeline:
         first = next((one.id for one in self._going.values() if one.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
-            self._call(Tick(drop=drop, fetch=first))
+            self._call(base.Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
         """Launches the next slice on each stage. Returns the device seconds of slices newly done,
         per stage. `wait`: True to wait for all launched slices. If memory runs out, smaller
         micro-batches start again; any other error ends all of them and is raised.
         """
-        begin: list[MicroBatch] = []
-        slices: list[Slice] = []
+        begin: list[base.MicroBatch] = []
+        slices: list[base.Slice] = []
         busy: set[int] = set()  # stages
         for micro_batch in [*self._going.values()]:
             if not micro_batch.launched:
@@ -87,12 +87,12 @@ class Pipeline:
         drop, self._drop = self._drop, []
         for one in slices:
             self._move_on(self._going[one.micro_batch], one)
-        return self._call(Tick(begin, slices, drop, wait))
+        return self._call(base.Tick(begin, slices, drop, wait))
 
-    def _call(self, tick: Tick) -> float:
+    def _call(self, tick: base.Tick) -> float:
         try:
             return self._take(self._engine.tick(tick))
-        except EngineMemoryError as error:
+        except base.EngineMemoryError as error:
             self._begin_anew(error)
             return 0.0
         except ProoflineError as error:
@@ -106,7 +106,7 @@ class Pipeline:
         for micro_batch in ended:
             micro_batch.future.set_exception(error)
 
-    def _next_waiting(self) -> MicroBatch:
+    def _next_waiting(self) -> base.MicroBatch:
         micro_batch = self._waiting.popleft()
         contract = contract_of(micro_batch.spec.scheme)
         most = contract.max_batch(micro_batch.spec, self._engine.info)
@@ -116,7 +116,7 @@ class Pipeline:
         self._waiting.extendleft(reversed(micro_batch.parts))
         return self._waiting.popleft()
 
-    def _next_slice(self, micro_batch: MicroBatch, busy: set[int]) -> list[Slice]:
+    def _next_slice(self, micro_batch: base.MicroBatch, busy: set[int]) -> list[base.Slice]:
         """Returns [the next slice], or [] if its stage already runs a slice in this tick."""
         if micro_batch.stage in busy:
             return []
@@ -124,7 +124,7 @@ class Pipeline:
             micro_batch.slices.extend(self._cut(micro_batch))
         return [micro_batch.slices.popleft()]
 
-    def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
+    def _cut(self, micro_batch: base.MicroBatch) -> list[base.Slice]:
         """Cuts the current pass on the current stage into slices. A slice has several passes only
         if the engine has a single stage.
         """
@@ -138,9 +138,11 @@ class Pipeline:
         if not engine.sliceable:
             cut = [stage]
         until = min(first + n_passes, order.n_passes) if len(engine.stages) == 1 else first + 1
-        return [Slice(micro_batch.id, layers.start, layers.stop, first, until) for layers in cut]
+        return [
+            base.Slice(micro_batch.id, layers.start, layers.stop, first, until) for layers in cut
+        ]
 
-    def _move_on(self, micro_batch: MicroBatch, ran: Slice) -> None:
+    def _move_on(self, micro_batch: base.MicroBatch, ran: base.Slice) -> None:
         """Moves to the next stage or pass if all slices of the stage were launched."""
         if micro_batch.slices:
             return
@@ -151,7 +153,7 @@ class Pipeline:
         else:
             micro_batch.launched = True
 
-    def _part(self, micro_batch: MicroBatch) -> int:
+    def _part(self, micro_batch: base.MicroBatch) -> int:
         """Returns how many nonces a first forward pass, over all rows of a nonce, computes."""
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
@@ -166,7 +168,7 @@ class Pipeline:
             one.passes.steps for one in [*going, self._waiting[0]]
         )
 
-    def _take(self, result: TickResult) -> float:
+    def _take(self, result: base.TickResult) -> float:
         for micro_batch_id, why in result.refused.items():
             if (micro_batch := self._going.pop(int(micro_batch_id), None)) is not None:
                 micro_batch.future.set_exception(SpecError(why))
@@ -190,7 +192,7 @@ class Pipeline:
         }
         return busy_s
 
-    def _begin_anew(self, error: EngineMemoryError) -> None:
+    def _begin_anew(self, error: base.EngineMemoryError) -> None:
         """Restarts the micro-batches in progress with half the maximum size, after a lack of
         memory. A largest one of a single nonce fails instead.
         """
@@ -214,7 +216,7 @@ class Pipeline:
             error,
         )
 
-    def _forget_going(self) -> list[MicroBatch]:
+    def _forget_going(self) -> list[base.MicroBatch]:
         """Removes and returns the micro-batches in progress; the next tick drops them."""
         going = [*self._going.values()]
         self._drop = [one.id for one in going]
@@ -223,7 +225,7 @@ class Pipeline:
         return going
 
 
-def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
+def plan_of(engine: base.Engine, max_step_ms: float | None = None) -> SlicePlan:
     """Creates the engine's slice plan. `max_step_ms`: chat's longest wait; None without chat."""
     return SlicePlan(
         max_step_ms, engine.slices_in_flight, engine.longest_call_s, engine.token_layer_s
@@ -231,17 +233,16 @@ def plan_of(engine: Engine, max_step_ms: float | None = None) -> SlicePlan:
 
 
 def compute_all(
-    engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+    engine: base.Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
-    """Returns one value per nonce in order; None without a finite hidden state. Needs exclusive use
-    of the engine. `plan`: None to cut work only into short calls. SpecError if the model does not
-    support the spec.
+    """Returns one value per nonce in order; None without a finite hidden state. For an idle engine.
+    `plan`: None to cut work only into short calls. SpecError if the model lacks the spec.
     """
     engine.check_spec(spec)
     if not nonces:
         return []
     plan = plan or plan_of(engine)
-    pipeline, whole = Pipeline(engine, plan), MicroBatch(spec, nonces)
+    pipeline, whole = Pipeline(engine, plan), base.MicroBatch(spec, nonces)
     contract = contract_of(spec.scheme)
     most, has_steps = contract.max_batch(spec, engine.info), whole.passes.steps > 0
     whole.divide(plan.batch_size(spec, most, has_steps))

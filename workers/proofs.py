@@ -14,7 +14,7 @@ from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.contract import contract_of
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine, EngineLostError, MicroBatch
+from workers.engines import base
 from workers.pipeline import Pipeline, plan_of
 
 logger = logging.getLogger(__name__)
@@ -31,14 +31,14 @@ class Proofs:
     """A thread that runs micro-batches on the engine in slices, if chat allows it. Thread-safe."""
 
     def __init__(
-        self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
+        self, engine: base.Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
     ) -> None:
         self.engine = engine
         self._pipeline = Pipeline(engine, plan_of(engine))
         self.admit_chat(gate, max_step_ms)
         self._changed = threading.Condition()
-        self._added: list[MicroBatch] = []
-        self._cancelled: list[MicroBatch] = []
+        self._added: list[base.MicroBatch] = []
+        self._cancelled: list[base.MicroBatch] = []
         self._slices = 0
         self._failures = 0
         self._last_error: ProoflineError | None = None
@@ -55,8 +55,7 @@ class Proofs:
     @property
     def depth(self) -> int:
         """Returns how many submitted micro-batches keep every stage busy. Without chat, a GPU holds
-        two in its queue, and a third must be ready when the first ends. Chat would wait for all
-        three.
+        two in its queue, and a third must be ready when the first ends.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
@@ -66,17 +65,19 @@ class Proofs:
         most = contract.max_batch(spec, self.engine.info)
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
-    def submit(self, spec: ProofSpec, nonces: Sequence[int], urgent: bool = False) -> MicroBatch:
+    def submit(
+        self, spec: ProofSpec, nonces: Sequence[int], urgent: bool = False
+    ) -> base.MicroBatch:
         """Queues the nonces as one micro-batch. SpecError if the model does not support `spec`."""
         self.engine.check_spec(spec)
-        micro_batch = MicroBatch(spec, nonces, urgent=urgent)
+        micro_batch = base.MicroBatch(spec, nonces, urgent=urgent)
         micro_batch.future.add_done_callback(self._ended)
         with self._changed:
             self._added.append(micro_batch)
             self._changed.notify_all()
         return micro_batch
 
-    def cancel(self, micro_batch: MicroBatch) -> None:
+    def cancel(self, micro_batch: base.MicroBatch) -> None:
         """Stops launching slices of the micro-batch. Its future never completes."""
         with self._changed:
             self._cancelled.append(micro_batch)
@@ -105,7 +106,7 @@ class Proofs:
         if not self._is_lost:
             try:
                 self.engine.check()
-            except EngineLostError:
+            except base.EngineLostError:
                 self._is_lost = True
         return self._is_lost
 
@@ -118,7 +119,7 @@ class Proofs:
             if is_new and not isinstance(error, SpecError):
                 self._last_error = error
                 self._failures += 1
-            if isinstance(error, EngineLostError) or self._failures >= _MOST_FAILURES:
+            if isinstance(error, base.EngineLostError) or self._failures >= _MOST_FAILURES:
                 self._is_lost = True
 
     def judge(self, error: ProoflineError) -> bool:
@@ -128,16 +129,16 @@ class Proofs:
         self.note(error)
         if isinstance(error, SpecError):
             return False
-        if isinstance(error, EngineLostError):
+        if isinstance(error, base.EngineLostError):
             self.exit_without_engine(error)
         if self._failures >= _MOST_FAILURES:
             self.exit_without_engine(
-                EngineLostError(f"The engine failed {self._failures} times in a row: {error}.")
+                base.EngineLostError(f"The engine failed {self._failures} times in a row: {error}.")
             )
         logger.warning("a micro-batch failed and is tried again: %s", error)
         return True
 
-    def exit_without_engine(self, error: EngineLostError) -> NoReturn:
+    def exit_without_engine(self, error: base.EngineLostError) -> NoReturn:
         """Ends this process, which a supervisor restarts. Others take its batches."""
         self._is_lost = True
         logger.critical(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pydantic import JsonValue
 from redis.exceptions import RedisError
 
+from poc_core import records
 from poc_core.errors import ProoflineError
-from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.redis_at.connections import is_transient
 from poc_core.state.jobs import JobStore
 from poc_core.state.work import WorkStore
@@ -33,7 +33,7 @@ TURN_S = 10.0
 # Jobs and rounds named in a turn's report.
 _MOST_NAMED = 10
 
-_Done = tuple[Lease, Sequence[JsonValue]]
+_Done = tuple[records.Lease, Sequence[JsonValue]]
 """A lease and its values."""
 
 
@@ -57,7 +57,7 @@ class Work:
         self._urgent = urgent
         self._pass_on = pass_on
         self._runner = Runner(proofs, self)  # keeps leases between turns
-        self._round: RoundRecord | None = None  # the round whose nonces are leased
+        self._round: records.RoundRecord | None = None  # the round whose nonces are leased
         # Computed values of a round, stored with the next lease request, which follows immediately.
         self._done: _Done | None = None
         self._counts: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class Work:
 
     # Methods for the runner, see Source.
 
-    def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
+    def next(self, held: Sequence[records.Lease]) -> Sequence[records.Lease] | None:
         if self.leaving.is_set() or self._proofs.is_lost:
             return None
         chat_allows = self._urgent or self._proofs.chat_allows(0)
@@ -120,11 +120,11 @@ class Work:
                 return None
             self.leaving.wait(PAUSE_S)
             return []
-        if found is Refusal.EXHAUSTED:
+        if found is records.Refusal.EXHAUSTED:
             return None
-        if found is Refusal.ROUND:
+        if found is records.Refusal.ROUND:
             return [] if not self._urgent and self._begin_round() else None
-        if found is Refusal.FULL:
+        if found is records.Refusal.FULL:
             if not held:
                 self._wait_for_room() if chat_allows else self._proofs.chat_allows(_CHAT_WAIT_S)
             return []
@@ -134,7 +134,7 @@ class Work:
             return found  # new work joins the work in progress
         return None if chat_allows else self._wait_for_chat()
 
-    def is_wanted(self, leases: Sequence[Lease]) -> bool:
+    def is_wanted(self, leases: Sequence[records.Lease]) -> bool:
         self._store_done()
         try:
             return self._is_wanted(leases)
@@ -142,7 +142,7 @@ class Work:
             logger.warning("could not look whether work is still wanted: %s", error)
             return True
 
-    def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
+    def complete(self, lease: records.Lease, values: Sequence[JsonValue]) -> None:
         if lease.of_round:
             try:
                 self._store_done()
@@ -153,7 +153,7 @@ class Work:
         kind = "round" if lease.of_round else "validation" if lease.urgent else "job"
         self._counts[f"{kind} {lease.owner_id}"] += len(values)
 
-    def release(self, lease: Lease, lost_engine: bool) -> None:
+    def release(self, lease: records.Lease, lost_engine: bool) -> None:
         try:
             self._store.release(lease, lost_engine)
         except RedisError as error:  # it is free once the heartbeats do not list it
@@ -161,7 +161,7 @@ class Work:
         finally:
             self._store.hand.drop(lease.number)
 
-    def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
+    def fail(self, leases: Sequence[records.Lease], error: ProoflineError) -> None:
         for lease in {lease.owner_id: lease for lease in leases}.values():
             logger.error("%s failed: %s", lease.owner_id, error)
             if lease.of_round:
@@ -169,7 +169,7 @@ class Work:
             else:
                 self._jobs.fail(lease.owner_id, str(error))
 
-    def _lease(self, chat_allows: bool) -> list[Lease] | Refusal:
+    def _lease(self, chat_allows: bool) -> list[records.Lease] | records.Refusal:
         """Leases the next nonces. The same request to Redis stores a round's computed values."""
         done, places = self._done, 0
         if self._round is not None and chat_allows:
@@ -209,7 +209,7 @@ class Work:
 
     # Methods for jobs.
 
-    def _complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
+    def _complete(self, lease: records.Lease, values: Sequence[JsonValue]) -> None:
         job_id = lease.owner_id
         try:
             if until_redis_answers(lambda: self._store.complete(lease, values)):
@@ -235,7 +235,7 @@ class Work:
         """Takes the model's generating round for this worker. Returns False without one."""
         round_id = until_redis_answers(lambda: self._rounds.generating(self._model))
         record = round_id and until_redis_answers(lambda: self._rounds.read(round_id))
-        if not record or record.state is not RoundState.GENERATING:
+        if not record or record.state is not records.RoundState.GENERATING:
             return False
         self._round = record
         # Before the next check of the gate: `exclusive` does not wait for chat.
@@ -251,7 +251,9 @@ class Work:
         record = until_redis_answers(lambda: self._rounds.read(round_id))
         if record is not None:
             why = str(error)
-            until_redis_answers(lambda: self._rounds.switch(record, RoundState.STOPPED, why))
+            until_redis_answers(
+                lambda: self._rounds.switch(record, records.RoundState.STOPPED, why)
+            )
 
     def _wait_for_room(self) -> None:
         if time.monotonic() - self._full_logged_at > _FULL_LOG_S:
@@ -264,7 +266,7 @@ class Work:
 
     # Methods for chat.
 
-    def _wait_for_chat(self) -> Sequence[Lease] | None:
+    def _wait_for_chat(self) -> Sequence[records.Lease] | None:
         """Waits briefly for chat to end before this worker leases a job, so that a worker without
         chat may lease the job first. Returns [] to try again, or None if no job waits.
         """
@@ -278,7 +280,7 @@ class Work:
             until_redis_answers(lambda: self._jobs.note_waiting([job_id], "chat"))
         return []
 
-    def _is_wanted(self, leases: Sequence[Lease]) -> bool:
+    def _is_wanted(self, leases: Sequence[records.Lease]) -> bool:
         waits = not (leases[0].urgent or self._proofs.chat_allows(0))
         if waits and self.leaving.is_set():
             return False

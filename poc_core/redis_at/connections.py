@@ -1,8 +1,7 @@
 """Connections to the Redis of a url, for redis-py and Celery.
 
-Only a primary that is not part of a cluster is usable. If another server becomes the primary, the
-connections to the old primary are closed. The next connection asks the Sentinels or the DNS for the
-new primary.
+Only a primary outside a cluster is usable. If another server becomes the primary, connections are
+closed, and the next one asks the Sentinels or the DNS for the new primary.
 """
 
 from collections.abc import Iterable, Mapping
@@ -78,8 +77,7 @@ class PrimarySSLConnection(_OfPrimary, SSLConnection):
 class SentinelConnection(_OfPrimary, _Managed):
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if not self.is_connected:
-            # For a retried command redis-py would connect to the previous server, which may hang or
-            # have become a replica.
+            # For a retried command redis-py would connect to the previous server.
             self.connect_to(self.connection_pool.get_master_address())
         super().send_packed_command(command, check_health)
 

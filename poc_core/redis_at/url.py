@@ -83,8 +83,7 @@ class RedisUrl:
         if not self.tls:
             return {}
         given = {name: value for name, value in self.server.items() if name.startswith("ssl_")}
-        # ssl_cert_reqs is explicit, because kombu accepts any certificate without the option, and
-        # Flower does not read the url.
+        # Explicit, because kombu's default accepts any certificate, and Flower ignores the url.
         return {"ssl_cert_reqs": "required", **given}
 
 

@@ -11,10 +11,10 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from poc_core import records
 from poc_core.arithmetic import rng
 from poc_core.arithmetic.reflections import layer_vectors
 from poc_core.errors import SpecError
-from poc_core.records import Passes, PassOrder, ProofSpec
 from poc_core.schemes import known_name
 
 
@@ -24,9 +24,8 @@ class LayerTransform(Protocol):
     hidden_size: int
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Returns a layer's output tensors `terms`, such as hidden_states and residual,
-        transformed. Implementations may overwrite `terms`. `layer`: the index in the complete
-        model.
+        """Returns a layer's output tensors, such as hidden_states and residual, transformed. May
+        overwrite `terms`. `layer`: the index in the complete model.
         """
 
 
@@ -47,7 +46,7 @@ class Scheme(ABC):
 
     def __init__(
         self,
-        spec: ProofSpec,
+        spec: records.ProofSpec,
         *,
         hidden_size: int,
         n_layers: int,
@@ -74,9 +73,9 @@ class Scheme(ABC):
         )
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> records.Passes:
         """The forward passes that the model runs for each nonce, see Contract.passes."""
-        return Passes(self.spec.seq_len)
+        return records.Passes(self.spec.seq_len)
 
     @abstractmethod
     def begin(
@@ -130,8 +129,7 @@ class PrefillScheme(Scheme):
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         """Returns the nonces' values as a tensor with n rows, without waiting for the device.
-        `last_hidden`: (n, hidden), after the final norm. A nonce whose state is not finite is
-        excluded: its row has NaN.
+        `last_hidden`: (n, hidden), normed. A state that is not finite gives NaN: excluded.
         """
 
     @abstractmethod
@@ -156,7 +154,7 @@ class Batch(ABC):
         """`part`: the most nonces of a prefill's forward pass; None for all nonces."""
         self.scheme = scheme
         self.nonces = nonces
-        self.order = PassOrder(len(nonces), part or len(nonces), scheme.passes)
+        self.order = records.PassOrder(len(nonces), part or len(nonces), scheme.passes)
 
     @abstractmethod
     def inputs(self, step: int) -> Tensor:
@@ -245,7 +243,7 @@ class PrefillBatch(Batch):
 
 
 def load_scheme(
-    spec: ProofSpec,
+    spec: records.ProofSpec,
     *,
     hidden_size: int,
     n_layers: int,

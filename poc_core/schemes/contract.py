@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, JsonValue
 
-from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec, RoundRecord
+from poc_core import records
 from poc_core.schemes import known_name, scheme_names
 from poc_core.schemes.requests import BatchBody, Examples, JobBody, Options, RoundBody, Terms
 
@@ -46,8 +46,7 @@ class Contract(ABC):
     job_body: ClassVar[type[JobBody] | None] = None
     round_body: ClassVar[type[RoundBody] | None] = None
     batch_body: ClassVar[type[BatchBody] | None] = None  # if set, the scheme's rounds have phases
-    # Names of fields that identify this scheme's bodies. If empty, the scheme gets the bodies that
-    # no other scheme recognises.
+    # Fields that identify this scheme's bodies; if empty, it gets those that no scheme recognises.
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
@@ -56,32 +55,36 @@ class Contract(ABC):
         """
         return any(name in marks for name in self.marks)
 
-    def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
+    def limits(
+        self, spec: records.ProofSpec, info: records.ModelInfo
+    ) -> dict[str, tuple[int, int]]:
         """Returns a request's limited fields: name -> (requested value, model's limit)."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
-    def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
+    def why_not(self, spec: records.ProofSpec, info: records.ModelInfo) -> str:
         """Says in a sentence why this model cannot compute the spec; "" if it can."""
         return ""
 
-    def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
+    def common(self, infos: Sequence[records.ModelInfo]) -> dict[str, JsonValue]:
         """Returns scheme-specific limits that hold for all these models."""
         return {}
 
-    def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
+    def max_batch(self, spec: records.ProofSpec, info: records.ModelInfo) -> int:
         """Returns the largest number of nonces that fit into one micro-batch; at least 1."""
         return info.max_batch(self.passes(spec).rows)
 
-    def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
+    def halved(
+        self, spec: records.ProofSpec, n: int, part: int, info: records.ModelInfo
+    ) -> records.ModelInfo:
         """Returns `info` with smaller limits, after a micro-batch of `n` nonces ran out of memory.
         They allow at most half of it. `part`: the most nonces of one of its forward passes.
         """
         tokens = max(1, part * self.passes(spec).rows // 2)
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
-    def passes(self, spec: ProofSpec) -> Passes:
+    def passes(self, spec: records.ProofSpec) -> records.Passes:
         """Returns each nonce's forward passes. SpecError if the options are invalid."""
-        return Passes(spec.seq_len)
+        return records.Passes(spec.seq_len)
 
     # Rounds.
 
@@ -98,7 +101,7 @@ class Contract(ABC):
         return True
 
     def status(
-        self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
+        self, record: records.RoundRecord, reported: Reported, elapsed_s: float, rate: float
     ) -> dict[str, Any]:
         """Returns the values of a round's `status_fields`. `reported`: the nonces to list.
         `elapsed_s`: the round's age. `rate`: nonces per second.
@@ -111,12 +114,12 @@ class Contract(ABC):
     result_models: ClassVar[tuple[type[BaseModel], ...]] = ()
     result_examples: ClassVar[Examples] = {}
 
-    def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
+    def about(self, spec: records.ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         """Returns fields of answers and callbacks that describe the values, such as encoding."""
         return {}
 
     @abstractmethod
-    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+    def bytes_per_artifact(self, spec: records.ProofSpec) -> int:
         """Returns the largest number of bytes that a nonce and its value take in a job's answer."""
 
     @abstractmethod
@@ -140,8 +143,8 @@ class Contract(ABC):
     @abstractmethod
     def verdict(
         self,
-        spec: ProofSpec,
-        request: JobRequest,
+        spec: records.ProofSpec,
+        request: records.JobRequest,
         nonces: Sequence[int],
         values: Sequence[JsonValue],
         claims: Sequence[JsonValue],
@@ -156,7 +159,7 @@ class Contract(ABC):
 
     @abstractmethod
     def synthetic_values(
-        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+        self, spec: records.ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
         """Returns a value for each nonce, derived only from spec and nonce, for load tests.
         SpecError if the options are invalid.

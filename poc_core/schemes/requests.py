@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from poc_core import fields, records
 from poc_core.errors import ClaimsError, SpecError
-from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Text, check_id
-from poc_core.records import NewJob, ProofSpec, RoundConfig
 
 # Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
 Examples = dict[str, dict[str, Any]]
@@ -37,12 +36,12 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
-    def of(cls, spec: ProofSpec) -> Self:
+    def of(cls, spec: records.ProofSpec) -> Self:
         """Returns the options of a spec that `checked` has accepted before."""
         return cls.model_validate(spec.options)
 
     @classmethod
-    def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
+    def checked(cls, spec: records.ProofSpec, hidden_size: int) -> Self:
         """Returns a spec's options. SpecError if an option is unknown, or invalid for a model of
         this hidden size.
         """
@@ -78,10 +77,12 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: Text = Field(
+    model: fields.Text = Field(
         description="The model's name as the workers serve it.", examples=["tiny-qwen3"]
     )
-    seq_len: Count = Field(ge=1, description="Positions of a nonce's prefill.", examples=[256])
+    seq_len: fields.Count = Field(
+        ge=1, description="Positions of a nonce's prefill.", examples=[256]
+    )
 
 
 class Body(BaseModel, ABC):
@@ -89,14 +90,14 @@ class Body(BaseModel, ABC):
 
     examples: ClassVar[Examples] = {}
 
-    block_hash: Text = Field(
+    block_hash: fields.Text = Field(
         description="Seeds the layers' reflections and, with public_key, the inputs."
     )
-    block_height: Count = Field(ge=0, description="Returned in callbacks.")
-    public_key: Text = Field(description="Public key of the node that computes the proofs.")
+    block_height: fields.Count = Field(ge=0, description="Returned in callbacks.")
+    public_key: fields.Text = Field(description="Public key of the node that computes the proofs.")
 
     @abstractmethod
-    def spec(self) -> ProofSpec:
+    def spec(self) -> records.ProofSpec:
         """Returns the proof spec of the request. It determines the value of each nonce."""
 
 
@@ -107,14 +108,14 @@ class JobBody(Body):
     """
 
     # node_id may exceed node_count here, because validators send other nodes' ids.
-    node_id: Count = Field(ge=0, description="Returned in callbacks.")
-    node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
-    nonces: Nonces = Field(min_length=1, description="The nonces to compute, each once.")
+    node_id: fields.Count = Field(ge=0, description="Returned in callbacks.")
+    node_count: fields.Count = Field(ge=1, description="Nodes that share the nonces.")
+    nonces: fields.Nonces = Field(min_length=1, description="The nonces to compute, each once.")
     params: Params
-    batch_size: Count | None = Field(
+    batch_size: fields.Count | None = Field(
         default=None,
         ge=1,
-        le=MAX_BATCH_SIZE,
+        le=fields.MAX_BATCH_SIZE,
         description=(
             "Nonces per batch; default POC_BATCH_SIZE_DEFAULT. Workers with less memory get"
             " smaller batches."
@@ -124,7 +125,7 @@ class JobBody(Body):
         default=False,
         description="true: the answer is the result. false: the answer has a request_id.",
     )
-    url: HttpUrl = Field(
+    url: fields.HttpUrl = Field(
         default=None,
         description="Receiver of the result, at {url}/generated or {url}/validated.",
     )
@@ -157,16 +158,16 @@ class RoundBody(Body):
         """The batch size that the body requests; None for POC_BATCH_SIZE_DEFAULT."""
 
     @abstractmethod
-    def config(self, model: str, batch_size: int) -> RoundConfig:
+    def config(self, model: str, batch_size: int) -> records.RoundConfig:
         """Returns the round's configuration, with the model and batch size that the API chose."""
 
     @classmethod
     @abstractmethod
-    def of(cls, config: RoundConfig) -> dict[str, Any]:
+    def of(cls, config: records.RoundConfig) -> dict[str, Any]:
         """Returns a round's configuration as the fields of this body, for /status."""
 
     @staticmethod
-    def common_of(config: RoundConfig) -> dict[str, Any]:
+    def common_of(config: records.RoundConfig) -> dict[str, Any]:
         """Returns the fields of a round's configuration that the bodies of all schemes share."""
         return {
             "block_hash": config.spec.block_hash,
@@ -183,12 +184,16 @@ class RoundBody(Body):
 class PlacedRoundBody(RoundBody):
     """The body of a round whose nonces are divided among nodes, and within a node among groups."""
 
-    node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
-    node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
-    group_id: Count = Field(default=0, ge=0, description="This group, from 0 to n_groups - 1.")
-    n_groups: Count = Field(default=1, ge=1, description="Groups that share the node's nonces.")
+    node_id: fields.Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
+    node_count: fields.Count = Field(ge=1, description="Nodes that share the nonces.")
+    group_id: fields.Count = Field(
+        default=0, ge=0, description="This group, from 0 to n_groups - 1."
+    )
+    n_groups: fields.Count = Field(
+        default=1, ge=1, description="Groups that share the node's nonces."
+    )
     # The upper limit depends on the workers, which only their registry knows.
-    batch_size: Annotated[Count, Field(ge=1)] | None = Field(
+    batch_size: Annotated[fields.Count, Field(ge=1)] | None = Field(
         default=None,
         description="Batch size of the client's own counting; workers compute as many nonces"
         " at a time as fit.",
@@ -196,8 +201,8 @@ class PlacedRoundBody(RoundBody):
 
     @model_validator(mode="after")
     def _ids_below_counts(self) -> Self:
-        check_id("node_id", self.node_id, "node_count", self.node_count)
-        check_id("group_id", self.group_id, "n_groups", self.n_groups)
+        fields.check_id("node_id", self.node_id, "node_count", self.node_count)
+        fields.check_id("group_id", self.group_id, "n_groups", self.n_groups)
         return self
 
     @property
@@ -213,8 +218,8 @@ class PlacedRoundBody(RoundBody):
         """Returns the criteria for nonces that the round reports, and for verdicts on claims."""
         return {}
 
-    def config(self, model: str, batch_size: int) -> RoundConfig:
-        return RoundConfig(
+    def config(self, model: str, batch_size: int) -> records.RoundConfig:
+        return records.RoundConfig(
             model=model,
             spec=self.spec(),
             block_height=self.block_height,
@@ -232,7 +237,9 @@ class SequenceRoundBody(PlacedRoundBody):
     """The body of a round with the field `params`. Artifact proofs and decode proofs use it."""
 
     params: Params
-    url: HttpUrl = Field(default=None, description="The artifacts are sent to {url}/generated.")
+    url: fields.HttpUrl = Field(
+        default=None, description="The artifacts are sent to {url}/generated."
+    )
 
     @property
     def served_model(self) -> str:
@@ -243,7 +250,7 @@ class SequenceRoundBody(PlacedRoundBody):
         return self.url
 
     @classmethod
-    def of(cls, config: RoundConfig) -> dict[str, Any]:
+    def of(cls, config: records.RoundConfig) -> dict[str, Any]:
         spec = config.spec
         return {
             **cls.common_of(config),
@@ -254,11 +261,11 @@ class SequenceRoundBody(PlacedRoundBody):
 
     @classmethod
     @abstractmethod
-    def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+    def params_of(cls, spec: records.ProofSpec) -> dict[str, Any]:
         """Returns the `params` fields that only this scheme has, filled from `spec`."""
 
     @classmethod
-    def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+    def beside_params_of(cls, spec: records.ProofSpec) -> dict[str, Any]:
         """Returns the fields outside `params` that only this scheme has."""
         return {}
 
@@ -270,7 +277,7 @@ class BatchBody(BaseModel, ABC):
     answer: ClassVar[type[BaseModel]]  # for OpenAPI
 
     @abstractmethod
-    def job(self, config: RoundConfig) -> NewJob:
+    def job(self, config: records.RoundConfig) -> records.NewJob:
         """Returns the job that checks the claims. The job may have no nonces."""
 
 

@@ -1,6 +1,5 @@
-"""The keys and values that a deployment may have in JSON arguments of `vllm serve`.
-
-With other keys or values vLLM might import a class, load another model or write to a folder.
+"""The allowed keys and values in JSON arguments of a deployment's `vllm serve`. Others might make
+vLLM import a class, load another model or write to a folder.
 """
 
 import json

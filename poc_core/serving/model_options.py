@@ -23,9 +23,8 @@ class ModelOptions(BaseModel):
 
     @property
     def name(self) -> str:
-        """The name by which clients request the model: `served_model_name`, or else `model`.
-
-        For a directory without `served_model_name`, the last part of its path.
+        """The name by which clients request the model: `served_model_name`, or else `model`, or the
+        last part of a directory's path.
         """
         return self.served_model_name or (
             PurePath(self.model).name if self.is_directory else self.model

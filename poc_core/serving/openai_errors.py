@@ -1,6 +1,5 @@
-"""Error bodies of the API and of workers' chat servers, for clients of OpenAI's and similar paths.
-
-Errors of paths below /v1/messages have Anthropic's form, all others have OpenAI's form.
+"""Error bodies of the API and of workers' chat servers: in Anthropic's form for paths below
+/v1/messages, else in OpenAI's form.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""The paths that the API forwards to a worker's vLLM. poc_core/chat_bounds.py limits the requests.
-
-The API answers all other paths with 404, including paths that a new release of vLLM adds.
+"""The paths that the API forwards to a worker's vLLM (limits: poc_core/chat_bounds.py). All others
+get 404, including those that a new release of vLLM adds.
 """
 
 import re

@@ -4,8 +4,7 @@ import re
 
 from pydantic import BaseModel
 
-# Environment variables that a supervisor sets for each worker: the slot of a worker without a GPU,
-# and the supervisor's HostReport.id.
+# A supervisor sets these for each worker: its slot without a GPU, and the HostReport.id.
 SLOT_VARIABLE = "PROOFLINE_SLOT"
 HOST_ID_VARIABLE = "PROOFLINE_HOST_ID"
 

@@ -44,8 +44,7 @@ def server_clock(redis: Any) -> Callable[[], float]:
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
     """Returns a client that threads may share. It connects on first use, and returns bytes.
-    `timeout_s`: for a connection or command. `patient`: True to retry a command after a timeout
-    too.
+    `patient`: True to retry a command after a timeout too.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return connections.client(

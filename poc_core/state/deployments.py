@@ -14,15 +14,7 @@ from redis import Redis
 
 from poc_core.errors import DeployedError, NoHostError
 from poc_core.machine_figures import MachineFigures
-from poc_core.serving.deployments import (
-    KEPT_S,
-    Deployment,
-    DeploymentRecord,
-    DeploymentStatus,
-    HostLogs,
-    HostReport,
-    HostState,
-)
+from poc_core.serving import deployments
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.client import Store, server_clock
@@ -52,7 +44,7 @@ class DeploymentStore(Store):
 
     # Clients: deploy, withdraw, look.
 
-    def deploy(self, wanted: Deployment) -> int:
+    def deploy(self, wanted: deployments.Deployment) -> int:
         """Stores the deployment that every host must follow. Returns its generation. DeployedError
         if a model already runs or starts. NoHostError without a live host.
         """
@@ -72,19 +64,19 @@ class DeploymentStore(Store):
         """
         return int(self._withdraw([keys.DEPLOYMENT, keys.MODELS], [self._clock(), int(keeps)]))
 
-    def status(self) -> DeploymentStatus:
-        return DeploymentStatus(self.read(), self.hosts())
+    def status(self) -> deployments.DeploymentStatus:
+        return deployments.DeploymentStatus(self.read(), self.hosts())
 
-    def read(self) -> DeploymentRecord | None:
+    def read(self) -> deployments.DeploymentRecord | None:
         return deployment_record(self._redis.hgetall(keys.DEPLOYMENT))
 
-    def hosts(self) -> list[HostReport]:
+    def hosts(self) -> list[deployments.HostReport]:
         """Returns the reports of the live hosts, sorted by host name."""
         ids = self._host_ids()
         with self._redis.pipeline(transaction=False) as pipe:
             for host_id in ids:
                 pipe.hget(keys.host(host_id), "report")
-            found = _readable(HostReport, "report of host", ids, answers(pipe))
+            found = _readable(deployments.HostReport, "report of host", ids, answers(pipe))
         return sorted(found, key=lambda report: (report.host, report.id))
 
     def keeping(self) -> set[str]:
@@ -92,11 +84,11 @@ class DeploymentStore(Store):
         record = self.read()
         if record is None or not record.cancelled:
             return set()
-        return {host.id for host in self.hosts() if host.state is HostState.KEEPING}
+        return {host.id for host in self.hosts() if host.state is deployments.HostState.KEEPING}
 
-    def logs(self) -> list[HostLogs]:
+    def logs(self) -> list[deployments.HostLogs]:
         """Returns the last log lines of the live hosts' workers, sorted by host name."""
-        found = self._of_hosts(HostLogs, "logs of host", keys.host_logs)
+        found = self._of_hosts(deployments.HostLogs, "logs of host", keys.host_logs)
         return sorted(found, key=lambda one: one.host)
 
     def machines(self) -> list[MachineFigures]:
@@ -113,21 +105,20 @@ class DeploymentStore(Store):
     def _host_ids(self) -> list[str]:
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
-    def elapsed_s(self, record: DeploymentRecord) -> float:
+    def elapsed_s(self, record: deployments.DeploymentRecord) -> float:
         """Returns the seconds from a request until the model was served or failed, or until now."""
         return (record.settled_at or self._clock()) - record.asked_at
 
     # Hosts: begin, report, leave.
 
-    def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
-        """Deploys the --model of a host that starts. Returns False if the present deployment stays.
-
-        The present deployment stays if other hosts live. Without other hosts it stays if it was
-        requested or has the same model, unless it failed or was withdrawn.
+    def deploy_first(self, wanted: deployments.Deployment, host_id: str) -> bool:
+        """Deploys the --model of a host that starts. Returns False if the present deployment stays:
+        if other hosts live; or if it was requested or has the same model, unless it failed or was
+        withdrawn.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
-    def restore(self, known: DeploymentRecord, host: str) -> bool:
+    def restore(self, known: deployments.DeploymentRecord, host: str) -> bool:
         """Stores the record `known` again, which Redis has lost. `host`: this host's name, for an
         event. Returns False if Redis has a newer record, or one of a later request.
         """
@@ -144,7 +135,7 @@ class DeploymentStore(Store):
         args += [part for item in fields.items() if item[1] is not None for part in item]
         return bool(self._restore([keys.DEPLOYMENT], args))
 
-    def report(self, report: HostReport) -> None:
+    def report(self, report: deployments.HostReport) -> None:
         """Stores a host's report. If all live hosts report a failure, the deployment fails."""
         settings = self._settings
         args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
@@ -152,7 +143,7 @@ class DeploymentStore(Store):
         args += [settings.job_ttl_sec, report.model or "", report.engine_at]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
-    def store_logs(self, host_id: str, logs: HostLogs) -> None:
+    def store_logs(self, host_id: str, logs: deployments.HostLogs) -> None:
         """Stores the last log lines of a host's workers, with the TTL of the host's report."""
         ttl_s = self._settings.worker_ttl_s
         self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=ttl_s)
@@ -176,10 +167,10 @@ class DeploymentStore(Store):
             self._redis.expire(keys.host(host_id), self._settings.worker_ttl_s)
 
     def _set(
-        self, wanted: Deployment, by: Literal["start", "request"], host_id: str = ""
+        self, wanted: deployments.Deployment, by: Literal["start", "request"], host_id: str = ""
     ) -> tuple[str, int]:
         args: list[Any] = [wanted.model_dump_json(exclude_unset=True), by, self._clock()]
-        args += [uuid.uuid4().hex, host_id, wanted.name, KEPT_S]
+        args += [uuid.uuid4().hex, host_id, wanted.name, deployments.KEPT_S]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)
 

@@ -1,7 +1,5 @@
-"""The node's events: sentences about what an operator may later want to know.
-
-A script that changes something stores the event in the same atomic step (`note_event` in
-lua/common.lua). Supervisors and the API store further events.
+"""The node's events: sentences about what an operator may later want to know. Scripts store the
+event of their change in the same atomic step (`note_event` in lua/common.lua).
 """
 
 from functools import partial

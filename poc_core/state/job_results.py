@@ -50,8 +50,8 @@ def answer_texts(
 
 def callback_opening(record: JobRecord, answer: bytes) -> bytes:
     """Returns the first text of a callback's body (protocol.md, section 6). `answer`: the first
-    text of the job's answer, whose status the block, key and node replace. All further texts are
-    the same.
+    text of the job's answer, whose status the block, key and node replace. Later texts are the
+    same.
     """
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')

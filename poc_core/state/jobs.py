@@ -13,17 +13,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from poc_core import errors, records
 from poc_core.callbacks import callback_url, receiver_of
-from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
-from poc_core.records import JobKind, JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
 from poc_core.schemes.contract import contract_of
 from poc_core.state import keys, scripts
 from poc_core.state.client import Store
 from poc_core.state.job_results import Part, answer_texts, callback_opening
 
-# Attempts to build a job's answer before the job fails, and seconds without progress after which an
-# attempt counts as failed.
+# Attempts to build a job's answer, and seconds without progress after which one counts as failed.
 MAX_FINISHES = 5
 _FINISH_LOCK_S = 20
 
@@ -33,8 +31,7 @@ _STAGING_TTL_S = 120
 # Hash fields per upload command: Redis must serve other clients between two commands.
 _UPLOAD_CHUNK = 2000
 
-# Jobs cancelled or counted per script call: about 5 ms of Redis' time, so that Redis serves other
-# clients in between.
+# Jobs cancelled or counted per script call: about 5 ms, so that Redis also serves other clients.
 _CHUNK = 500
 
 # Bytes of one piece of a large answer; 50,000 artifacts of k_dim 12 are one piece.
@@ -46,8 +43,8 @@ _PIECES_TTL_S = 120
 _READING_S = 600
 
 # The fields of a job's hash that make a JobRecord; the result may take megabytes.
-_RECORD_FIELDS = [field.name for field in fields(JobRecord) if field.name != "job_id"]
-_RECORD = TypeAdapter(JobRecord)
+_RECORD_FIELDS = [field.name for field in fields(records.JobRecord) if field.name != "job_id"]
+_RECORD = TypeAdapter(records.JobRecord)
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class JobStore(Store):
 
     # Clients: create, read, end.
 
-    def create(self, job: NewJob) -> str:
+    def create(self, job: records.NewJob) -> str:
         """Stores a job as queued, and returns its id. QueueFullError if too many nonces, jobs or
         callbacks would wait. AnswerTooLargeError if the answer would be too large.
         """
@@ -98,7 +95,7 @@ class JobStore(Store):
         self._stage(key, job)
         now = self._clock()
         fields: dict[str, Any] = {
-            "status": JobStatus.QUEUED.value,
+            "status": records.JobStatus.QUEUED.value,
             "kind": job.kind.value,
             "model": job.model,
             "spec": job.spec.model_dump_json(),
@@ -119,7 +116,7 @@ class JobStore(Store):
         if what == b"nonces":
             self._check_room(len(job.nonces), found[0])
         if what == b"jobs":
-            raise QueueFullError(
+            raise errors.QueueFullError(
                 f"{found[0]} jobs have not ended, the most allowed (a fifth of"
                 " POC_MAX_QUEUED_NONCES); wait for some to end, and send more nonces in one"
                 " request."
@@ -127,7 +124,7 @@ class JobStore(Store):
         if what == b"callbacks":
             most = f"{settings.max_callbacks} jobs or {settings.outbox_max_bytes} bytes of them"
             most += " (POC_OUTBOX_MAX_BYTES)"
-            raise QueueFullError(
+            raise errors.QueueFullError(
                 {
                     b"all": f"The callbacks of {most} wait for their receivers already",
                     b"client": "Your callbacks that wait for their receivers are a quarter of"
@@ -139,11 +136,11 @@ class JobStore(Store):
             )
         return job_id
 
-    def read(self, job_id: str) -> JobRecord | None:
+    def read(self, job_id: str) -> records.JobRecord | None:
         """Returns a job's record; None if the job is unknown or has expired."""
         return self.read_all([job_id])[0]
 
-    def read_all(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+    def read_all(self, job_ids: Sequence[str]) -> list[records.JobRecord | None]:
         """Returns the records of several jobs, read in one request. See `read` for missing jobs."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
@@ -161,7 +158,7 @@ class JobStore(Store):
 
     def cancel(self, job_id: str) -> bool:
         """Cancels a queued or running job. Returns False if the job had already ended."""
-        return self._end_job(job_id, JobStatus.CANCELLED, "")
+        return self._end_job(job_id, records.JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
         """Cancels jobs that have not started and whose client does not wait. Returns their number.
@@ -254,8 +251,8 @@ class JobStore(Store):
         record = self.read(job_id)
         try:
             return record is not None and self._complete(record, self._clock(), _FINISH_LOCK_S)
-        except TooFewValuesError as error:
-            self._end_job(job_id, JobStatus.FAILED, str(error), unavailable=True)
+        except errors.TooFewValuesError as error:
+            self._end_job(job_id, records.JobStatus.FAILED, str(error), unavailable=True)
             return False
         except JobEndedError:
             record = self.read(job_id)
@@ -265,13 +262,13 @@ class JobStore(Store):
 
     def fail(self, job_id: str, error: str) -> bool:
         """Ends an active job with an error for clients. Returns False if it had already ended."""
-        return self._end_job(job_id, JobStatus.FAILED, error)
+        return self._end_job(job_id, records.JobStatus.FAILED, error)
 
-    def _complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
+    def _complete(self, record: records.JobRecord, now: float, lock_s: int) -> bool:
         """Builds and stores a job's answer. Returns False if the job has already ended. The caller
         must hold the lock :finishing, which each part extends to `lock_s` seconds.
         """
-        key, is_validation = keys.job(record.job_id), record.kind is JobKind.VALIDATE
+        key, is_validation = keys.job(record.job_id), record.kind is records.JobKind.VALIDATE
         draft = f"{key}:draft:{uuid.uuid4().hex}"
         url = callback_url(record.request.url, "validated" if is_validation else "generated")
         claimed = self._redis.hgetall(key + ":claimed") if is_validation else {}
@@ -297,7 +294,7 @@ class JobStore(Store):
         args += [url, b"".join(body), self._settings.callback_retention_sec, verdict]
         return bool(self._finish([key, draft], args))
 
-    def _parts(self, record: JobRecord, lock_s: int) -> Iterator[Part]:
+    def _parts(self, record: records.JobRecord, lock_s: int) -> Iterator[Part]:
         """Yields a job's results in parts of about PIECE_BYTES. May raise JobEndedError."""
         key, n_batches = keys.job(record.job_id), record.n_batches
         each = contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
@@ -342,11 +339,11 @@ class JobStore(Store):
     def _models(self) -> list[str]:
         return sorted(model.decode() for model in self._redis.smembers(keys.ACTIVE_MODELS))
 
-    def _check_answer(self, job: NewJob) -> None:
+    def _check_answer(self, job: records.NewJob) -> None:
         n, most = len(job.nonces), self._settings.max_result_bytes
         each = contract_of(job.spec.scheme).bytes_per_artifact(job.spec)
         if n * each > most:
-            raise AnswerTooLargeError(
+            raise errors.AnswerTooLargeError(
                 f"The values of {n} nonces take {each} bytes each, {n * each} together, and an"
                 f" answer has at most {most} (POC_MAX_RESULT_BYTES); send at most {most // each}"
                 " nonces in one request."
@@ -355,18 +352,18 @@ class JobStore(Store):
     def _check_room(self, n: int, queued: int) -> None:
         most = self._settings.max_queued_nonces
         if n > most:
-            raise QueueFullError(
+            raise errors.QueueFullError(
                 f"{n} nonces are more than the {most} that may wait (POC_MAX_QUEUED_NONCES); split"
                 " the request."
             )
         if queued + n > most:
-            raise QueueFullError(
+            raise errors.QueueFullError(
                 f"{queued} nonces wait already and {n} more would exceed the {most} that may"
                 f" (POC_MAX_QUEUED_NONCES); send at most {max(0, most - queued)} now, or try again"
                 " later."
             )
 
-    def _stage(self, key: str, job: NewJob) -> None:
+    def _stage(self, key: str, job: records.NewJob) -> None:
         """Uploads the job's nonces and claims with a short TTL, which create_job.lua extends."""
         batches = {i: list(job.batch(i)) for i in range(job.n_batches)}
         with self._redis.pipeline(transaction=False) as pipe:
@@ -378,7 +375,7 @@ class JobStore(Store):
             pipe.execute()
 
     def _end_job(
-        self, job_id: str, status: JobStatus, error: str, unavailable: bool = False
+        self, job_id: str, status: records.JobStatus, error: str, unavailable: bool = False
     ) -> bool:
         args: list[Any] = [status.value, error, self._clock(), self._ended_ttl_s, int(unavailable)]
         return bool(self._end([keys.job(job_id)], args))
@@ -388,13 +385,13 @@ class JobStore(Store):
         return self._settings.generate_result_ttl_sec
 
 
-def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
+def _record(job_id: str, values: Sequence[bytes | None]) -> records.JobRecord | None:
     found = zip(_RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "status" not in raw:
         return None
-    spec = ProofSpec.model_validate_json(raw["spec"])
-    made = {"spec": spec, "request": JobRequest.model_validate_json(raw["request"])}
+    spec = records.ProofSpec.model_validate_json(raw["spec"])
+    made = {"spec": spec, "request": records.JobRequest.model_validate_json(raw["request"])}
     return _RECORD.validate_python(raw | made | {"job_id": job_id})
 
 

@@ -63,8 +63,7 @@ def receiver(name: str) -> str:
 
 def job(job_id: str) -> str:
     """Returns the key of a job's hash. The job's other keys are this key plus :nonces, :todo,
-    :free, :leases, :attempts, :values, :claimed, :finishing, or :result (the pieces of a large
-    answer).
+    :free, :leases, :attempts, :values, :claimed, :finishing, or :result (a large answer's pieces).
     """
     return f"poc:job:{job_id}"
 

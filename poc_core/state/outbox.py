@@ -1,10 +1,9 @@
 """The outbox: data for a receiver, stored in order in Redis until the receiver has accepted it.
 
-A round's outbox has entries of nonces and values, which are joined into payloads. The outbox of a
-job with a url has one entry, the complete body. A courier is a process that sends payloads. A
-payload keeps its number and contents until it is delivered, so that a receiver can recognize
-repeats. If a payload is too large for its receiver, its entries are sent in smaller payloads with
-new numbers.
+A round's outbox has entries of nonces and values, which are joined into payloads. A job's outbox
+has one entry, the complete body. A courier is a process that sends payloads. A payload keeps its
+number and contents until it is delivered, so that a receiver can recognize repeats. A payload that
+is too large is sent in smaller ones with new numbers.
 """
 
 import json
@@ -22,13 +21,11 @@ from poc_core.state import entries, keys, scripts
 from poc_core.state.client import Store
 from poc_core.state.parsing import BREAKS_AT, OutboxStatus, readable
 
-# Least and most seconds between two tries. Each pause is twice as long as the pause before
-# (protocol.md, section 6).
+# Least and most seconds between two tries; the pauses double (protocol.md, section 6).
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
 _MOST_DOUBLINGS = 10
-# Seconds until another payload may be the probe, in case the courier of the first probe has died.
-# Longer than a try.
+# Seconds until another payload may be the probe, longer than a try: the first courier may be dead.
 PROBE_S = 12.0
 # Seconds for which a receiver is remembered after its last unanswered try.
 _REMEMBERED_S = 600
@@ -116,9 +113,8 @@ class Outbox(Store):
         return float(self._settings.delivery_lock_s)
 
     def announce(self, trouble: str = "") -> list[Due]:
-        """Returns the outboxes whose next delivery is due, again after `lock_s` seconds if it stays
-        due. Stores the couriers' sign of life. `trouble`: the courier's problem, BAD_CERTIFICATES
-        or "".
+        """Returns the outboxes whose delivery is due, again after `lock_s` seconds if still due.
+        Stores the couriers' sign of life. `trouble`: BAD_CERTIFICATES or "".
         """
         now = self._clock()
         args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, keys.COURIER_KNOWN_S, trouble]
@@ -134,9 +130,8 @@ class Outbox(Store):
         self._redis.delete(keys.COURIER)
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """Locks the next payload of an outbox for the calling courier. Returns None if nothing is
-        due, another courier has the lock, or the outbox is unreadable. OutboxExpiredError, once, if
-        it expired.
+        """Locks the next payload of an outbox for this courier. Returns None if nothing is due,
+        another courier has the lock, or it is unreadable. OutboxExpiredError, once, if it expired.
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec

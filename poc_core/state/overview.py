@@ -1,7 +1,5 @@
-"""The node's round, queue, receivers and workers, read from Redis by one script.
-
-Many clients poll this overview. Separate reads would be slow: on a busy event loop, a thread waits
-for Python's lock after each answer.
+"""The node's round, queue, receivers and workers, read by one script for many polling clients.
+Separate reads would be slow: after each, a thread waits for Python's lock.
 """
 
 import json

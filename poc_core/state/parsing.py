@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from poc_core.records import RoundConfig, RoundRecord, WorkerRecord
+from poc_core import records
 from poc_core.serving.deployments import Deployment, DeploymentRecord
 from poc_core.state import keys
 
@@ -19,19 +19,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_REASON_CHARS = 300  # most characters of the reason why a record is unreadable
-_WORKER = TypeAdapter(WorkerRecord)
+_WORKER = TypeAdapter(records.WorkerRecord)
 
-# Unanswered tries in a row after which only one job payload at a time is sent to the receiver, as a
-# probe.
+# Unanswered tries in a row after which only one job payload at a time is sent, as a probe.
 BREAKS_AT = 5
 # Receivers listed in a status, and receivers examined to find them.
 _MOST_LISTED = 20
 MOST_LOOKED_AT = 100
-# The fields of a round's hash for a RoundRecord. The counts by worker are left out, because workers
-# read the record often.
+# The fields of a round's hash for a RoundRecord, without the counts by worker.
 _MADE = ("round_id", "is_exhausted")
-RECORD_FIELDS = ["exhausted", *(one.name for one in fields(RoundRecord) if one.name not in _MADE)]
-_ROUND = TypeAdapter(RoundRecord)
+RECORD_FIELDS = [
+    "exhausted",
+    *(one.name for one in fields(records.RoundRecord) if one.name not in _MADE),
+]
+_ROUND = TypeAdapter(records.RoundRecord)
 
 
 def readable(name: str, parse: Callable[[], T]) -> T | None:
@@ -113,18 +114,18 @@ def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
     return silent[:_MOST_LISTED]
 
 
-def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
+def round_record(round_id: str, values: Sequence[bytes | None]) -> records.RoundRecord | None:
     """Builds a round's record from the values of RECORD_FIELDS. Returns None if it has expired."""
     found = zip(RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "state" not in raw:
         return None
     made = {"round_id": round_id, "is_exhausted": "exhausted" in raw}
-    config = RoundConfig.model_validate_json(raw["config"])
+    config = records.RoundConfig.model_validate_json(raw["config"])
     return _ROUND.validate_python(raw | made | {"config": config})
 
 
-def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[WorkerRecord]:
+def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[records.WorkerRecord]:
     """Parses (id, JSON record) of workers. Returns the live ones by id; a dead one's record is
     empty.
     """

@@ -30,8 +30,7 @@ CHAT_MEMORY_S = 0.25
 # Seconds for which a chat request is refused after two engines died with it.
 DEADLY_S = 600
 _LOOK_S = 0.1  # between two checks for new heartbeats
-# Timeout in seconds of an API's connection to a worker, and seconds after which a removed worker
-# gets no more chat requests.
+# Seconds to connect to a worker, and until a removed worker gets no more chat requests.
 CHAT_CONNECT_S = 5.0
 CHAT_SENT_S = CHAT_MEMORY_S + CHAT_CONNECT_S + 0.25
 
@@ -82,9 +81,8 @@ class WorkerRegistry(Store):
         return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
 
     def drop_silent(self, wait_s: float) -> int:
-        """Removes all workers that send no heartbeat within `wait_s` seconds. Returns their number.
-        Used after an operator revokes a host, which may have written records with any name and
-        time.
+        """Removes all workers without a heartbeat within `wait_s` seconds. Returns their number. A
+        revoked host may have written records with any name and time.
         """
         prefix, now = keys.WORKER_PREFIX.encode(), self._clock()
         silent = {name.removeprefix(prefix) for name in self._redis.scan_iter(prefix + b"*")}
@@ -113,9 +111,8 @@ class WorkerRegistry(Store):
             pipe.execute()
 
     def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Counts a worker whose engine died during a chat request. Returns the number of such
-        workers. After two the request is refused for DEADLY_S. `request`: its fingerprint. `what`:
-        its description.
+        """Counts a worker whose engine died during a chat request. Returns their number; two refuse
+        the request for DEADLY_S. `request`: its fingerprint. `what`: its description.
         """
         now = self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
@@ -157,8 +154,7 @@ class WorkerRegistry(Store):
             for name, beat_at in self._redis.zrange(keys.WORKERS, 0, -1, withscores=True):
                 # Only workers silent for long: a worker sending a heartbeat right now must stay.
                 if found.get(name) == b"" and abs(now - beat_at) > known_s:
-                    # Without `remove`, because this user of Redis may lack access to the record,
-                    # which has expired anyway.
+                    # Without `remove`: this user may lack access to the expired record.
                     self._redis.delete(bindings(worker_queue(name.decode(errors="replace"))))
                     self._redis.zrem(keys.WORKERS, name)
         alive = worker_records(found.items())

@@ -54,8 +54,7 @@ class RoundStore(Store):
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
         """Changes a round's state unless it is STOPPED. Returns the previous state; None if the
-        round has expired. Workers finish at most two more slices of it. `error`: why it stopped by
-        itself.
+        round expired. Workers finish at most two more slices. `error`: why it stopped itself.
         """
         before = self._switch(
             [keys.round(round.round_id), keys.generating(round.config.model)],

@@ -1,10 +1,9 @@
-"""Loads the Lua scripts. A script is its own file after the functions of lua/common.lua that it
-uses.
+"""Loads the Lua scripts. A script is its file after the functions of lua/common.lua that it uses.
 
-Redis keeps scripts only in memory, and loses them in a restart, a failover or SCRIPT FLUSH. If
-processes have separate users of Redis, only the API's user may load scripts (docker/users.acl),
-because an endless script would block Redis. The API loads all scripts (`load_all`). Other processes
-treat missing scripts like an unavailable Redis, and wait.
+Redis loses scripts in a restart, a failover or SCRIPT FLUSH. If processes have separate users of
+Redis, only the API's user may load scripts (docker/users.acl), because an endless script would
+block Redis. The API loads all scripts (`load_all`). Other processes treat missing scripts like an
+unavailable Redis, and wait.
 """
 
 import hashlib
@@ -49,8 +48,7 @@ class SharedScript:
         self, keys: Sequence[Any] = (), args: Sequence[Any] = (), client: Any = None
     ) -> Any:
         """Runs the script and returns its result. `client`: the client or pipeline to use, which
-        kombu and redis-py's locks pass. ScriptsMissingError if this user may not load a missing
-        script.
+        kombu and redis-py's locks pass. ScriptsMissingError if it may not be loaded.
         """
         redis = self._redis if client is None else client
         if isinstance(redis, Pipeline) and not self._redis.script_exists(self.sha)[0]:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import JsonValue
 from redis import Redis
 
-from poc_core.records import JobKind, Lease, ProofSpec, Refusal, RoundRecord
+from poc_core import records
 from poc_core.schemes.contract import contract_of
 from poc_core.settings import Settings
 from poc_core.state import entries, keys, scripts
@@ -32,9 +32,8 @@ _MOST_KEPT = 100_000
 
 # Jobs checked per script call: about 3 ms of Redis' time.
 _CHUNK = 500
-# After a worker's check of the jobs, all workers skip their checks for this share of
-# reap_interval_s. The share is below the shortest pause between a worker's checks, so that a worker
-# does not block its own next check.
+# After a worker's check of the jobs, all workers skip theirs for this share of reap_interval_s. It
+# is below the shortest pause between a worker's own checks.
 _TURN = 0.75
 
 # Ranges of scores in a model's line.
@@ -111,10 +110,10 @@ class WorkStore(Store):
         self,
         model: str,
         only_validations: bool = False,
-        round: RoundRecord | None = None,
+        round: records.RoundRecord | None = None,
         places: int = 0,
-        done: tuple[Lease, Sequence[JsonValue]] | None = None,
-    ) -> list[Lease] | Refusal:
+        done: tuple[records.Lease, Sequence[JsonValue]] | None = None,
+    ) -> list[records.Lease] | records.Refusal:
         """Leases nonces of the generating `round`, or else the next batch of a job. Returns [] if
         no work waits, or the Refusal of a round's nonces. `places`: most nonces of the round.
         `done`: a lease of the round with its values, stored in the same request.
@@ -122,7 +121,7 @@ class WorkStore(Store):
         scores = _VALIDATIONS if only_validations else _ALL
         return self._leased(model, scores, "", 1, round, places, done)
 
-    def lease_more(self, beside: Lease, room: int) -> list[Lease]:
+    def lease_more(self, beside: records.Lease, room: int) -> list[records.Lease]:
         """Leases up to `room` nonces of other batches to compute with the lease `beside`."""
         if beside.alone or room <= 0:
             return []
@@ -130,14 +129,14 @@ class WorkStore(Store):
         found = self._leased(beside.model, scores, beside.spec.model_dump_json(), room)
         return found if isinstance(found, list) else []
 
-    def complete(self, lease: Lease, values: Sequence[JsonValue]) -> bool:
+    def complete(self, lease: records.Lease, values: Sequence[JsonValue]) -> bool:
         """Stores a lease's values, None for an excluded nonce. Returns True for a job whose batches
         are all done: the caller must then call `JobStore.finish`. For a round, which may be
         stopped, returns False if another worker had completed the lease.
         """
         return bool(self._complete(*self._completing(lease, values)))
 
-    def release(self, lease: Lease, lost_engine: bool = False) -> bool:
+    def release(self, lease: records.Lease, lost_engine: bool = False) -> bool:
         """Returns a lease that was not computed. Returns True if it now waits for another worker.
         `lost_engine`: True if the engine was lost; a job fails after MAX_LOSSES with one batch.
         """
@@ -170,10 +169,10 @@ class WorkStore(Store):
         scores: tuple[str, str],
         spec: str,
         room: int,
-        round: RoundRecord | None = None,
+        round: records.RoundRecord | None = None,
         places: int = 0,
-        done: tuple[Lease, Sequence[JsonValue]] | None = None,
-    ) -> list[Lease] | Refusal:
+        done: tuple[records.Lease, Sequence[JsonValue]] | None = None,
+    ) -> list[records.Lease] | records.Refusal:
         settings, number = self._settings, self.hand.ask()
         try:
             now = self._clock()
@@ -190,7 +189,9 @@ class WorkStore(Store):
         finally:
             self.hand.drop(number)
 
-    def _completing(self, lease: Lease, values: Sequence[JsonValue]) -> tuple[list[str], list[Any]]:
+    def _completing(
+        self, lease: records.Lease, values: Sequence[JsonValue]
+    ) -> tuple[list[str], list[Any]]:
         """Returns the keys and the arguments with which complete.lua stores a lease's values."""
         key, settings = _key(lease), self._settings
         args: list[Any] = [_field(lease), len(values), self.worker_id, self._clock()]
@@ -214,20 +215,20 @@ class WorkStore(Store):
         return [key, keys.outbox(lease.owner_id), keys.generating(lease.model)], args
 
 
-def _key(lease: Lease) -> str:
+def _key(lease: records.Lease) -> str:
     return (keys.round if lease.of_round else keys.job)(lease.owner_id)
 
 
-def _field(lease: Lease) -> str:
+def _field(lease: records.Lease) -> str:
     return f"{lease.place}:{len(lease.nonces)}" if lease.of_round else str(lease.place)
 
 
 def _leases(
-    model: str, number: int, round: RoundRecord | None, what: bytes = b"", *found: bytes
-) -> list[Lease] | Refusal:
+    model: str, number: int, round: records.RoundRecord | None, what: bytes = b"", *found: bytes
+) -> list[records.Lease] | records.Refusal:
     """Parses the answer of lease.lua. `what`: its first element; `found`: all other elements."""
     if what in (b"round", b"full", b"exhausted"):
-        return Refusal(what.decode())
+        return records.Refusal(what.decode())
     if not what:
         return []
     if what == b"leased":
@@ -235,10 +236,10 @@ def _leases(
         config, (place, places) = round.config, map(int, found)
         nonces = config.nonces.take(place, places)
         about = (model, config.spec, nonces, number, config.terms)
-        return [Lease(round.round_id, place, *about, of_round=True)]
-    spec, (kind, alone, *batches) = ProofSpec.model_validate_json(what), found
-    urgent = kind.decode() == JobKind.VALIDATE
-    lease = Lease("", 0, model, spec, [], number, urgent=urgent, alone=alone == b"1")
+        return [records.Lease(round.round_id, place, *about, of_round=True)]
+    spec, (kind, alone, *batches) = records.ProofSpec.model_validate_json(what), found
+    urgent = kind.decode() == records.JobKind.VALIDATE
+    lease = records.Lease("", 0, model, spec, [], number, urgent=urgent, alone=alone == b"1")
     return [
         replace(lease, owner_id=job_id.decode(), place=int(batch), nonces=json.loads(nonces))
         for job_id, batch, nonces in zip(batches[::3], batches[1::3], batches[2::3], strict=True)

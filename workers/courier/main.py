@@ -16,9 +16,8 @@ from pathlib import Path
 import httpx
 from redis.exceptions import RedisError
 
-from poc_core import life_signs
+from poc_core import callbacks, life_signs
 from poc_core.callback_tls import CallbackTls
-from poc_core.callbacks import Address, literal_address, plain
 from poc_core.open_files import raise_file_limit
 from poc_core.periodic import Periodic
 from poc_core.redis_at.url import RedisUrl
@@ -122,13 +121,13 @@ class NodePorts:
         self._known = known
         self._workers = workers
         self._redis = redis
-        self._now: frozenset[int | tuple[Address, int]] = known
+        self._now: frozenset[int | tuple[callbacks.Address, int]] = known
 
     @classmethod
     def of(cls, settings: Settings, workers: WorkerRegistry) -> NodePorts:
         return cls(settings.node_ports, workers, RedisUrl.of(settings.redis_url))
 
-    def now(self) -> frozenset[int | tuple[Address, int]]:
+    def now(self) -> frozenset[int | tuple[callbacks.Address, int]]:
         """Returns the ports that the last `look` found, some of them together with an address."""
         return self._now
 
@@ -140,7 +139,7 @@ class NodePorts:
         for host, _ in hosts:
             with suppress(OSError):
                 for *_, at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-                    if address := literal_address(str(at[0])):
-                        of_redis |= {(plain(address), port) for port in ports}
+                    if address := callbacks.literal_address(str(at[0])):
+                        of_redis |= {(callbacks.plain(address), port) for port in ports}
         self._now = self._known | of_redis
         self._now |= self._workers.ports()

@@ -16,25 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 from cachetools import LRUCache
 
-from poc_core.callback_tls import (
-    NO_TLS,
-    CallbackTls,
-    CertificateError,
-    HandshakeError,
-    PlainUrlError,
-    handshake_problem,
-    try_handshake,
-)
-from poc_core.callbacks import (
-    Address,
-    CallbackPolicy,
-    Own,
-    canonical_host,
-    literal_address,
-    receiver_of,
-    redacted,
-    without_secret,
-)
+from poc_core import callback_tls, callbacks
 from poc_core.errors import ForbiddenReceiverError
 from poc_core.state.outbox import Delivery
 from workers.courier.tls_clients import TlsClients
@@ -49,9 +31,7 @@ _MOST_REMEMBERED = 1000
 # Bytes passed to a connection at a time.
 _PIECE = 64 * 1024
 
-# The only text that clients may read about a silent receiver. Only the log says whether the port
-# was closed or the host is missing, because clients could choose urls to scan the operator's
-# network.
+# All that clients may read about a silent receiver: with details, they could scan the network.
 UNREACHABLE = (
     f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the"
     " courier's log."
@@ -97,18 +77,20 @@ class Poster:
     def __init__(
         self,
         client: httpx.AsyncClient,
-        policy: CallbackPolicy,
-        node_ports: Callable[[], Own] = frozenset,
+        policy: callbacks.CallbackPolicy,
+        node_ports: Callable[[], callbacks.Own] = frozenset,
         lookup: Lookup = _look_up,
         deadline_s: float = DEADLINE_S,
-        tls: CallbackTls | None = None,
+        tls: callback_tls.CallbackTls | None = None,
         proxy: str | None = None,
     ) -> None:
         """`node_ports()` returns the node's own ports, to which nothing is sent. `tls`: settings
         for the hosts in POC_CALLBACK_TLS_HOSTS. `proxy`: url of an HTTP proxy for public addresses.
         """
-        self._clients = TlsClients(client, tls or CallbackTls(NO_TLS), proxy)
-        self._good: LRUCache[str, Address] = LRUCache(_MOST_REMEMBERED)  # by receiver
+        self._clients = TlsClients(
+            client, tls or callback_tls.CallbackTls(callback_tls.NO_TLS), proxy
+        )
+        self._good: LRUCache[str, callbacks.Address] = LRUCache(_MOST_REMEMBERED)  # by receiver
         self._policy = policy
         self._node_ports = node_ports
         self._lookup = lookup
@@ -129,12 +111,14 @@ class Poster:
         try:
             async with asyncio.timeout(self._deadline_s):
                 status, retry_after_s = await self._status(delivery, sending)
-        except CertificateError as error:
+        except callback_tls.CertificateError as error:
             return Result(End.FORBIDDEN, NO_CERTIFICATES, str(error))
-        except PlainUrlError as error:
+        except callback_tls.PlainUrlError as error:
             return Result(End.FORBIDDEN, str(error), str(error))
-        except HandshakeError as error:  # reveals nothing: anybody could try the handshake
-            said = f"No TLS with {redacted(delivery.url)}: {error}."
+        except (
+            callback_tls.HandshakeError
+        ) as error:  # reveals nothing: anybody could try the handshake
+            said = f"No TLS with {callbacks.redacted(delivery.url)}: {error}."
             return Result(End.SILENT, said, said)
         except ForbiddenReceiverError as error:
             return Result(
@@ -149,11 +133,11 @@ class Poster:
             return Result(End.SILENT, UNREACHABLE, f"no answer within {self._deadline_s:g} s")
         except Exception as error:
             # Any exception, because bad urls raise more than httpx's errors.
-            details = without_secret(f"{type(error).__name__}: {error}", delivery.url)
+            details = callbacks.without_secret(f"{type(error).__name__}: {error}", delivery.url)
             return Result(End.SILENT, UNREACHABLE, details)
         if 200 <= status < 300:
             return Result(End.TAKEN)
-        said = f"{redacted(delivery.url)} answered {status}"
+        said = f"{callbacks.redacted(delivery.url)} answered {status}"
         if status == 400 and self._clients.concerns(httpx.URL(delivery.url).host):
             said += "; so do proxies that miss the node's certificate (POC_CALLBACK_CLIENT_CERT)"
         end = {410: End.GONE, 413: End.TOO_LARGE}.get(status, End.REFUSED)
@@ -165,7 +149,7 @@ class Poster:
         """
         url = httpx.URL(delivery.url)
         port = url.port or {"https": 443}.get(url.scheme, 80)
-        host, receiver = canonical_host(url.host), receiver_of(delivery.url)
+        host, receiver = callbacks.canonical_host(url.host), callbacks.receiver_of(delivery.url)
         node_ports = self._node_ports()
         allowed = []
         problem = ForbiddenReceiverError(f"{host} has no address")
@@ -184,29 +168,31 @@ class Poster:
         self._good[receiver] = address
         return answer
 
-    async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:
+    async def _raise_of_tls(
+        self, error: Exception, url: httpx.URL, address: callbacks.Address
+    ) -> None:
         """Raises HandshakeError if certificates caused the error and the host has TLS settings.
         Repeats the handshake if the receiver's refusal may have been lost.
         """
         context = self._clients.context(url)
         if context is None:
             return
-        why = handshake_problem(error)
+        why = callback_tls.handshake_problem(error)
         is_lost = why is None and not isinstance(error, httpx.ConnectError)
         if is_lost and not self._clients.is_proxied(address):
             port, loop = url.port or 443, asyncio.get_running_loop()
-            ask = partial(try_handshake, context, str(address), port, url.host)
+            ask = partial(callback_tls.try_handshake, context, str(address), port, url.host)
             why = await loop.run_in_executor(self._threads[True], ask)
         if why is not None:
-            raise HandshakeError(why) from error
+            raise callback_tls.HandshakeError(why) from error
 
-    async def _addresses(self, host: str, port: int, is_round: bool) -> list[Address]:
-        address = literal_address(host)
+    async def _addresses(self, host: str, port: int, is_round: bool) -> list[callbacks.Address]:
+        address = callbacks.literal_address(host)
         if address is not None:
             return [address]
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._threads[is_round], self._lookup, host, port)
-        addresses = [literal_address(str(entry[-1][0])) for entry in found]
+        addresses = [callbacks.literal_address(str(entry[-1][0])) for entry in found]
         return list(dict.fromkeys(address for address in addresses if address is not None))
 
     async def _exchange(
@@ -215,7 +201,7 @@ class Poster:
         url: httpx.URL,
         host: str,
         sending: _Sending,
-        address: Address,
+        address: callbacks.Address,
         begin: Callable[[], None],
     ) -> tuple[int, float | None]:
         """Sends the request to one address. Returns status and Retry-After as `_status`. Calls
@@ -237,7 +223,7 @@ class Poster:
         # The connection goes to the checked address; the name is not resolved again. A proxy gets
         # the name of an https url, because httpcore checks certificates behind a proxy by the url.
         target = str(address)
-        if literal_address(host) is None:
+        if callbacks.literal_address(host) is None:
             if url.scheme == "https" and self._clients.is_proxied(address):
                 target = host
             else:
@@ -261,17 +247,17 @@ class Poster:
 
 
 async def _race(
-    exchange: Callable[[Address, Callable[[], None]], Coroutine[Any, Any, T]],
-    addresses: Sequence[Address],
+    exchange: Callable[[callbacks.Address, Callable[[], None]], Coroutine[Any, Any, T]],
+    addresses: Sequence[callbacks.Address],
     deadline_s: float,
-) -> tuple[Address, T]:
+) -> tuple[callbacks.Address, T]:
     """Sends to the first address that accepts a connection, and returns this address and its
     answer. Tries the addresses in order, each when the one before it failed or has not connected
     for some time. The first connection cancels the other tries. If no address connects, raises a
     HandshakeError if one occurred, else the last error.
     """
     problem: BaseException | None = None
-    tasks: dict[asyncio.Task[T], Address] = {}
+    tasks: dict[asyncio.Task[T], callbacks.Address] = {}
     chosen: asyncio.Task[T] | None = None
 
     def begin() -> None:
@@ -299,7 +285,7 @@ async def _race(
                 error = task.exception()
                 if error is None:
                     return address, task.result()
-                problem = problem if isinstance(problem, HandshakeError) else error
+                problem = problem if isinstance(problem, callback_tls.HandshakeError) else error
                 if task is chosen or not (waiting or tasks):
                     raise problem
     finally:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
+from poc_core import records
 from poc_core.errors import ProoflineError, SpecError
-from poc_core.records import ModelInfo, Passes, PassOrder, ProofSpec
 from poc_core.schemes.contract import contract_of
 
 
@@ -76,7 +76,7 @@ _IDS = itertools.count()
 class MicroBatch:
     """Nonces that an engine computes together, or, if they are too many, as several `parts`."""
 
-    spec: ProofSpec
+    spec: records.ProofSpec
     nonces: Sequence[int]
     id: int = -1  # id on the engine
     urgent: bool = False  # see ChatGate
@@ -91,12 +91,12 @@ class MicroBatch:
     parts: Sequence[MicroBatch] = ()
 
     @cached_property
-    def passes(self) -> Passes:
+    def passes(self) -> records.Passes:
         return contract_of(self.spec.scheme).passes(self.spec)
 
     @property
-    def order(self) -> PassOrder:
-        return PassOrder(len(self.nonces), self.part or len(self.nonces), self.passes)
+    def order(self) -> records.PassOrder:
+        return records.PassOrder(len(self.nonces), self.part or len(self.nonces), self.passes)
 
     @property
     def n_tokens(self) -> int:
@@ -169,7 +169,7 @@ class Pulse:
 class Engine(ABC):
     """A loaded model for proofs and perhaps chat. Only one thread at a time may call `tick`."""
 
-    info: ModelInfo
+    info: records.ModelInfo
     # The decoder layers of each pipeline stage.
     stages: Sequence[range] = (range(1),)
     # True: a stage's layers may be run a few at a time.
@@ -191,7 +191,7 @@ class Engine(ABC):
         restart them with fewer nonces (EngineMemoryError), or replace the engine (EngineLostError).
         """
 
-    def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
+    def profile(self, spec: records.ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         """Measures one micro-batch. Returns its time by kernel for each device; empty if the engine
         cannot measure it. The engine must be idle. SpecError if the engine cannot compute the spec.
         """
@@ -223,7 +223,7 @@ class Engine(ABC):
     def close(self) -> None:
         """Frees the model and ends the engine's processes. May be called twice."""
 
-    def check_spec(self, spec: ProofSpec) -> None:
+    def check_spec(self, spec: records.ProofSpec) -> None:
         """Raises SpecError if the model cannot compute the spec, e.g. because of its seq_len."""
         info, contract = self.info, contract_of(spec.scheme)
         passes = contract.passes(spec)
@@ -244,7 +244,7 @@ class WholeBatchEngine(Engine):
     """An engine that runs each micro-batch in one call."""
 
     @abstractmethod
-    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    def compute_batch(self, spec: records.ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         """Returns each nonce's value; None without a finite state. May raise SpecError."""
 
     def tick(self, tick: Tick) -> TickResult:

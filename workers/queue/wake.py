@@ -5,7 +5,7 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from poc_core.queues import WORK_TASK, messages, model_queue, worker_queue
+from poc_core import queues
 from poc_core.state import keys
 
 
@@ -16,21 +16,23 @@ class Wake:
         self._app = app
         self._redis: Any = redis
         self._model = model
-        self._own_queue = worker_queue(worker_id)
+        self._own_queue = queues.worker_queue(worker_id)
 
     def another(self) -> None:
         """Wakes any one worker of the model. Used when this worker has to wait for chat."""
-        self._app.send_task(WORK_TASK, args=[self._model], queue=model_queue(self._model))
+        self._app.send_task(
+            queues.WORK_TASK, args=[self._model], queue=queues.model_queue(self._model)
+        )
 
     def myself(self) -> None:
         """Queues another turn of this worker, after the messages in its own queue."""
-        self._app.send_task(WORK_TASK, args=[self._model], queue=self._own_queue)
+        self._app.send_task(queues.WORK_TASK, args=[self._model], queue=self._own_queue)
 
     def trim(self) -> None:
         """Shortens the model's queue to one message per worker; busy workers leave more."""
         n_workers = max(1, self._redis.zcard(keys.WORKERS))
-        self._redis.ltrim(messages(model_queue(self._model)), 0, n_workers - 1)
+        self._redis.ltrim(queues.messages(queues.model_queue(self._model)), 0, n_workers - 1)
 
     def waits(self) -> bool:
         """Returns whether a message waits in this worker's own queue."""
-        return bool(self._redis.llen(messages(self._own_queue)) > 0)
+        return bool(self._redis.llen(queues.messages(self._own_queue)) > 0)

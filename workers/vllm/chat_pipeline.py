@@ -1,6 +1,4 @@
-"""Our steps for each chat request between vLLM's HTTP server and vLLM's engine: reading the
-network's fields, checking limits, and sharing the engine fairly among clients.
-"""
+"""Our steps for chat between vLLM's server and its engine: network fields, limits, fair shares."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

@@ -19,24 +19,12 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.contract import contract_of
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
-from workers.engines import stages
-from workers.engines.base import (
-    Engine,
-    EngineLostError,
-    EngineMemoryError,
-    Kernel,
-    Pulse,
-    RankProfile,
-    Slice,
-    Tick,
-    TickResult,
-)
+from workers.engines import base, stages
 from workers.engines.options import EngineOptions
 from workers.engines.validations import Validations
 from workers.vllm.forward.recording import SWITCH
 from workers.vllm.release.faults import why_unknown
-from workers.vllm.start import host_link, lifeline
-from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
+from workers.vllm.start import host_link, launch, lifeline
 from workers.vllm.start.sockets import Sockets
 
 T = TypeVar("T")
@@ -57,7 +45,7 @@ class EngineFailedError(ProoflineError):
     """A batch failed inside vLLM, but the engine still works."""
 
 
-class VllmEngine(Engine):
+class VllmEngine(base.Engine):
     """A vLLM engine; only one per process, because two would share memory limits."""
 
     # Seconds that a call may take; the first calls compile kernels.
@@ -75,7 +63,7 @@ class VllmEngine(Engine):
         self._calls = 0  # calls to the ranks in progress
         self._stepping: set[int] = set()  # micro-batches that continue with decode steps
         # A slice's seconds on each rank that has reported them so far.
-        self._heard: dict[Slice, list[float]] = {}
+        self._heard: dict[base.Slice, list[float]] = {}
         self._probe: concurrent.futures.Future[int] | None = None
         self._probed_at = 0.0
         self._in_core = 0  # unfinished requests in the engine core at the last probe
@@ -102,9 +90,9 @@ class VllmEngine(Engine):
         self._thread.start()
         try:
             try:
-                with garbage_may_wait():
+                with launch.garbage_may_wait():
                     self._llm, config, self._args = self._await(
-                        start(options, self._count_step, of_hosts)
+                        launch.start(options, self._count_step, of_hosts)
                     )
             except ProoflineError:
                 raise
@@ -143,7 +131,7 @@ class VllmEngine(Engine):
             self.close()
             raise
 
-    def tick(self, tick: Tick) -> TickResult:
+    def tick(self, tick: base.Tick) -> base.TickResult:
         self._stepping -= set(tick.drop)
         self._stepping |= {
             one.id for one in tick.begin if contract_of(one.spec.scheme).passes(one.spec).steps
@@ -153,25 +141,25 @@ class VllmEngine(Engine):
         args = ("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch)
         try:
             said = self._ask("proof_run", args, self.rpc_timeout_s)
-        except EngineLostError as error:
+        except base.EngineLostError as error:
             if not (self._stepping and self.on_gpu):
                 raise
-            raise EngineLostError(
+            raise base.EngineLostError(
                 f"{error} Decode proofs were running: if this happens again, try {SWITCH}=off"
                 " in the environment of all its hosts."
             ) from error
         try:
             answers = _values(said)
-        except (EngineMemoryError, EngineFailedError) as error:
+        except (base.EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
                 # The next micro-batch would receive the data that was sent for this one.
-                raise EngineLostError(
+                raise base.EngineLostError(
                     f"A pipeline stage failed while another waited for it: {error}."
                 ) from error
             if _waits_for_another(said, len(self.stages)):
                 # The missing sums would be taken from the next work, including chat.
-                raise EngineLostError(
+                raise base.EngineLostError(
                     f"A tensor-parallel rank failed, for whose sums the others wait: {error}."
                     " If it was short of memory, lower --max-num-batched-tokens or"
                     " --gpu-memory-utilization."
@@ -182,14 +170,14 @@ class VllmEngine(Engine):
             values |= answer["values"]
             self._stepping -= answer["values"].keys()
             for one, seconds in answer["ran"]:
-                self._heard.setdefault(Slice(*one), []).append(seconds)
+                self._heard.setdefault(base.Slice(*one), []).append(seconds)
         n_ranks = len(answers) // len(self.stages)  # ranks that run a slice
         ran = [(one, max(heard)) for one, heard in self._heard.items() if len(heard) == n_ranks]
         for one, _ in ran:
             del self._heard[one]
-        return TickResult(answers[0]["refused"], ran, values)
+        return base.TickResult(answers[0]["refused"], ran, values)
 
-    def _hands_over(self, one: Slice) -> bool:
+    def _hands_over(self, one: base.Slice) -> bool:
         """Returns True if a stage waits for what another sends after this slice."""
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
@@ -197,7 +185,7 @@ class VllmEngine(Engine):
             or (one.end == last and one.micro_batch in self._stepping)
         )
 
-    def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
+    def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[base.RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
             # One call per run: ranks begin a run when all ranks have ended the previous run.
             return self._run(
@@ -209,8 +197,10 @@ class VllmEngine(Engine):
         found = []
         for *timed, seen, peak in zip(*runs, peaks, strict=True):
             seconds = min(one["seconds"] for one in (*timed, seen))
-            kernels = [Kernel(*one) for one in seen["kernels"]]
-            found.append(RankProfile(**(seen | peak | {"seconds": seconds, "kernels": kernels})))
+            kernels = [base.Kernel(*one) for one in seen["kernels"]]
+            found.append(
+                base.RankProfile(**(seen | peak | {"seconds": seconds, "kernels": kernels}))
+            )
         return found
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
@@ -246,7 +236,7 @@ class VllmEngine(Engine):
             "why_not": next((why for one in answers if (why := one["why_not"])), ""),
         }
 
-    def pulse(self) -> Pulse:
+    def pulse(self) -> base.Pulse:
         """Returns a progress counter, and whether unfinished chat or a probe waits. Probes the
         engine core every few seconds, and at once if chat has made no step since the last call.
         Probes every rank if the core is idle, so that a hang is detected before a client's request.
@@ -270,12 +260,11 @@ class VllmEngine(Engine):
             self._probe = asyncio.run_coroutine_threadsafe(self._ask_core(), self._loop)
         unfinished = chat and self._in_core > 0
         waits = (unfinished or self._probe is not None) and not self._calls
-        return Pulse(self._steps + self._answers, waits)
+        return base.Pulse(self._steps + self._answers, waits)
 
     async def _ask_core(self) -> int:
         """Returns the core's number of unfinished requests. If 0, probes all ranks, and aborts
-        requests that only the front end has had for some seconds: vLLM leaves them there if sending
-        fails.
+        requests that only the front end has, because sending to the core failed.
         """
         from workers.vllm.release import engine_core
 
@@ -306,9 +295,11 @@ class VllmEngine(Engine):
         listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         self._args.host, self._args.port = host, port
-        with garbage_may_wait():
+        with launch.garbage_may_wait():
             self.chat_paths = self._await(
-                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all, self._chat)
+                launch.serve(
+                    self._llm, self._args, gate, listener, secret, self._ids_for_all, self._chat
+                )
             )
         return port
 
@@ -332,7 +323,7 @@ class VllmEngine(Engine):
     def check(self) -> None:
         llm = self.__dict__.get("_llm")
         if llm is not None and llm.errored and not self._closed:
-            raise EngineLostError("The vLLM engine died between two batches.")
+            raise base.EngineLostError("The vLLM engine died between two batches.")
 
     def close(self) -> None:
         if self._closed:
@@ -344,7 +335,7 @@ class VllmEngine(Engine):
         if self._chat is not None:
             self._await(self._chat.fair.close(), _SHUTDOWN_TIMEOUT_S)
         if llm is not None:
-            self._await(shut_down(llm), _SHUTDOWN_TIMEOUT_S)
+            self._await(launch.shut_down(llm), _SHUTDOWN_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
         if not self._thread.is_alive():
@@ -365,12 +356,12 @@ class VllmEngine(Engine):
                 self._llm.collective_rpc(method, args=args), timeout_s
             )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
-            raise EngineLostError(
+            raise base.EngineLostError(
                 f"The vLLM engine did not answer {asked} within {timeout_s:g} s."
             ) from error
         except Exception as error:
             if self._llm.errored:
-                raise EngineLostError(f"The vLLM engine died: {error}") from error
+                raise base.EngineLostError(f"The vLLM engine died: {error}") from error
             raise EngineFailedError(f"vLLM could not run {asked}: {error}") from error
         finally:
             self._calls -= 1
@@ -389,7 +380,7 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
     failed = [answer for answer in answers if "error" in answer]
     if failed:
         is_memory = all(answer["kind"] == "memory" for answer in failed)
-        raise (EngineMemoryError if is_memory else EngineFailedError)(failed[0]["error"])
+        raise (base.EngineMemoryError if is_memory else EngineFailedError)(failed[0]["error"])
     return [answer["value"] for answer in answers]
 
 

@@ -18,8 +18,7 @@ from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
-from workers.engines import stages
-from workers.engines.base import Engine, EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
+from workers.engines import base, stages
 from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
@@ -124,9 +123,7 @@ def check_isolation(engine: VllmEngine) -> None:
     can_share = False
     try:
         engine.watch(len(nonces), spec.seq_len)
-        # Noise may affect a single run, and an engine's first computation may choose its kernels.
-        # Equal bits once are enough: a layer that read another layer's cache would not produce
-        # them.
+        # Equal bits once are enough: a layer with another's cache would not produce them.
         while not can_share and len(shared) < _TRIES:
             engine.settle(private=False, replicated=True)
             shared.append(compute_all(engine, spec, nonces))
@@ -134,7 +131,7 @@ def check_isolation(engine: VllmEngine) -> None:
             private.append(compute_all(engine, spec, nonces))
             can_share = any(values in private for values in shared)
         seen = engine.unwatch()
-    except (EngineLostError, EngineMemoryError):
+    except (base.EngineLostError, base.EngineMemoryError):
         raise
     except ProoflineError as error:
         raise ProoflineError(f"Proofs cannot be computed with {name}: {error}") from error
@@ -156,7 +153,7 @@ def check_isolation(engine: VllmEngine) -> None:
     engine.settle(not can_share, all(rank["replicated"] for rank in seen))
 
 
-def check_slices(engine: Engine) -> None:
+def check_slices(engine: base.Engine) -> None:
     """Computes a micro-batch at once, then layer by layer. Slicing is disabled if the two results
     are neither bit-identical nor as close as repeated runs are to each other.
     """
@@ -175,16 +172,15 @@ def check_slices(engine: Engine) -> None:
 
 
 def as_near_as_repeats(
-    engine: Engine,
+    engine: base.Engine,
     spec: ProofSpec,
     nonces: Sequence[int],
     expected: list[JsonValue],
     compute: Callable[[], list[JsonValue] | None],
 ) -> bool:
     """Returns True if another way of computing gives the engine's artifacts: bit for bit at least
-    once, or about as close as repeated runs. Both ways run several times, because perhaps one run
-    in five differs. `expected`: the engine's artifacts. `compute`: returns those of the other way;
-    None if impossible.
+    once, or about as close as repeated runs. Several runs, because perhaps one in five differs.
+    `expected`: the engine's artifacts. `compute`: the other way's, None if impossible.
     """
     seen = compute()
     if seen is None or seen == expected:
@@ -215,18 +211,18 @@ def _apart(values: list[JsonValue], others: list[JsonValue], k_dim: int) -> floa
 
 
 def _layer_by_layer(
-    engine: Engine, spec: ProofSpec, nonces: Sequence[int]
+    engine: base.Engine, spec: ProofSpec, nonces: Sequence[int]
 ) -> list[JsonValue] | None:
     """Returns artifacts computed layer by layer; None if the model cannot stop between layers."""
     try:
         return compute_all(engine, spec, nonces, SlicePlan(0.0, 1))
-    except (EngineLostError, EngineMemoryError):
+    except (base.EngineLostError, base.EngineMemoryError):
         raise
     except ProoflineError:
         return None
 
 
-def check_memory(engine: Engine, whole: bool) -> None:
+def check_memory(engine: base.Engine, whole: bool) -> None:
     """Computes a micro-batch with the most allowed tokens, and halves them until the memory
     suffices. EngineMemoryError if not even one nonce fits. `whole`: False for only the first layer.
     """
@@ -275,7 +271,7 @@ def check_chains(engine: VllmEngine) -> None:
         enforced = {str(nonce): chain for nonce, chain in zip(nonces, chains, strict=True)}
         claimed = _CHAIN.model_copy(update={"options": {**_CHAIN.options, "enforced": enforced}})
         judged: list[Any] = compute_all(engine, claimed, nonces)
-    except (EngineLostError, EngineMemoryError):
+    except (base.EngineLostError, base.EngineMemoryError):
         raise
     except ProoflineError as error:
         _refuse_chains(engine, str(error))
@@ -339,7 +335,7 @@ def _refuse_chains(engine: VllmEngine, why: str) -> None:
     engine.info = ChainLimits.of(engine.info).refused(refusal).on(engine.info)
 
 
-def described(engine: Engine) -> str:
+def described(engine: base.Engine) -> str:
     """Returns a line of text that describes how this engine computes proofs."""
     info = engine.info
     reflected = (
@@ -355,15 +351,15 @@ def described(engine: Engine) -> str:
     )
 
 
-def _check_first_layer(engine: Engine, spec: ProofSpec) -> None:
+def _check_first_layer(engine: base.Engine, spec: ProofSpec) -> None:
     while True:
         n = engine.info.max_batch(spec.seq_len)
         try:
-            first = Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)
-            engine.tick(Tick([MicroBatch(spec, range(n), id=0)], [first], wait=True))
-            engine.tick(Tick(drop=[0]))
+            first = base.Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)
+            engine.tick(base.Tick([base.MicroBatch(spec, range(n), id=0)], [first], wait=True))
+            engine.tick(base.Tick(drop=[0]))
             return
-        except EngineMemoryError:
+        except base.EngineMemoryError:
             if n == 1:
                 raise
             engine.info = dataclasses.replace(engine.info, max_batch_tokens=n // 2 * spec.seq_len)

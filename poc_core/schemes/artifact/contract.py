@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from poc_core import records
 from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.records import JobRequest, ModelInfo, ProofSpec
 from poc_core.schemes.artifact.answers import (
     RESULT_EXAMPLES,
     ArtifactResult,
@@ -29,15 +29,17 @@ class ArtifactContract(Contract):
     result_examples = RESULT_EXAMPLES
     column = "vector_b64"
 
-    def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
+    def limits(
+        self, spec: records.ProofSpec, info: records.ModelInfo
+    ) -> dict[str, tuple[int, int]]:
         k_dim = ArtifactOptions.of(spec).k_dim
         return super().limits(spec, info) | {"k_dim": (k_dim, info.hidden_size)}
 
-    def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
+    def about(self, spec: records.ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         """Returns the field `encoding`, which describes vector_b64."""
         return {"encoding": Encoding(k_dim=ArtifactOptions.of(spec).k_dim).model_dump()}
 
-    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+    def bytes_per_artifact(self, spec: records.ProofSpec) -> int:
         vector = "A" * base64_length(ArtifactOptions.of(spec).k_dim)
         return len(self.artifacts_json([b"%d" % MAX_NONCE], [b'"%s"' % vector.encode()]))
 
@@ -51,8 +53,8 @@ class ArtifactContract(Contract):
 
     def verdict(
         self,
-        spec: ProofSpec,
-        request: JobRequest,
+        spec: records.ProofSpec,
+        request: records.JobRequest,
         nonces: Sequence[int],
         values: Sequence[Any],
         claims: Sequence[Any],
@@ -71,7 +73,7 @@ class ArtifactContract(Contract):
         return vars(verdict) | {"distances": distances, "terms": terms.source}
 
     def synthetic_values(
-        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+        self, spec: records.ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
         import numpy as np
 

@@ -7,21 +7,14 @@ from typing_extensions import TypedDict
 
 from poc_core.fields import Count, Nonce
 from poc_core.records import ProofSpec
+from poc_core.schemes import requests
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.terms import ReceivedStatTest, network_terms
-from poc_core.schemes.requests import (
-    PLACE_EXAMPLE,
-    Examples,
-    JobBody,
-    Params,
-    SequenceRoundBody,
-    check_claimed,
-)
 
 VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
 
-class ArtifactParams(Params):
+class ArtifactParams(requests.Params):
     """Inputs of artifacts. Unknown fields are refused."""
 
     k_dim: Count = Field(
@@ -60,7 +53,7 @@ class Validation(BaseModel):
     artifacts: Annotated[list[ReceivedArtifact], FailFast()]
 
 
-class GenerateBody(JobBody):
+class GenerateBody(requests.JobBody):
     """A request to compute artifacts of nonces or, with `validation`, to check claimed artifacts.
     Unknown fields are ignored, except in `params`.
     """
@@ -74,11 +67,11 @@ class GenerateBody(JobBody):
         default=False, description="true: each nonce's input has eight seeds instead of one."
     )
 
-    examples: ClassVar[Examples] = {
+    examples: ClassVar[requests.Examples] = {
         "generate": {
             "summary": "Compute artifacts",
             "value": {
-                **PLACE_EXAMPLE,
+                **requests.PLACE_EXAMPLE,
                 "nonces": [0, 1, 2],
                 "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
                 "wait": True,
@@ -87,7 +80,7 @@ class GenerateBody(JobBody):
         "validate": {
             "summary": "Validate somebody's artifacts",
             "value": {
-                **PLACE_EXAMPLE,
+                **requests.PLACE_EXAMPLE,
                 "nonces": [0],
                 "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
                 "validation": {"artifacts": [{"nonce": 0, "vector_b64": VECTOR_EXAMPLE}]},
@@ -108,14 +101,14 @@ class GenerateBody(JobBody):
         if self.validation is None:
             return None
         artifacts = self.validation.artifacts
-        check_claimed(artifacts, self.nonces)
+        requests.check_claimed(artifacts, self.nonces)
         length = base64_length(self.params.k_dim)
         claimed = {artifact["nonce"]: artifact.get("vector_b64", "") for artifact in artifacts}
         # A vector of the wrong length is a mismatch in any case, and may have megabytes.
         return {nonce: one if len(one) == length else "" for nonce, one in claimed.items()}
 
 
-class ArtifactRoundBody(SequenceRoundBody):
+class ArtifactRoundBody(requests.SequenceRoundBody):
     """Starts a round of artifacts. Unknown fields are ignored, except in `params`."""
 
     params: ArtifactParams
@@ -123,11 +116,11 @@ class ArtifactRoundBody(SequenceRoundBody):
         default=False, description="true: each nonce's input has eight seeds instead of one."
     )
 
-    examples: ClassVar[Examples] = {
+    examples: ClassVar[requests.Examples] = {
         "artifacts": {
             "summary": "Artifacts",
             "value": {
-                **PLACE_EXAMPLE,
+                **requests.PLACE_EXAMPLE,
                 "batch_size": 32,
                 "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
                 "url": "http://127.0.0.1:9100",

@@ -7,9 +7,7 @@ from pydantic import Field
 from poc_core.fields import Probability
 from poc_core.schemes.requests import Terms
 
-# Defaults for a stat_test with a dist_threshold, from the reference's example (protocol.md, section
-# 2, Validation): the largest L2 distance at which two vectors still agree, the probability that an
-# honest artifact is further away, and the p_value below which artifacts are a fraud.
+# Defaults for a stat_test with a dist_threshold (protocol.md, section 2, Validation): see StatTest.
 DIST_THRESHOLD, P_MISMATCH, FRAUD_THRESHOLD = 0.02, 0.001, 0.01
 
 
@@ -76,10 +74,10 @@ class ReceivedStatTest(StatTest):
     def applied(
         self, honour_p_value_threshold: bool, usual: NetworkTerms | None = None
     ) -> ArtifactTerms:
-        """Returns the validation's criteria, with defaults for absent fields.
-        `honour_p_value_threshold`: True to use p_value_threshold if fraud_threshold is absent.
-        `usual`: the defaults if dist_threshold is absent; None for those of StatTest, which always
-        apply together with a dist_threshold.
+        """Returns the criteria, with defaults for absent fields. `honour_p_value_threshold`: True
+        to use p_value_threshold if fraud_threshold is absent. `usual`: the defaults if
+        dist_threshold is absent; None for those of StatTest, which always apply together with a
+        dist_threshold.
         """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
         if honour_p_value_threshold and self.p_value_threshold is not None:

@@ -12,8 +12,7 @@ from poc_core.schemes.artifact.answers import DistanceSummary
 from poc_core.schemes.artifact.causes import likely_cause
 from poc_core.schemes.artifact.terms import StatTest
 
-# Upper limits of the histogram's bins; the last bin includes all larger distances. Unit vectors are
-# at most 2 apart.
+# Upper limits of the histogram's bins; the last bin includes all larger distances, up to 2.
 _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -43,8 +42,8 @@ def compare(
     """Compares another node's artifacts with this node's artifacts. Returns the verdict.
 
     `computed`: this node's vector_b64 of each nonce; None for an excluded nonce, which is not
-    compared. `received`: the other node's vector_b64; a nonce that it lacks is a mismatch. `test`:
-    the criteria; None for the defaults.
+    compared. `received`: the other's; a missing one is a mismatch. `test`: None for the default
+    criteria.
     """
     test = test or StatTest()
     found = {

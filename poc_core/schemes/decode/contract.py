@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from poc_core import records
 from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec
 from poc_core.schemes.artifact.answers import Encoding
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.contract import Contract, noise
@@ -36,34 +36,38 @@ class DecodeContract(Contract):
             params.get("scheme") == "decode" or params.get("decode") is True
         )
 
-    def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
+    def limits(
+        self, spec: records.ProofSpec, info: records.ModelInfo
+    ) -> dict[str, tuple[int, int]]:
         if (error := refusal(spec, info)) is not None:
             raise error
         return super().limits(spec, info)
 
-    def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
+    def why_not(self, spec: records.ProofSpec, info: records.ModelInfo) -> str:
         return str(refusal(spec, info) or "")
 
-    def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
+    def common(self, infos: Sequence[records.ModelInfo]) -> dict[str, JsonValue]:
         return ChainLimits.common(infos).model_dump()
 
-    def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
+    def max_batch(self, spec: records.ProofSpec, info: records.ModelInfo) -> int:
         return ChainLimits.of(info).max_batch(spec, info)
 
-    def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
+    def halved(
+        self, spec: records.ProofSpec, n: int, part: int, info: records.ModelInfo
+    ) -> records.ModelInfo:
         less, limits = super().halved(spec, n, part, info), ChainLimits.of(info)
         if limits.kept_tokens is None or not limits.step_positions(spec):
             return less
         kept = min(limits.kept_tokens, n // 2 * limits.step_positions(spec))
         return limits.model_copy(update={"kept_tokens": kept}).on(less)
 
-    def passes(self, spec: ProofSpec) -> Passes:
+    def passes(self, spec: records.ProofSpec) -> records.Passes:
         return passes_of(spec)
 
-    def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
+    def about(self, spec: records.ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         return {"encoding": Encoding(k_dim=DecodeOptions.of(spec).k_dim).model_dump()}
 
-    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+    def bytes_per_artifact(self, spec: records.ProofSpec) -> int:
         n_steps = DecodeOptions.of(spec).max_tokens + 1
         return len(
             self.artifacts_json([b"%d" % MAX_NONCE], [b"[%s]" % b",".join([b"15"] * n_steps)])
@@ -74,8 +78,8 @@ class DecodeContract(Contract):
 
     def verdict(
         self,
-        spec: ProofSpec,
-        request: JobRequest,
+        spec: records.ProofSpec,
+        request: records.JobRequest,
         nonces: Sequence[int],
         values: Sequence[Any],
         claims: Sequence[Any],
@@ -86,7 +90,7 @@ class DecodeContract(Contract):
         return judge(nonces, values, DecodeOptions.of(spec).max_tokens + 1, test)
 
     def synthetic_values(
-        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+        self, spec: records.ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
         options = DecodeOptions.checked(spec, hidden_size)
         text = spec.model_copy(

@@ -23,8 +23,7 @@ class ChainLimits(BaseModel, frozen=True):
 
     no_chains: str = ""  # why the model cannot compute decode proofs; empty if it can
     codebook: str = ""  # sha256 of the codebook; empty if the engine computes no decode proofs
-    # The number of positions whose keys and values fit into the memory for a micro-batch's decode
-    # steps; None for max_batch_tokens.
+    # Positions of decode steps that fit into memory at a time; None for max_batch_tokens.
     kept_tokens: int | None = None
     kept_block: int = 1  # the memory holds a multiple of kept_block positions for each nonce
     # The memory of a nonce's linear attention states, as a number of positions.

@@ -1,5 +1,4 @@
-"""Computes decode proofs: chains of points, or the margins of claimed chains (protocol.md, section
-8).
+"""Computes decode proofs: chains of points, or the margins of claimed chains (section 8).
 
 A point is the index of the codebook entry that is nearest to a hidden state. Each point determines
 the input of the next decode step.
@@ -48,10 +47,8 @@ class DecodeScheme(Scheme):
 
 
 class DecodeBatch(Batch):
-    """A micro-batch of decode proofs: a prefill in one or more parts, then decode steps.
-
-    With claims, one forward pass has all positions, because the claimed points determine the inputs
-    of all steps.
+    """A micro-batch of decode proofs: a prefill in one or more parts, then decode steps. With
+    claims, one forward pass has all positions, because the claimed points determine all inputs.
     """
 
     scheme: DecodeScheme

@@ -6,19 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import BaseModel, FailFast, Field, JsonValue
 from typing_extensions import TypedDict
 
+from poc_core import fields
 from poc_core.errors import BodyError, ClaimsError
-from poc_core.fields import MAX_BATCH_SIZE, Count, Nonce
 from poc_core.records import ProofSpec
+from poc_core.schemes import requests
 from poc_core.schemes.artifact.terms import ReceivedStatTest
 from poc_core.schemes.decode.options import MARGIN, DecodeOptions
-from poc_core.schemes.requests import (
-    PLACE_EXAMPLE,
-    Examples,
-    JobBody,
-    Params,
-    SequenceRoundBody,
-    check_claimed,
-)
 
 # Most claimed points of a request. They are sent to the engines as part of the spec.
 MOST_CLAIMED_POINTS = 500_000
@@ -28,22 +21,24 @@ _NO_POINT = -1
 CHAIN_EXAMPLE = [3, 14, 10, 12, 13]
 
 
-class DecodeParams(Params):
+class DecodeParams(requests.Params):
     """Inputs of chains. Unknown fields are refused.
 
     Either `scheme` or `decode` requests chains.
     """
 
-    k_dim: Count = Field(default=12, ge=1, description="Returned in `encoding`; has no effect.")
+    k_dim: fields.Count = Field(
+        default=12, ge=1, description="Returned in `encoding`; has no effect."
+    )
     scheme: Literal["prefill", "decode"] = Field(default="prefill", description="decode: chains.")
     decode: bool = Field(default=False, description="true: chains.")
-    max_tokens: Count = Field(ge=1, description="Steps after the prefill.")
+    max_tokens: fields.Count = Field(ge=1, description="Steps after the prefill.")
 
 
 class DecodeArtifact(TypedDict):
     """A nonce's chain: the points of its prefill and of each step."""
 
-    nonce: Nonce
+    nonce: fields.Nonce
     vector_b64: NotRequired[str]
     k_points_steps: NotRequired[list[Any] | None]
 
@@ -52,14 +47,14 @@ class DecodeValidation(BaseModel):
     artifacts: Annotated[list[DecodeArtifact], FailFast()]
 
 
-class DecodeBody(JobBody):
+class DecodeBody(requests.JobBody):
     """A request to compute chains of nonces or, with `validation`, to check claimed chains."""
 
     params: DecodeParams
-    batch_size: Count | None = Field(
+    batch_size: fields.Count | None = Field(
         default=None,
         ge=0,
-        le=MAX_BATCH_SIZE,
+        le=fields.MAX_BATCH_SIZE,
         description="Nonces per batch; 0 or absent: POC_BATCH_SIZE_DEFAULT.",
     )
     per_nonce_reflection: bool = Field(
@@ -69,16 +64,16 @@ class DecodeBody(JobBody):
     validation: DecodeValidation | None = Field(
         default=None, description="Chains to check instead of computing new ones."
     )
-    enforced_k_steps: dict[Nonce, list[Any]] | None = Field(
+    enforced_k_steps: dict[fields.Nonce, list[Any]] | None = Field(
         default=None, description="The claims, if they are not in `validation`."
     )
     stat_test: ReceivedStatTest | None = Field(default=None, description="Terms of the validation.")
 
-    examples: ClassVar[Examples] = {
+    examples: ClassVar[requests.Examples] = {
         "decode": {
             "summary": "Compute chains of points",
             "value": {
-                **PLACE_EXAMPLE,
+                **requests.PLACE_EXAMPLE,
                 "nonces": [0, 1, 2],
                 "params": {
                     "model": "tiny-qwen3-256",
@@ -112,7 +107,7 @@ class DecodeBody(JobBody):
         if self.validation is None:
             return None
         artifacts = self.validation.artifacts
-        check_claimed(artifacts, self.nonces)
+        requests.check_claimed(artifacts, self.nonces)
         claimed = {
             artifact["nonce"]: artifact.get("k_points_steps") or [] for artifact in artifacts
         }
@@ -138,11 +133,11 @@ class DecodeBody(JobBody):
         return {nonce: [_point(point) for point in points] for nonce, points in claimed.items()}
 
 
-class DecodeRoundBody(SequenceRoundBody):
+class DecodeRoundBody(requests.SequenceRoundBody):
     """Starts a round of chains. Unknown fields are ignored, except in `params`."""
 
     params: DecodeParams
-    batch_size: Annotated[Count, Field(ge=0)] | None = Field(
+    batch_size: Annotated[fields.Count, Field(ge=0)] | None = Field(
         default=None, description="Batch size of the client's own counting; 0: none."
     )
     per_nonce_reflection: bool = Field(
@@ -150,11 +145,11 @@ class DecodeRoundBody(SequenceRoundBody):
         description="true: each nonce has its own reflections, which changes the chains.",
     )
 
-    examples: ClassVar[Examples] = {
+    examples: ClassVar[requests.Examples] = {
         "decode": {
             "summary": "Chains of points",
             "value": {
-                **PLACE_EXAMPLE,
+                **requests.PLACE_EXAMPLE,
                 "params": {
                     "model": "tiny-qwen3-256",
                     "seq_len": 256,

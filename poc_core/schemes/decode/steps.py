@@ -1,7 +1,5 @@
 """The arithmetic of decode steps: seeds, nearest codebook points, experts (protocol.md, section 8).
-
-All tensors are on the device. The next step therefore need not wait until the host has read the
-points of the previous step.
+All tensors stay on the device, so that steps need not wait for the host.
 """
 
 from collections.abc import Sequence
@@ -44,9 +42,8 @@ def base_seeds(
 
 def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpose) -> Tensor:
     """Returns seeds of decode steps: int64, in the shape to which `base`, `step` and `points`
-    broadcast. `base`: from `base_seeds`. `step`: from 1 on. `points`: each nonce's point before
-    this step, int64. `purpose`: input embeddings, choice of dimensions or token ids; each has other
-    seeds.
+    broadcast. `base`: from `base_seeds`. `step`: from 1 on. `points`: before this step, int64.
+    `purpose`: input embeddings, choice of dimensions or token ids; each has other seeds.
     """
     return rng.murmur3_plain((points * _A + step * _B + _SALTS[purpose]) & _MASK, base)
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
-from poc_core.records import JobRequest, ProofSpec, RoundRecord
+from poc_core import records
 from poc_core.schemes.contract import Contract, Pair, Reported, noise
 from poc_core.schemes.distance.answers import DistanceStatus
 from poc_core.schemes.distance.options import DistanceOptions, DistanceTerms
@@ -40,7 +40,7 @@ class DistanceContract(Contract):
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
     def status(
-        self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
+        self, record: records.RoundRecord, reported: Reported, elapsed_s: float, rate: float
     ) -> dict[str, Any]:
         return {
             "valid_nonces": [nonce for nonce, _ in reported.pairs],
@@ -53,10 +53,10 @@ class DistanceContract(Contract):
             "r_target": record.config.terms["r_target"],
         }
 
-    def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
+    def about(self, spec: records.ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         return {"r_target": terms["r_target"]} if terms else {}
 
-    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+    def bytes_per_artifact(self, spec: records.ProofSpec) -> int:
         return 128  # a nonce and four numbers in a ValidatedBatch
 
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
@@ -67,8 +67,8 @@ class DistanceContract(Contract):
 
     def verdict(
         self,
-        spec: ProofSpec,
-        request: JobRequest,
+        spec: records.ProofSpec,
+        request: records.JobRequest,
         nonces: Sequence[int],
         values: Sequence[Any],
         claims: Sequence[Any],
@@ -96,7 +96,7 @@ class DistanceContract(Contract):
         }
 
     def synthetic_values(
-        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+        self, spec: records.ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
         DistanceOptions.checked(spec, hidden_size)
         text = spec.model_dump_json()

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import FailFast, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Probability, Text
-from poc_core.records import JobRequest, NewJob, ProofSpec, RoundConfig
+from poc_core import fields, records
+from poc_core.schemes import requests
 from poc_core.schemes.distance.answers import ValidatedBatch
 from poc_core.schemes.distance.options import (
     FRAUD_THRESHOLD,
@@ -15,24 +15,25 @@ from poc_core.schemes.distance.options import (
     RTarget,
     distance_spec,
 )
-from poc_core.schemes.requests import BatchBody, Examples, PlacedRoundBody
 
 Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class DistanceRoundBody(PlacedRoundBody):
+class DistanceRoundBody(requests.PlacedRoundBody):
     """Starts or stores a round of distances. Unknown fields are ignored."""
 
     r_target: RTarget = Field(
         description="A nonce is valid if its distance is below r_target.", examples=[1.405]
     )
-    fraud_threshold: Probability = Field(
+    fraud_threshold: fields.Probability = Field(
         default=FRAUD_THRESHOLD, description="A probability_honest below this is a fraud."
     )
-    node_id: Count = Field(default=0, ge=0, description="This node, from 0 to node_count - 1.")
-    node_count: Count = Field(default=1, ge=1, description="Nodes that share the nonces.")
-    seq_len: Count = Field(default=256, ge=1, description="Positions of a nonce's prefill.")
-    callback_url: HttpUrl = Field(
+    node_id: fields.Count = Field(
+        default=0, ge=0, description="This node, from 0 to node_count - 1."
+    )
+    node_count: fields.Count = Field(default=1, ge=1, description="Nodes that share the nonces.")
+    seq_len: fields.Count = Field(default=256, ge=1, description="Positions of a nonce's prefill.")
+    callback_url: fields.HttpUrl = Field(
         default=None, description="Valid nonces are sent to {callback_url}/generated."
     )
     use_sign_flips: bool = Field(
@@ -41,11 +42,11 @@ class DistanceRoundBody(PlacedRoundBody):
     use_layer_hooks: bool = Field(
         default=False, description="Randomize by normalizing and reflecting after every layer."
     )
-    model: Text | None = Field(
+    model: fields.Text | None = Field(
         default=None, description="One of several served models; optional if there is only one."
     )
 
-    examples: ClassVar[Examples] = {
+    examples: ClassVar[requests.Examples] = {
         "distances": {
             "summary": "Distances",
             "value": {
@@ -88,12 +89,12 @@ class DistanceRoundBody(PlacedRoundBody):
             r_target=self.r_target, fraud_threshold=self.fraud_threshold
         ).model_dump()
 
-    def spec(self) -> ProofSpec:
+    def spec(self) -> records.ProofSpec:
         randomization = "layer_hooks" if self.use_layer_hooks else "sign_flips"
         return distance_spec(self.block_hash, self.public_key, self.seq_len, randomization)
 
     @classmethod
-    def of(cls, config: RoundConfig) -> dict[str, Any]:
+    def of(cls, config: records.RoundConfig) -> dict[str, Any]:
         spec, terms = config.spec, DistanceTerms.model_validate(config.terms)
         randomization = DistanceOptions.of(spec).randomization
         return {
@@ -108,22 +109,22 @@ class DistanceRoundBody(PlacedRoundBody):
         }
 
 
-class ProofBatchBody(BatchBody):
+class ProofBatchBody(requests.BatchBody):
     """Claimed nonces and distances to check. Unknown fields are ignored."""
 
-    public_key: Text = Field(description="Public key of the node that computes the proofs.")
-    block_hash: Text
-    block_height: Count = Field(ge=0)
-    nonces: Nonces
+    public_key: fields.Text = Field(description="Public key of the node that computes the proofs.")
+    block_hash: fields.Text
+    block_height: fields.Count = Field(ge=0)
+    nonces: fields.Nonces
     dist: Annotated[list[Distance], FailFast()] = Field(
         description="Claimed distances of nonces, in the same order."
     )
-    node_id: Count = Field(
+    node_id: fields.Count = Field(
         default=0, ge=0, description="Node of the batch; returned in the answer."
     )
 
     answer: ClassVar[type[ValidatedBatch]] = ValidatedBatch
-    examples: ClassVar[Examples] = {
+    examples: ClassVar[requests.Examples] = {
         "batch": {
             "summary": "Two pairs",
             "value": {
@@ -147,13 +148,13 @@ class ProofBatchBody(BatchBody):
             )
         return self
 
-    def job(self, config: RoundConfig) -> NewJob:
-        return NewJob(
+    def job(self, config: records.RoundConfig) -> records.NewJob:
+        return records.NewJob(
             model=config.model,
             spec=config.spec.model_copy(
                 update={"block_hash": self.block_hash, "public_key": self.public_key}
             ),
-            request=JobRequest(
+            request=records.JobRequest(
                 block_height=self.block_height,
                 node_id=self.node_id,
                 node_count=config.node_count,
@@ -161,7 +162,7 @@ class ProofBatchBody(BatchBody):
                 terms=config.terms,
             ),
             nonces=self.nonces,
-            batch_size=min(config.batch_size, MAX_BATCH_SIZE),
+            batch_size=min(config.batch_size, fields.MAX_BATCH_SIZE),
             claimed=dict(zip(self.nonces, self.dist, strict=True)),
             inline=True,
         )

@@ -1,4 +1,1 @@
-"""Chat that other nodes can validate.
-
-Known tokens are the tokens of another node's answer, which this node validates.
-"""
+"""Chat that other nodes can validate. Known tokens are the tokens of another node's answer."""

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS
+from workers.vllm.release import extra_args
 
 # Fields of SamplingParams that request logprobs.
 _LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
@@ -25,13 +25,17 @@ class RequestOptions:
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
         """Returns vLLM's extra_args: the client's without our names, and these options."""
-        found = {name: one for name, one in (params.extra_args or {}).items() if name not in NAMES}
+        found = {
+            name: one
+            for name, one in (params.extra_args or {}).items()
+            if name not in extra_args.NAMES
+        }
         if self.known is not None:
-            found[KNOWN_TOKENS] = self.known
+            found[extra_args.KNOWN_TOKENS] = self.known
         if self.mode is not None:
-            found[LOGPROBS_MODE] = self.mode
+            found[extra_args.LOGPROBS_MODE] = self.mode
         if self.ids and any(getattr(params, name, None) is not None for name in _LOGPROBS):
-            found[TOKEN_IDS] = 1
+            found[extra_args.TOKEN_IDS] = 1
         return found or None
 
 

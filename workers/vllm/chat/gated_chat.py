@@ -11,13 +11,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from poc_core.records import (
-    ENGINE_LOST_HEADER,
-    GATEWAY_CLIENT_HEADER,
-    GATEWAY_SALT_HEADER,
-    GATEWAY_SECRET_HEADER,
-)
-from poc_core.serving.openai_errors import error_body, error_event, shaped
+from poc_core import records
+from poc_core.serving import openai_errors
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
 from workers.vllm.chat.errors import BadRequest, Failed, Refused, Unavailable, refusals
@@ -96,7 +91,10 @@ class GatedChat:
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         told = dict(scope["headers"])
-        for header, known in ((GATEWAY_CLIENT_HEADER, CLIENT), (GATEWAY_SALT_HEADER, SALT)):
+        for header, known in (
+            (records.GATEWAY_CLIENT_HEADER, CLIENT),
+            (records.GATEWAY_SALT_HEADER, SALT),
+        ):
             known.set(told.get(header.encode(), b"").decode("latin-1"))
         TOLD.set(self._plain)
         if scope["path"] in _WITHOUT_ENGINE:
@@ -149,7 +147,7 @@ class GatedChat:
     def _is_gateway(self, scope: Scope) -> bool:
         if self._secret is None:
             return True
-        given = dict(scope["headers"]).get(GATEWAY_SECRET_HEADER.encode(), b"")
+        given = dict(scope["headers"]).get(records.GATEWAY_SECRET_HEADER.encode(), b"")
         return hmac.compare_digest(given, self._secret)
 
 
@@ -236,7 +234,9 @@ class _Answer:
 
 
 def _event(path: str) -> bytes:
-    return error_event(shaped(path, 503, error_body(503, _ACTIVE)))
+    return openai_errors.error_event(
+        openai_errors.shaped(path, 503, openai_errors.error_body(503, _ACTIVE))
+    )
 
 
 async def _lost(send: Send, before: bool) -> None:
@@ -245,7 +245,7 @@ async def _lost(send: Send, before: bool) -> None:
         send,
         503,
         "The engine of this worker was lost; try again.",
-        (ENGINE_LOST_HEADER.encode(), b"0" if before else b"1"),
+        (records.ENGINE_LOST_HEADER.encode(), b"0" if before else b"1"),
     )
 
 
@@ -254,7 +254,7 @@ async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
     if not answer.has_begun:
         await send_refusal(send, error)
         return
-    event = error_event(error_of(error.status, str(error), error.param))
+    event = openai_errors.error_event(error_of(error.status, str(error), error.param))
     await answer.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
@@ -271,7 +271,7 @@ def _as_refused(error: Exception) -> Refused:
 
 def error_of(status: int, message: str, param: str | None = None) -> dict[str, object]:
     """Returns an OpenAI error body. `param`: the name of the invalid request field."""
-    return error_body(status, message, _KINDS[status], param)
+    return openai_errors.error_body(status, message, _KINDS[status], param)
 
 
 async def send_error(
@@ -300,8 +300,7 @@ SECONDS = 1.0
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
     """Returns an HTTP protocol class for `uvicorn.Config(http=...)`. `secret`: None without one.
-    `most`: open connections without the secret, of which one more closes the oldest; None for half
-    of this process's file limit.
+    `most`: open connections without the secret; None for half of this process's file limit.
     """
     limit = most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     strangers: dict[HttpToolsProtocol, asyncio.TimerHandle] = {}  # the oldest first
@@ -319,7 +318,7 @@ def guarded(secret: str | None, most: int | None = None) -> Any:
 
         def on_headers_complete(self) -> None:
             # Checked here, because a busy loop answers requests after the timer.
-            shown = dict(self.headers).get(GATEWAY_SECRET_HEADER.encode(), b"")
+            shown = dict(self.headers).get(records.GATEWAY_SECRET_HEADER.encode(), b"")
             if hmac.compare_digest(shown, (secret or "").encode()):
                 self.let_go()
             super().on_headers_complete()

@@ -14,9 +14,8 @@ from typing import Any
 from workers.engines.validations import Validations, Way
 from workers.vllm.chat.errors import BadRequest, CannotForce
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
-from workers.vllm.release import answers
+from workers.vllm.release import answers, extra_args
 from workers.vllm.release.answers import Answer, Rows
-from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE
 
 # Arguments of `generate` that a request for rows uses too.
 _PASSED_ON = ("lora_request", "priority", "data_parallel_rank")
@@ -67,12 +66,12 @@ class KnownTokens:
     ) -> AsyncIterator[Any]:
         """Yields a request's outputs. CannotForce or BadRequest, here or at the first."""
         extra = getattr(sampling_params, "extra_args", None)
-        if extra and KNOWN_TOKENS in extra:
+        if extra and extra_args.KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
             return self._known(prompt, sampling_params, request_id, named)
-        if extra and LOGPROBS_MODE in extra:
-            if extra[LOGPROBS_MODE] == self._mode:
-                del extra[LOGPROBS_MODE]
+        if extra and extra_args.LOGPROBS_MODE in extra:
+            if extra[extra_args.LOGPROBS_MODE] == self._mode:
+                del extra[extra_args.LOGPROBS_MODE]
             elif self._no_mode:
                 raise CannotForce(f"another logprobs_mode than the engine's: {self._no_mode}")
         return self._generate(prompt, sampling_params, request_id, **named)
@@ -99,7 +98,7 @@ class KnownTokens:
         if self._way(params) == "steps" and self.why_no_steps:
             raise CannotForce(self.why_no_steps)
         n, most = len(prompt["prompt_token_ids"]), self._llm.model_config.max_model_len
-        if n + len(params.extra_args[KNOWN_TOKENS]) > most:
+        if n + len(params.extra_args[extra_args.KNOWN_TOKENS]) > most:
             raise BadRequest(
                 f"The known tokens and a prompt of {n} do not fit this node's context of {most}."
             )
@@ -122,7 +121,7 @@ class KnownTokens:
         # Without the known tokens, which vLLM would copy and check one by one.
         bare = copy.copy(params)
         bare.extra_args = dict(params.extra_args)
-        known = bare.extra_args.pop(KNOWN_TOKENS)
+        known = bare.extra_args.pop(extra_args.KNOWN_TOKENS)
         request = await self._checked(prompt, bare, request_id, named)
         answer = Answer(self._llm, request, prompt.get("prompt"), known)
         way = self._way(params)
@@ -211,4 +210,4 @@ class KnownTokens:
         return last
 
     def _mode_of(self, params: Any) -> str:
-        return str(params.extra_args.get(LOGPROBS_MODE) or self._mode)
+        return str(params.extra_args.get(extra_args.LOGPROBS_MODE) or self._mode)

@@ -43,8 +43,7 @@ class Collected:
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
         """Returns the index of the first known token that a chunk of the prefill scores, and the
-        states that score tokens. `start`: position of the chunk, which is earlier after a
-        preemption.
+        states that score. `start`: the chunk's position, earlier after a preemption.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)

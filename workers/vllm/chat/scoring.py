@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, PASS
+from workers.vllm.release import extra_args
 
 RAW = "raw_logprobs"
 PROCESSED = "processed_logprobs"
@@ -92,7 +92,7 @@ def sampler_options(params: Any) -> Scoring | SamplerOptions | None:
     extra = getattr(params, "extra_args", None)
     if not extra:
         return None
-    if isinstance(told := extra.get(PASS), dict):  # clients cannot send this type
+    if isinstance(told := extra.get(extra_args.PASS), dict):  # clients cannot send this type
         return Scoring.read(told)
-    known, mode = extra.get(KNOWN_TOKENS) or [], extra.get(LOGPROBS_MODE)
+    known, mode = extra.get(extra_args.KNOWN_TOKENS) or [], extra.get(extra_args.LOGPROBS_MODE)
     return SamplerOptions(known, mode) if known or mode else None

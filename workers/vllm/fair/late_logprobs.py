@@ -49,8 +49,7 @@ def keep_late(processor: Any, request: Any) -> None:
 
 def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
     """Stores a report's logprobs as Late, instead of vLLM's `update_from_output`. `forgets`: drops
-    delivered positions, so many objects in long streams that their collection blocks the event
-    loop.
+    delivered positions, because collecting so many objects blocks the event loop.
     """
     told = prompts = None
     if plain is not None:

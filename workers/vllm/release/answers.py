@@ -23,7 +23,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.request import Request
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from workers.vllm.release.extra_args import KNOWN_TOKENS, LOGPROBS_MODE, PASS, TOKEN_IDS
+from workers.vllm.release import extra_args
 
 # Tokens of an answer that are converted to text at a time, blocking the event loop.
 _PART = 256
@@ -105,15 +105,14 @@ def _whole(**more: Any) -> Any:
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
     """Returns the parameters of a request that scores known tokens in one forward pass. `n_best`:
-    the best tokens to report at each position. `skip_cache`: True also computes positions in the
-    prefix cache.
+    best tokens to report. `skip_cache`: True also computes positions in the prefix cache.
     """
     return _whole(
         max_tokens=1,
         temperature=0.0,
         prompt_logprobs=n_best,
         skip_reading_prefix_cache=skip_cache,
-        extra_args={PASS: scoring},
+        extra_args={extra_args.PASS: scoring},
     )
 
 
@@ -121,8 +120,8 @@ def step_params(params: Any, tokens: list[int], mode: str) -> Any:
     """Returns the parameters of a request that scores known tokens by decode steps: the client's,
     without those that end or format the answer. Before min_tokens, ending tokens stay masked.
     """
-    kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
-    kept.pop(TOKEN_IDS, None)
+    kept = {**params.extra_args, extra_args.KNOWN_TOKENS: tokens, extra_args.LOGPROBS_MODE: mode}
+    kept.pop(extra_args.TOKEN_IDS, None)
     params = copy.copy(params)
     params.extra_args = None  # avoids copying the list number by number
     params = copy.deepcopy(params)
@@ -140,7 +139,7 @@ def step_params(params: Any, tokens: list[int], mode: str) -> Any:
 
 def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
     """Returns the parameters of an answer that the trial at start-up decodes and then scores."""
-    extra = {LOGPROBS_MODE: mode}
+    extra = {extra_args.LOGPROBS_MODE: mode}
     return _whole(max_tokens=n_tokens, temperature=0.99, logprobs=n_best, extra_args=extra)
 
 
@@ -151,18 +150,17 @@ def core_output(request_id: str, tokens: list[int], rows: Rows) -> Any:
 
 
 def shape_logprobs(processor: Any, request: Any) -> None:
-    """Prepares the logprobs of an answer that vLLM has just begun: names tokens by their ids if the
-    request asks for ids, and stores a prompt's logprobs as Rows if it scores known tokens in one
-    pass.
+    """Prepares the logprobs of an answer that vLLM has begun: names tokens by ids if requested, and
+    stores a prompt's logprobs as Rows if it scores known tokens in one pass.
     """
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
     if not extra:
         return
     found = processor.request_states[request.request_id].logprobs_processor
-    if extra.get(TOKEN_IDS):
+    if extra.get(extra_args.TOKEN_IDS):
         found.tokenizer = _Ids()
-    if PASS in extra:
+    if extra_args.PASS in extra:
         found.prompt_logprobs = Rows.of(FlatLogprobs())
         found.update_from_output = partial(_keep_rows, found)
 
@@ -338,7 +336,7 @@ class Answer:
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
         """Returns logprobs for vLLM to format; None if added here, named by ids."""
-        if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
+        if not (self._request.sampling_params.extra_args or {}).get(extra_args.TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape
         ids = rows.ids.ravel().tolist()

@@ -1,6 +1,5 @@
 """A follower: the process that runs a part of an engine whose worker is on another host, the head.
-It takes no work from the queue, has no worker record, and ends with the head. A supervisor restarts
-it.
+It takes no work from the queue, has no worker record, and ends with the head.
 """
 
 import contextlib

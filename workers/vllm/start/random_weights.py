@@ -19,8 +19,7 @@ VARIABLE = "PROOFLINE_RANDOM_WEIGHTS"
 _ON = "on"
 # Standard deviation of the weights: the initial value in transformers.
 SPREAD = 0.02
-# Root mean square of the numbers before scaling, by storage type. In packed formats the bits are
-# drawn uniformly.
+# Root mean square of the unscaled numbers, by storage type. Bits of packed formats are uniform.
 _SPREADS = {
     torch.float8_e4m3fn: 64.0,
     torch.uint8: math.sqrt(68.5 / 8),  # MXFP4: 0, 0.5, 1, 1.5, 2, 3, 4, 6

@@ -345,7 +345,9 @@ def test_through_a_proxy_certificates_are_those_of_the_name(
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(pairs["node"].certificate)
     around: list[object] = []
-    monkeypatch.setattr("workers.courier.poster.try_handshake", lambda *told: around.append(told))
+    monkeypatch.setattr(
+        "workers.courier.poster.callback_tls.try_handshake", lambda *told: around.append(told)
+    )
 
     async def one_try(port: int, proxy: str) -> Result:
         one = Poster(

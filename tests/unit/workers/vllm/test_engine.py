@@ -25,7 +25,7 @@ def test_vllms_paths_for_developers_are_off(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(os.environ.get("VLLM_SERVER_DEV_MODE"))
         raise ProoflineError("This is enough.")
 
-    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engine.launch, "start", start)
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     for name in ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_NO_USAGE_STATS", lifeline.VARIABLE):
         monkeypatch.setenv(name, os.environ.get(name, "1"))  # to be as it was after the test

@@ -53,7 +53,7 @@ def test_an_engine_follows_no_redirect_of_a_picture(
     async def start(*_args: object) -> None:
         raise ProoflineError("This is enough.")
 
-    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engine.launch, "start", start)
     monkeypatch.setattr(os, "environ", os.environ.copy())  # engines write to it
     monkeypatch.delenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", raising=False)
     with pytest.raises(ProoflineError, match="This is enough"):

@@ -72,7 +72,7 @@ async def served(most: int | None = None) -> AsyncIterator[Served]:
     ids=["silent", "half a line", "half of the headers", "half of a body"],
 )
 async def test_who_shows_no_secret_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "SECONDS", 0.1)
+    monkeypatch.setattr(gated_chat, "SECONDS", 0.1)
     async with served() as server:
         await server.end_of(await server.opened(said))  # it ends
 
@@ -100,7 +100,7 @@ async def test_many_half_requests_make_room_for_the_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not after a second alone: until then they would hold all files."""
-    monkeypatch.setattr(strangers, "SECONDS", 60)
+    monkeypatch.setattr(gated_chat, "SECONDS", 60)
     async with served(most=50) as server:
         half = [await server.opened(HALF) for _ in range(200)]
         async with httpx.AsyncClient(base_url=server.url) as client:
