@@ -59,7 +59,8 @@ class _OfPrimary:
         try:
             return super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as error:
-            if not _is_unfit(error):
+            texts = (text in str(error) for text in _UNFIT_TEXTS)
+            if not isinstance(error, _UNFIT) and not any(texts):
                 raise
             made: Any = self
             made.disconnect()
@@ -187,10 +188,6 @@ def sentinel_pool(
 def client(at: RedisUrl, **options: Any) -> Redis:
     """Returns a client that connects on first use. `options`: redis-py's connection options."""
     return Redis.from_pool(pool(at, **options))
-
-
-def _is_unfit(error: ResponseError) -> bool:
-    return isinstance(error, _UNFIT) or any(text in str(error) for text in _UNFIT_TEXTS)
 
 
 def _hello(connection: Any) -> Mapping[Any, Any]:

@@ -308,7 +308,9 @@ class JobStore(Store):
                 _, batches, texts = pipe.execute()
             if not all(batches) or not all(texts):
                 raise JobEndedError
-            nonces = [nonce for batch in batches for nonce in _nonces_of(batch)]
+            # each a JSON list of integers
+            split = (batch[1:-1].replace(b" ", b"").split(b",") for batch in batches)
+            nonces = [nonce for of_one in split for nonce in of_one]
             yield Part(nonces, [value for text in texts for value in text.split(b"\n")])
 
     def _push(self, draft: str, piece: bytes) -> None:
@@ -393,7 +395,3 @@ def _record(job_id: str, values: Sequence[bytes | None]) -> records.JobRecord | 
     spec = records.ProofSpec.model_validate_json(raw["spec"])
     made = {"spec": spec, "request": records.JobRequest.model_validate_json(raw["request"])}
     return _RECORD.validate_python(raw | made | {"job_id": job_id})
-
-
-def _nonces_of(batch: bytes) -> list[bytes]:
-    return batch[1:-1].replace(b" ", b"").split(b",")

@@ -195,7 +195,9 @@ class _Answer:
         elif self._is_replaced:  # the other answer is complete
             return
         elif self.has_begun:
-            await self._send({"type": "http.response.body", "body": _event(self._path)})
+            error = openai_errors.shaped(self._path, 503, openai_errors.error_body(503, _ACTIVE))
+            event = openai_errors.error_event(error)
+            await self._send({"type": "http.response.body", "body": event})
         else:
             await send_refusal(self._send, Unavailable(_ACTIVE))
 
@@ -231,12 +233,6 @@ class _Answer:
         waiting, self._waiting = self._waiting, []
         for one in waiting if not self._is_replaced else ():
             await self._send(one)
-
-
-def _event(path: str) -> bytes:
-    return openai_errors.error_event(
-        openai_errors.shaped(path, 503, openai_errors.error_body(503, _ACTIVE))
-    )
 
 
 async def _lost(send: Send, before: bool) -> None:

@@ -286,17 +286,15 @@ def use_address(address: str) -> None:
     os.environ["VLLM_HOST_IP"] = address
     # The head's store is used. Otherwise rank 0 would open a store on all addresses of its host.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    interface = _interface(address)
-    if interface is not None:
+    found = psutil.net_if_addrs().items()
+    of_address = (
+        name
+        for name, ones in found
+        if any(one.address.partition("%")[0] == address for one in ones)
+    )
+    if (interface := next(of_address, None)) is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)
-
-
-def _interface(address: str) -> str | None:
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
-            return str(name)
-    return None
 
 
 def listen_at(host: str, port: int) -> socket.socket:
