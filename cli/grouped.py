@@ -35,10 +35,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def with_parameters(
     command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Makes Typer read a command's options from `parameters` instead of its signature.
-
-    All become keyword-only, so that those with a default may come first.
-    """
+    """Makes Typer read a command's options from `parameters`, all of them keyword-only."""
     kind = inspect.Parameter.KEYWORD_ONLY
     signature = inspect.Signature([parameter.replace(kind=kind) for parameter in parameters])
     vars(command)["__signature__"] = signature  # Typer reads both

@@ -58,10 +58,7 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """Returns a progress bar on stderr. `unit`: what is counted, such as "nonces".
-
-    If stderr is no terminal, prints a line every 10 s instead, because a log cannot redraw a bar.
-    """
+    """Returns a progress bar, or lines in a log. `unit`: what is counted, such as "nonces"."""
     from rich import progress
 
     from cli.progress_lines import ProgressLines

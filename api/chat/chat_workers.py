@@ -76,7 +76,7 @@ class ChatWorkers:
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Records an engine's death during a request (a fingerprint). Returns how many died so."""
+        """Records an engine's death during a request. Returns how many equal requests died so."""
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
         except RedisError:

@@ -67,7 +67,7 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Returns fields and JSON body with `more`. A form or an empty body stays unchanged."""
+    """Returns a request's fields and JSON body with the fields `more`; a form stays unchanged."""
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it
         return asked, body

@@ -77,7 +77,7 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """Returns a hash for each block of `text` with all blocks before. `last`: the hash before."""
+    """Returns each block's hash, which includes all blocks before. `last`: that before `text`."""
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
@@ -140,6 +140,6 @@ class PrefixMemory:
 
 
 def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
-    """Returns 1.25 times the mean of requests in progress, from which no worker is preferred."""
+    """Returns how many requests make a worker too busy to be preferred: 1.25 times the mean."""
     under_way = sum(active(worker.id) for worker in workers) + 1
     return ceil(_MOST_OVER_MEAN * under_way / len(workers))

@@ -36,10 +36,7 @@ class Work:
     _redis: Redis
 
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns summaries of the newest jobs and rounds, newest first.
-
-        `ended`: a cache of finished jobs' summaries by job id, which this call updates.
-        """
+        """Returns summaries of jobs and rounds, newest first. `ended`: a cache, updated here."""
         newest = self._rounds.newest(_MOST_ROUNDS)
         found = self._listed_jobs(ended) + [round_line(record) for record in newest]
         return sorted(found, key=lambda one: float(one["created_at"]), reverse=True)

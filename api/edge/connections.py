@@ -130,7 +130,7 @@ class Places:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """Returns how many connections fit into `files` open files: 8 to `wanted`."""
+    """Returns how many connections `files` open files allow: at least 8, at most `wanted`."""
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 

@@ -247,7 +247,7 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
 
 
 def _named(seats: Sequence[Seat]) -> str:
-    """Returns the first three workers and why each is not ready; a shared reason without names."""
+    """Names three workers and why each is not ready; if all have one reason, gives only that."""
     if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
         return f"each {seats[0].why}"
     told = [f"{seat.name} {seat.why}" for seat in seats[:_MOST_NAMED]]

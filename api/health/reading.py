@@ -34,7 +34,7 @@ class HealthReader:
         return self.of(seen), seen
 
     def of(self, seen: Overview | None) -> Health:
-        """Returns the health that follows from an overview; None if Redis does not answer."""
+        """Returns the health that follows from `seen` (None while Redis does not answer)."""
         if seen is not None:
             self.watch.note_back()
         return judge(

@@ -65,10 +65,7 @@ class Deploying:
         return generation
 
     def withdraw(self, keeps: bool) -> int:
-        """Makes all hosts stop the model, and ends its work. Returns the new generation.
-
-        `keeps`: hosts keep engines that are still loading for a while (DeploymentStore.withdraw).
-        """
+        """Makes all hosts stop the model. Returns the generation. `keeps`: see DeploymentStore."""
         self._end_work()
         return self._deployments.withdraw(keeps)
 

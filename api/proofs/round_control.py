@@ -47,7 +47,7 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the round's state; wakes workers if it generates. HTTPException 400 without one."""
+        """Sets the round's state, and wakes workers. HTTPException 400 if there is no round."""
         current = self._rounds.current()
         if current is None:
             raise HTTPException(400, "No round was initialised; send POST /init first.")
@@ -59,10 +59,7 @@ class RoundControl:
             self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
-        """Stops the round, and returns how many queued jobs were cancelled.
-
-        Also drops callbacks whose delivery has failed repeatedly (Outbox.drop_failing).
-        """
+        """Stops the round, drops failing callbacks, and returns how many jobs it cancelled."""
         current = self._rounds.current()
         if current is not None:
             self._rounds.switch(current, RoundState.STOPPED)

@@ -259,10 +259,7 @@ def watch(
 
 
 def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
-    """Yields the round's status every `interval_s` until it ends; an ApiError during an outage.
-
-    Raises the ApiError after POLL_PATIENCE_S of outage, or if retrying cannot help.
-    """
+    """Yields the round's status, or an ApiError in an outage, every `interval_s` until it ends."""
     answered = time.monotonic()
     while True:
         try:

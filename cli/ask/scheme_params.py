@@ -32,11 +32,7 @@ class OfScheme(NamedTuple):
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
-        """Returns True if --scheme is given.
-
-        Raises UsageError if one of `flags` (options of a single scheme) is combined with --scheme,
-        or if --param is given without --scheme.
-        """
+        """Returns True if --scheme is given. Raises UsageError if one of `flags` is given too."""
         if self.scheme is None:
             if self.param:
                 raise UsageError("--param is for --scheme; name the scheme too.")

@@ -169,7 +169,7 @@ def validate(
 
 
 def the_one(file: Path | None, artifacts: Path | None) -> Path:
-    """Returns the one file that is named, also by --artifacts (older). Raises UsageError."""
+    """Returns the file named by FILE or by --artifacts (older). UsageError unless exactly one."""
     named = [path for path in (file, artifacts) if path is not None]
     if len(named) != 1:
         raise terminal.UsageError(
@@ -179,10 +179,7 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """Reads a file. Returns its artifacts, the inputs under "request" (or {}), and k_dim or None.
-
-    Raises UsageError if the file has no artifacts.
-    """
+    """Reads a file's artifacts, inputs (or {}) and k_dim (or None). Raises UsageError."""
     stdin = typer.get_text_stream("stdin") if str(path) == "-" else None
     document = terminal.read_json(path, "give the file that `proofline generate` wrote", stdin)
     if isinstance(document, list):

@@ -21,10 +21,7 @@ _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts inv
 
 
 def checks(options: Join) -> list[Check]:
-    """Returns the checks of a joined or joining host; none for others. Does not spend the token.
-
-    Sets a joined host's environment like that of its workers.
-    """
+    """Returns the checks of a joined host (sets its environment) or of a joining one, if any."""
     try:
         token = joining.token_of(options, os.environ)
         by_hand = bool(os.environ.get("POC_REDIS_URL"))

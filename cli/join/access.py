@@ -69,10 +69,7 @@ def write_access(path: Path, access: Access) -> None:
 
 
 def redis_url_of(path: Path, access: Access) -> str:
-    """Returns this host's url for Redis, after writing the certificates that it names.
-
-    The certificates' file is next to `path`. Raises AccessError if it cannot be written.
-    """
+    """Returns the url for Redis, after writing the file of certificates that it names."""
     if access.redis_ca is None:
         return access.redis_url
     path = path.expanduser()

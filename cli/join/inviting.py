@@ -58,10 +58,10 @@ class Inviting:
         valid_s: float,
         env: Mapping[str, str],
     ) -> tuple[tokens.Token, str]:
-        """Creates a host's Redis user and invitation. Returns the token, and `_forgets`' warning.
+        """Creates a host's Redis user and invitation. Returns the token, and a warning or "".
 
-        `redis_url`: of `address_for_hosts`. `valid_s`: the token's lifetime in seconds. Raises
-        HostsError if the name is taken.
+        The warning says that Redis forgets users. `redis_url`: of `address_for_hosts`. `valid_s`:
+        the token's lifetime in seconds. Raises HostsError if the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
@@ -146,7 +146,7 @@ class Inviting:
     def restore(self) -> tuple[int, str]:
         """Creates the Redis users of all hosts again, and removes users that belong to no host.
 
-        The users get this release's rights. Returns the number of hosts, and `_forgets`' warning.
+        The users get this release's rights. Returns the number of hosts, and a warning as `invite`.
         """
         self._users.check()
         hosts = self._invitations.hosts().values()

@@ -1,7 +1,4 @@
-"""The Redis users of joined hosts, one a host, with the rights of the user `worker`.
-
-Only the operator may create users: an API that could would be able to give itself all rights.
-"""
+"""The Redis users of joined hosts. Only the operator may create them, not the API."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

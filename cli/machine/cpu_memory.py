@@ -21,10 +21,7 @@ GIB = 1024**3
 
 
 def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
-    """Returns the variable for the KV cache's size of each of `processes` vLLM processes.
-
-    Returns none if vLLM runs on GPUs, or if the operator has set VARIABLE.
-    """
+    """Returns VARIABLE for `processes` processes of vLLM; {} on GPUs, or if it is set already."""
     if VARIABLE in os.environ or (visible_gpus() and not vllm_runs_on_cpu()):
         return {}
     if Path(model) in shipped_models().values():

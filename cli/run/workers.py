@@ -197,10 +197,7 @@ def with_span(
 def places_of(
     engine_options: EngineOptions, found: list[str], n_workers: int | None
 ) -> list[dict[str, str]]:
-    """Returns each worker's environment variables for --model; none without --model.
-
-    `found`: ids of the GPUs to use. Raises UsageError if `n_workers` contradicts GPUs or --hosts.
-    """
+    """Returns each worker's environment variables for --model. `found`: ids of the GPUs to use."""
     if found and n_workers is not None:
         raise UsageError(
             "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"

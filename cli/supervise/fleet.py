@@ -175,10 +175,7 @@ def with_tail(message: str, child: processes.Child) -> str:
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """Returns the last lines of a log, after earlier error lines.
-
-    A failed engine process logs the cause long before the processes that waited for it fail.
-    """
+    """Returns the last lines of a log, after earlier error lines, of which one names the cause."""
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
     causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[
         -ERROR_CAUSES:
