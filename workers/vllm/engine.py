@@ -305,8 +305,8 @@ class VllmEngine(base.Engine):
 
     def _score_known_tokens(self) -> Validations:
         """Enables the scoring of known tokens. Returns its counters."""
+        from workers.vllm.chat.pipeline import ChatPipeline
         from workers.vllm.chat.trial import choose_way
-        from workers.vllm.chat_pipeline import ChatPipeline
 
         lacks = self._rpc("proof_hook_chat", (), self.rpc_timeout_s)
         self._chat = ChatPipeline(self._llm, next(filter(None, lacks), ""))

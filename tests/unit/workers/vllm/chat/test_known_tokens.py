@@ -46,7 +46,7 @@ class Engine:
 
 @pytest.fixture
 def engine() -> Any:
-    from workers.vllm.chat_pipeline import ChatPipeline
+    from workers.vllm.chat.pipeline import ChatPipeline
 
     made = Engine()
     ChatPipeline(made, "").install()

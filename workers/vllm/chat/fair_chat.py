@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from poc_core.fair_queue import BUDGET, Turns
+from workers.vllm.chat import late_logprobs
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
-from workers.vllm.fair import late_logprobs
-from workers.vllm.fair.grammars import Grammars, schemas_in_tags, text_of
-from workers.vllm.fair.in_parts import Parts, WholeAnswers
-from workers.vllm.fair.wide_answers import MOST, USUAL, WideAnswers
+from workers.vllm.chat.grammars import Grammars, schemas_in_tags, text_of
+from workers.vllm.chat.in_parts import Parts, WholeAnswers
+from workers.vllm.chat.wide_answers import MOST, USUAL, WideAnswers
 from workers.vllm.release import answers
 
 logger = logging.getLogger(__name__)

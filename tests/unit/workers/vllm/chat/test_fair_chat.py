@@ -37,7 +37,7 @@ def tokenizer() -> Any:
 
 def installed(llm: Any) -> Any:
     """The steps of a chat around this engine."""
-    from workers.vllm.chat_pipeline import ChatPipeline
+    from workers.vllm.chat.pipeline import ChatPipeline
 
     pipeline = ChatPipeline(llm, "")
     pipeline.install()
@@ -316,7 +316,7 @@ async def begun(llm: Any, name: str, how: Any) -> asyncio.Task[Any]:
 async def test_answers_with_many_logprobs_wait_for_a_place_while_others_ask(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers.vllm.fair import wide_answers
+    from workers.vllm.chat import wide_answers
 
     llm = Llm(tokenizer, [])
     installed(llm)
@@ -384,7 +384,7 @@ async def why_refused(
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    from workers.vllm.fair import fair_chat
+    from workers.vllm.chat import fair_chat
 
     async def compiles(*_asked: Any) -> None:
         pass

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.harness.marks import needs_vllm
-from workers.vllm.fair.in_parts import Parts
+from workers.vllm.chat.in_parts import Parts
 
 pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 

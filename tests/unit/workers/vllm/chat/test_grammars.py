@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from tests.harness.marks import needs_vllm
+from workers.vllm.chat import grammars
 from workers.vllm.chat.errors import BadRequest, Unavailable
-from workers.vllm.fair import grammars
-from workers.vllm.fair.grammars import Grammars, schemas_in_tags, text_of
+from workers.vllm.chat.grammars import Grammars, schemas_in_tags, text_of
 
 # Answers what each text says, after so many seconds (at its first try, at later ones); notes what
 # it began.

@@ -20,7 +20,7 @@ from cachetools import LRUCache
 
 from poc_core.fair_queue import Tags
 from workers.vllm.chat.errors import BadRequest, Unavailable
-from workers.vllm.fair.grammar_process import WRONG, parts
+from workers.vllm.chat.grammar_process import WRONG, parts
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _REMEMBERED = 4096
 _ANY_OBJECT = '{"type": "object"}'  # vLLM's schema for json_object
 # Ends the current trial.
 _END = b"null"
-PROCESS = (sys.executable, "-m", "workers.vllm.fair.grammar_process")
+PROCESS = (sys.executable, "-m", "workers.vllm.chat.grammar_process")
 
 
 @dataclass(eq=False)

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
 
+from workers.vllm.chat.fair_chat import FairChat
 from workers.vllm.chat.fields import SALT, TOLD
 from workers.vllm.chat.known_tokens import KnownTokens
 from workers.vllm.chat.limits import Limits
 from workers.vllm.chat.network_fields import PATHS, NetworkFields
-from workers.vllm.fair.fair_chat import FairChat
 from workers.vllm.release import answers
 
 

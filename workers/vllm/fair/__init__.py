@@ -1,1 +1,0 @@
-"""Shares an engine's event loop and grammar compiler fairly among clients."""
