@@ -1,1 +1,1 @@
-"""Chat that other nodes can validate, shared fairly among clients. Known tokens: see known_tokens.py."""
+"""Chat that other nodes can validate; known tokens are the tokens of another node's answer."""
