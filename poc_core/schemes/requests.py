@@ -150,7 +150,7 @@ class RoundBody(Body):
     @property
     @abstractmethod
     def served_model(self) -> str | None:
-        """The requested model; None if the body names none and the node serves only one."""
+        """The requested model; None for the only model that the node serves."""
 
     @property
     @abstractmethod

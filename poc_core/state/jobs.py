@@ -211,11 +211,11 @@ class JobStore(Store):
         return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
-        """Returns the number of computed nonces, from 0 after job_ttl_sec without any."""
+        """Returns the number of computed nonces since a pause of job_ttl_sec."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns the validations by verdict, "honest" or "fraud"; 30 days without reset it."""
+        """Returns the validations by verdict ("honest", "fraud") since a pause of 30 days."""
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:

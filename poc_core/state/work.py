@@ -145,7 +145,7 @@ class WorkStore(Store):
         return bool(self._release([_key(lease)], [*args, self._settings.generate_result_ttl_sec]))
 
     def take_turn(self, model: str) -> bool:
-        """Returns True if this worker must check the model's jobs, as none has recently."""
+        """Returns True if this worker must check the model's jobs: none has recently."""
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
 

@@ -44,7 +44,7 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """Queues an outbox unless it is queued or being delivered. For the loop's thread."""
+        """Queues an outbox unless it is queued or being delivered. On the loop's thread only."""
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()

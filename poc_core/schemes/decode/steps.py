@@ -136,7 +136,7 @@ def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
 
 
 def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
-    """Returns each nonce's first expert in a step: int64, as `route_hashes`. The others follow."""
+    """Returns each nonce's first expert in a step: int64. The others have the next indices."""
     return route_hashes(seeds, step) % n_experts
 
 

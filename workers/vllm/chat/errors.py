@@ -7,8 +7,8 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """The error of a refused request, with its HTTP status. Recorded (see `refusals`), so that this
-    status is sent: for an exception, vLLM may send 500, 400 or a stream event.
+    """The error of a refused request, with its HTTP status. It is recorded (see `refusals`), so
+    that this status is sent: for an exception, vLLM may send 500, 400 or a stream event.
     """
 
     status: int

@@ -335,7 +335,7 @@ class Answer:
                 return
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Returns logprobs for vLLM to format; None if added here, named by ids."""
+        """Returns logprobs for vLLM to format. For token ids, adds them, returns None."""
         if not (self._request.sampling_params.extra_args or {}).get(extra_args.TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape

@@ -24,7 +24,7 @@ _CHECKS = 60
 
 
 def offer() -> None:
-    """Marks this process as the worker whose end ends vLLM's processes. For before their start."""
+    """Marks this process as the one whose end ends vLLM's processes. Must precede their start."""
     os.environ[VARIABLE] = str(os.getpid())
 
 
