@@ -17,8 +17,7 @@ from poc_core.serving.openai_errors import error_body
 
 log = logging.getLogger(__name__)
 
-# The Retry-After header in seconds: enough to restart Redis or a worker, or to compute a batch or
-# two.
+# Retry-After in seconds: enough to restart Redis or a worker, or for a batch or two.
 RETRY_AFTER_S = 5
 # The body of the answer to an unexpected exception.
 MISTAKE = {"detail": "The node failed; its log has the reason."}
@@ -26,8 +25,7 @@ MISTAKE = {"detail": "The node failed; its log has the reason."}
 # request.
 CLOSES = {"Connection": "close"}
 
-# Most problems that an error lists for one body, and most characters of a field's name: enough to
-# fix the body, short in logs.
+# Most problems listed for one body, and most characters of a field's name, for short logs.
 _MAX_PROBLEMS = 10
 _MAX_NAME = 64
 # Exceptions of poc_core whose text is sent to the client.

@@ -39,8 +39,7 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
             raise ModelChoiceError(
                 f"The directory {model} has no config.json; give the directory of a model."
             )
-        # Absolute, because workers may run elsewhere; symlinks are kept, because the operator chose
-        # the link's name.
+        # Absolute, for workers elsewhere; with symlinks, whose name the operator chose.
         return str(directory.absolute()), served_model_name or directory.absolute().name
     # The hub's names are NAME or OWNER/NAME.
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or not model.strip():

@@ -261,8 +261,7 @@ class Gateway:
         `is_suspect`: another engine has died during this request.
         """
         is_stream, began_at = _is_stream(response), time.monotonic()
-        # Yields only complete lines of a stream, because half a line would break a following error
-        # event.
+        # Only complete lines of a stream: half a line would break a following error event.
         held = b""
         chunk = first
         try:

@@ -12,19 +12,16 @@ from typing import Any
 
 from poc_core.records import WorkerRecord
 
-# Characters of one block of a prompt. (A block of vLLM's prefix cache has 16 tokens or more, about
-# 64 characters.)
+# Characters of one block of a prompt (of a block of vLLM's prefix cache: about 64).
 _BLOCK = 512
-# Most blocks of a prompt that are hashed: 128 thousand characters distinguish a conversation from
-# all others.
+# Most hashed blocks: 128 thousand characters distinguish a conversation from all others.
 _MAX_BLOCKS = 256
 # Largest body whose prefix is read: hashing takes 5 ms a MiB.
 MAX_BODY = 1 << 20
 # Most blocks that PrefixMemory remembers; each takes about 100 bytes.
 _MEMORY = 200_000
 _DIGEST = 16  # bytes of a hash
-# Largest ratio of a worker's requests to the mean of all workers: consistent hashing with bounded
-# loads.
+# Largest ratio of a worker's requests to the mean: consistent hashing with bounded loads.
 _MOST_OVER_MEAN = 1.25
 
 

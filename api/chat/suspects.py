@@ -17,8 +17,7 @@ from pydantic_core import from_json
 # A request that had run for longer than this many seconds when the engine died is no suspect: a
 # deadly request ends an engine earlier. A deliberate stop interrupts no younger request.
 RECENT_S = 2.0
-# Seconds during which a suspect runs without other suspects: a deadly request ends an engine within
-# a step or two.
+# Seconds that a suspect runs alone: a deadly request ends an engine within a step or two.
 TRIAL_S = 0.5
 # Fields that do not change an engine's work, or that clients change from request to request.
 _IGNORED = (

@@ -23,8 +23,7 @@ from poc_core.state.events import Events
 from poc_core.state.jobs import JobStore
 from poc_core.state.overview import Overview, Overviews
 
-# Number of the history's last steps that are sent again whenever a step ends, so that late data is
-# included.
+# Last steps that are sent again whenever a step ends, so that late data is included.
 _TOLD_STEPS = 3
 # Steps of 5 s over which the time to the first token is computed: five minutes.
 _CHAT_STEPS = 60

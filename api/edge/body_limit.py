@@ -24,8 +24,7 @@ _LARGEST_AT_ONCE = 4
 _SMALL_BYTES = 64 * 1024
 # Seconds without a byte after which a body counts as stalled.
 _STALLED_S = 2.0
-# Key in the ASGI scope of a function that releases the body's memory. For requests that no longer
-# need their body long before their answer ends.
+# Scope key of a function that releases the body's memory long before the answer's end.
 BODY_DONE = "proofline.body_done"
 
 

@@ -40,8 +40,7 @@ MAX_CONNECTIONS = 4096
 REQUEST_S = 60.0
 # Seconds between two checks of all connections.
 _LOOK_S = 0.5
-# Seconds after which a connection whose client is silent moves from Places.fresh to Places.late,
-# whose connections are closed first.
+# Seconds of silence after which a connection moves from Places.fresh to Places.late.
 _FRESH_S = 1.0
 # Share of MAX_CONNECTIONS that is reserved for new connections. Answers in progress cannot use it.
 _NEWCOMERS = 1 / 16
@@ -304,8 +303,7 @@ class _Limited(HttpToolsProtocol):
 
     def make_room(self) -> None:
         """Closes this connection in favour of another. Answers 503 if its answer has not begun."""
-        # Removed from its group at once, not only when the event loop reports the connection lost.
-        # Otherwise many new connections would all choose this connection to close.
+        # Removed at once: otherwise many new connections would all choose this one to close.
         waits_for_answer = self.place is self.places.answers
         self.places.put(self, None)
         self.connections.discard(self)

@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _HEADER = "content-encoding"
 # Most decoded bytes that a decoder returns at once; they take less than a millisecond.
 _PIECE = 128 * 1024
-# Most compressed bytes passed to a decoder at once: after each member of the encoded data, the
-# decoder copies the rest of these bytes.
+# Most compressed bytes for a decoder at once, which copies the rest after each member.
 _GIVEN = 16 * 1024
 # zstd's parameter for the largest window, and its value as a logarithm (RFC 9659: 8 MiB).
 _WINDOW_LOG_MAX, _WINDOW_LOG = 100, 23

@@ -16,11 +16,9 @@ from poc_core.serving.openai_paths import is_clients_path
 from poc_core.settings import Settings, listed
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
-# Suffixes of names that cannot be registered in the public DNS (RFC 6761, RFC 6762, ICANN's
-# .internal).
+# Suffixes that public DNS does not register (RFC 6761, RFC 6762, ICANN's .internal).
 _PRIVATE = (".localhost", ".local", ".internal")
-# Below this path a body without a Content-Type is JSON, because the network node omits the header
-# (Go's http.NewRequest).
+# Here a body without a Content-Type is JSON: the network node (Go) omits the header.
 _UNTYPED = "/api/"
 # Content type and path of audio from OpenAI's clients.
 _FORM, _AUDIO = "multipart/form-data", "/v1/audio/"
@@ -77,8 +75,7 @@ class Perimeter:
         if is_audio and not origins:
             return None  # not sent by a page: a browser that can send forms also sends an Origin
         if len(types) != 1 or not _JSON.fullmatch(types[0]):
-            # The network forwards its users' content types to a model's paths; vLLM answers 400
-            # there.
+            # The network forwards its users' content types here, and vLLM would answer 400.
             return _answer(
                 400 if is_clients_path(scope["path"]) and not is_audio else 415,
                 "A body must be JSON and say so: send the header Content-Type: application/json.",

@@ -13,8 +13,7 @@ FIRST_SEGMENTS = frozenset(
         *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )
-# Segments that show that a v1 or v2 before them is a version: none of our paths has them in second
-# place after v1 or v2.
+# After one of these, v1 or v2 is a version: no path of ours has them in second place.
 _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 

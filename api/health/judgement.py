@@ -13,8 +13,7 @@ from poc_core.serving.places import LATELY_S
 from poc_core.state.outbox import BAD_CERTIFICATES
 from poc_core.state.overview import Overview
 
-# Seconds without a heartbeat after which a supervisor or chat port, or the courier (which delivers
-# callbacks), counts as silent.
+# Seconds without a heartbeat of a supervisor or chat port, or of the courier.
 HOST_SILENT_S, COURIER_SILENT_S = 5.0, 3.0
 # A callback receiver is reported from this many failed deliveries in a row, a worker from this many
 # restarts within LATELY_S.

@@ -19,8 +19,7 @@ from poc_core.state import scripts
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-# Seconds to wait for the answer to a PING: longer than our longest Lua script runs, shorter than a
-# request waits for Redis.
+# Seconds to wait for a PING: longer than our longest script, shorter than requests wait.
 PATIENCE_S = 2.0
 # Celery's scripts, which workers and Flower run.
 BROKER_SCRIPTS = (REFRESH_BINDING, SWEEP_BINDINGS, str(Lock.LUA_RELEASE_SCRIPT))

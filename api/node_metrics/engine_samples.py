@@ -20,8 +20,7 @@ _BOUND = re.compile(r'\ble="([^"]*)"')
 _HARMLESS = re.compile(
     r"[A-Za-z_][\w-]*|[+-]?(\d+(\.\d+)?(e[+-]?\d+)?|Inf)|\[\]", re.ASCII | re.IGNORECASE
 )
-# Labels that are removed: the engine's number within its server, and the labels that page.py
-# adds.
+# Labels that are removed: the engine's number in its server, and those that page.py adds.
 _DROPPED = {"engine", "model_name", "replica"}
 # A name on the hub, or a name without a folder.
 _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -60,8 +59,7 @@ def samples_of(text: str) -> EngineSamples:
     If two engines behind one server report the same series, keeps only the first engine's.
     """
     heads, values = [], []
-    # Split by family: most families are not in the schema, and parsing their lines would take most
-    # of the time.
+    # By family: most are not in the schema, and parsing them would take most of the time.
     for block in text.split("# HELP ")[1:]:
         if block[: block.find(" ")] in _FAMILIES:
             for line in block.splitlines():

@@ -25,8 +25,7 @@ class Dispatcher:
 
     def __init__(self, settings: Settings) -> None:
         config = queues.celery_config(settings)
-        # One try, then an error, because a client waits for the answer. (By default kombu retries
-        # for ever.)
+        # One try, because a client waits for the answer. (Kombu's default is to retry for ever.)
         config["broker_transport_options"] |= {
             "max_retries": 1,
             "interval_start": 0,

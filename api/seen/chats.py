@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 
 from poc_core.state.history import CHAT_MS, CHATS, FAILED, History, bucket
 
-# Bounds of the histograms' buckets in seconds: from a tiny model's answer to a long answer after a
-# queue.
+# Bounds in seconds: from a tiny model's answer to a long answer after a queue.
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -36,8 +35,7 @@ class ChatTimes(Collector):
     def collect(self) -> Iterable[Metric]:
         for histogram in (self.first_token, self.whole):
             for family in histogram.collect():
-                # `_created` series, which Prometheus' text format adds for each series' start, are
-                # not needed.
+                # Without `_created`, which Prometheus' text format adds for each series' start.
                 family.samples = [
                     sample for sample in family.samples if not sample.name.endswith("_created")
                 ]

@@ -61,8 +61,7 @@ def api(
     most = connections.connections_for(connections.MAX_CONNECTIONS, connections.raise_file_limit())
     app = create_app(settings, listens_on=host)
     app.openapi()  # cached here: generating it for the first request blocked the loop for 0.1 s
-    # Existing objects live until the end. Without the freeze, garbage collection blocked requests
-    # for 0.1 s.
+    # Existing objects live until the end; collecting them blocked requests for 0.1 s.
     gc.collect()
     gc.freeze()
     config = uvicorn.Config(

@@ -35,8 +35,7 @@ from workers.vllm.start.log_patterns import HOPELESS
 MAX_FAST_CRASHES = 8
 FAILED_STARTS = 1  # of a model deployed by request; the second failure is reported
 WATCH_S = 0.5
-# Delay before this command ends in a container whose model cannot be served, because the container
-# is restarted at once, without end.
+# Seconds before this command ends in a container, which would restart it without end.
 HOPELESS_S = 600.0
 # Seconds to wait until a starting API has loaded its scripts into Redis.
 SCRIPTS_WAIT_S = 60.0

@@ -14,8 +14,7 @@ from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Warnings and errors of our processes and of uvicorn. vLLM's many warnings at each start mean
-# little.
+# Warnings and errors of our processes and uvicorn's, not vLLM's many at each start.
 TELLING = re.compile(
     r"^\[[^\]]*: (WARNING|ERROR|CRITICAL)(/[^\]]*)?\]|^(WARNING|ERROR|CRITICAL): |^error: "
 )

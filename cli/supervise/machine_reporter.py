@@ -10,8 +10,7 @@ from redis.exceptions import RedisError
 
 from poc_core.state.deployments import DeploymentStore
 
-# Seconds between two readings. Prometheus does not scrape more often, and temperatures change
-# slowly.
+# Seconds between two readings, as Prometheus scrapes; temperatures change slowly.
 TELL_S = 10.0
 _LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for a stop
 

@@ -71,8 +71,7 @@ class Child:
         self._announce = announce
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._said: deque[str] = deque(maxlen=TAIL_LINES)  # lines of this run
-        # Held while a guard is started or signalled. Reentrant, because a signal handler may call
-        # `request_stop` at that moment.
+        # Held while a guard is started or signalled. Reentrant for signal handlers.
         self._lock = threading.RLock()
         self._guard: subprocess.Popen[bytes] | None = None
         self._ready_at: float | None = None  # in this run
@@ -204,8 +203,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=dict(self.spec.env),
                     pass_fds=(report_write, *self.spec.inherited_fds),
-                    # Ctrl-C in the terminal must reach only the supervisor, which stops its
-                    # children in order.
+                    # Ctrl-C must reach only the supervisor, which stops its children in order.
                     start_new_session=True,
                 )
             except OSError as error:  # for example too little memory; another try may succeed

