@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from poc_core import records
 from poc_core.gpus import GpuWatch
 from poc_core.periodic import Periodic
-from poc_core.records import PULSE_S, WorkerRecord
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import HeldLeases
 from workers.proofs import Proofs
@@ -24,7 +24,11 @@ class Heartbeat:
     """
 
     def __init__(
-        self, record: WorkerRecord, registry: WorkerRegistry, hand: HeldLeases, interval_s: float
+        self,
+        record: records.WorkerRecord,
+        registry: WorkerRegistry,
+        hand: HeldLeases,
+        interval_s: float,
     ) -> None:
         self.record = record
         self._registry = registry
@@ -40,7 +44,7 @@ class Heartbeat:
         self._told_draining = self._told_chat = False
         self._hung = threading.Event()
         self._beats = Periodic("heartbeat", interval_s, self._beat)
-        self._pulse = Periodic("pulse", min(PULSE_S, interval_s), self._live_on)
+        self._pulse = Periodic("pulse", min(records.PULSE_S, interval_s), self._live_on)
 
     @property
     def is_draining(self) -> bool:

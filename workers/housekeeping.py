@@ -11,7 +11,7 @@ from poc_core.periodic import Periodic
 from poc_core.redis_at.connections import is_transient
 from poc_core.settings import Settings
 from poc_core.state.work import WorkStore
-from workers.engines.base import EngineLostError, Pulse
+from workers.engines import base
 from workers.heartbeat import Heartbeat
 from workers.proofs import Proofs
 from workers.work import Turns, finish_or_fail
@@ -77,7 +77,7 @@ class Housekeeper:
         engine = self._proofs.engine
         try:
             engine.check()
-        except EngineLostError as error:
+        except base.EngineLostError as error:
             self._proofs.exit_without_engine(error)
         is_hung = self._watchdog.is_hung(engine.pulse())
         self._heartbeat.engine_stands_still(self._watchdog.still_s)
@@ -85,7 +85,7 @@ class Housekeeper:
             self._heartbeat.hung()
             seconds = f"{self._settings.engine_hung_s:g} s (POC_ENGINE_HUNG_S)"
             self._proofs.exit_without_engine(
-                EngineLostError(
+                base.EngineLostError(
                     f"The engine hangs: it has made no step for {seconds}"
                     " while requests wait for it."
                 )
@@ -139,7 +139,7 @@ class Watchdog:
         self._looked_at = 0.0
         self.still_s = 0.0  # seconds without progress while requests waited, by the last check
 
-    def is_hung(self, pulse: Pulse) -> bool:
+    def is_hung(self, pulse: base.Pulse) -> bool:
         """Returns whether requests waited `hung_after_s` seconds without progress."""
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:

@@ -14,8 +14,8 @@ from poc_core.open_files import raise_file_limit
 from poc_core.periodic import Periodic
 from poc_core.queues import model_queue, worker_queue
 from poc_core.records import WorkerRecord
+from poc_core.serving import places
 from poc_core.serving.logs import log_to_stderr
-from poc_core.serving.places import HOST_ID_VARIABLE, SLOT_VARIABLE, slot_of
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect, refuse_wrong
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
@@ -161,7 +161,7 @@ def _record(options: EngineOptions, settings: Settings, worker_id: str) -> Worke
         engine=options.engine,
         host=settings.host,
         machine=socket.gethostname(),
-        host_id=os.environ.get(HOST_ID_VARIABLE, ""),
+        host_id=os.environ.get(places.HOST_ID_VARIABLE, ""),
         pid=os.getpid(),
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         state="starting",
@@ -187,8 +187,8 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
     """
     if given:
         return given, given
-    otherwise = os.environ.get(SLOT_VARIABLE) or f"pid{os.getpid()}"
-    slot = slot_of(os.environ.get("CUDA_VISIBLE_DEVICES", ""), otherwise)
+    otherwise = os.environ.get(places.SLOT_VARIABLE) or f"pid{os.getpid()}"
+    slot = places.slot_of(os.environ.get("CUDA_VISIBLE_DEVICES", ""), otherwise)
     start = f"{slot}-{uuid.uuid4().hex[:6]}"
     return start, f"{host}/{start}"
 

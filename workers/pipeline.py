@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from poc_core.errors import ProoflineError, SpecError
+from poc_core import errors
 from poc_core.records import ProofSpec
 from poc_core.schemes.contract import contract_of
 from workers.engines import base
@@ -95,11 +95,11 @@ class Pipeline:
         except base.EngineMemoryError as error:
             self._begin_anew(error)
             return 0.0
-        except ProoflineError as error:
+        except errors.ProoflineError as error:
             self.fail(error)
             raise
 
-    def fail(self, error: ProoflineError) -> None:
+    def fail(self, error: errors.ProoflineError) -> None:
         """Ends all micro-batches with the error, including those that wait to start."""
         ended = [*self._forget_going(), *self._waiting]
         self._waiting.clear()
@@ -171,7 +171,7 @@ class Pipeline:
     def _take(self, result: base.TickResult) -> float:
         for micro_batch_id, why in result.refused.items():
             if (micro_batch := self._going.pop(int(micro_batch_id), None)) is not None:
-                micro_batch.future.set_exception(SpecError(why))
+                micro_batch.future.set_exception(errors.SpecError(why))
         for micro_batch_id, values in result.values.items():
             if (micro_batch := self._going.pop(int(micro_batch_id), None)) is not None:
                 micro_batch.future.set_result(values)

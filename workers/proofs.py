@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from pydantic import JsonValue
 
-from poc_core.errors import ProoflineError, SpecError
+from poc_core import errors
 from poc_core.records import ProofSpec
 from poc_core.schemes.contract import contract_of
 from workers.chat_gate import ChatGate
@@ -41,7 +41,7 @@ class Proofs:
         self._cancelled: list[base.MicroBatch] = []
         self._slices = 0
         self._failures = 0
-        self._last_error: ProoflineError | None = None
+        self._last_error: errors.ProoflineError | None = None
         self._is_lost = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="proofs", daemon=True)
@@ -110,24 +110,24 @@ class Proofs:
                 self._is_lost = True
         return self._is_lost
 
-    def note(self, error: ProoflineError) -> None:
+    def note(self, error: errors.ProoflineError) -> None:
         """Counts an error of micro-batches, and marks an engine to replace as lost. Must be called
         before work is given back, so that a lost engine does not take it again.
         """
         with self._changed:
             is_new = error is not self._last_error  # one failure may end several micro-batches
-            if is_new and not isinstance(error, SpecError):
+            if is_new and not isinstance(error, errors.SpecError):
                 self._last_error = error
                 self._failures += 1
             if isinstance(error, base.EngineLostError) or self._failures >= _MOST_FAILURES:
                 self._is_lost = True
 
-    def judge(self, error: ProoflineError) -> bool:
+    def judge(self, error: errors.ProoflineError) -> bool:
         """Returns True to retry work that ended with `error`, False if any engine would fail. Ends
         this process if its engine must be replaced, so work must be given back first.
         """
         self.note(error)
-        if isinstance(error, SpecError):
+        if isinstance(error, errors.SpecError):
             return False
         if isinstance(error, base.EngineLostError):
             self.exit_without_engine(error)
@@ -163,12 +163,12 @@ class Proofs:
         while self._take_orders():
             try:
                 self._step()
-            except ProoflineError as error:  # the ended micro-batches have the error
+            except errors.ProoflineError as error:  # the ended micro-batches have the error
                 logger.error("%s", error)
             except Exception as error:
                 logger.exception("proofs cannot be computed")
                 self._pipeline.fail(
-                    ProoflineError(
+                    errors.ProoflineError(
                         f"The worker failed: {error!r}. Report this with the worker's log."
                     )
                 )

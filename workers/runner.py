@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from poc_core.errors import ProoflineError, SpecError
+from poc_core import errors
 from poc_core.records import Lease
 from workers.engines.base import MicroBatch
 from workers.proofs import Proofs
@@ -34,7 +34,7 @@ class Source(Protocol):
     def release(self, lease: Lease, lost_engine: bool) -> None:
         """Gives back a lease that was not computed. `lost_engine`: True if the engine failed."""
 
-    def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
+    def fail(self, leases: Sequence[Lease], error: errors.ProoflineError) -> None:
         """Ends the jobs and rounds of these leases with the error: no engine can compute them."""
 
 
@@ -84,7 +84,7 @@ class Runner:
         unit = self._units[0]
         try:
             values = unit.micro_batches[0].result(_LOOK_S)
-        except ProoflineError as error:
+        except errors.ProoflineError as error:
             return self._fail(unit.leases, error)
         if values is None:
             if not self._source.is_wanted(unit.leases):
@@ -138,16 +138,16 @@ class Runner:
         size = self._proofs.batch_size(spec)
         try:
             unit.micro_batches.append(self._proofs.submit(spec, unit.waiting[:size], urgent))
-        except ProoflineError as error:
+        except errors.ProoflineError as error:
             return self._fail(unit.leases, error)
         del unit.waiting[:size]
         return True
 
-    def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
+    def _fail(self, leases: Sequence[Lease], error: errors.ProoflineError) -> bool:
         """Ends the jobs and rounds of `leases` if no engine can compute them, and gives back all
         others. Returns False if the run must end.
         """
-        is_hopeless = isinstance(error, SpecError)
+        is_hopeless = isinstance(error, errors.SpecError)
         if is_hopeless:
             self._source.fail(leases, error)
         self._proofs.note(error)

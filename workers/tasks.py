@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from poc_core.queues import EARLIER_TASKS, WORK_TASK
+from poc_core import queues
 from workers.work import Turns
 
 _turns: Turns | None = None
@@ -14,7 +14,7 @@ def install(turns: Turns) -> None:
     _turns = turns
 
 
-@shared_task(name=WORK_TASK)
+@shared_task(name=queues.WORK_TASK)
 def work(*_: object) -> str:
     """Computes for some seconds. Returns a report of the computed nonces, which Flower shows."""
     if _turns is None:
@@ -22,5 +22,5 @@ def work(*_: object) -> str:
     return _turns.take()
 
 
-for _earlier in EARLIER_TASKS:
+for _earlier in queues.EARLIER_TASKS:
     shared_task(name=_earlier)(work.run)

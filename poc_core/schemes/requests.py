@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from poc_core import fields, records
-from poc_core.errors import ClaimsError, SpecError
+from poc_core import errors, fields, records
 
 # Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
 Examples = dict[str, dict[str, Any]]
@@ -54,12 +53,12 @@ class Options(BaseModel):
         )
         if unknown:
             known = ", ".join(sorted(cls.model_fields))
-            raise SpecError(
+            raise errors.SpecError(
                 f"The {spec.scheme} scheme has no option {', '.join(unknown)}; it knows {known}."
             )
         name = str(problems[0]["loc"][0])
         wanted = (cls.model_fields[name].description or "different").format(hidden_size=hidden_size)
-        raise SpecError(f"{name} must be {wanted}, not {repr(problems[0]['input'])[:80]}.")
+        raise errors.SpecError(f"{name} must be {wanted}, not {repr(problems[0]['input'])[:80]}.")
 
 
 class Terms(BaseModel):
@@ -285,7 +284,7 @@ def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[in
     """Raises ClaimsError unless `artifacts` has exactly one for each of `nonces`, in any order."""
     found = {artifact["nonce"] for artifact in artifacts}
     if len(artifacts) != len(nonces) or found != set(nonces):
-        raise ClaimsError(
+        raise errors.ClaimsError(
             "validation.artifacts must hold exactly one artifact for each of nonces, and no others;"
             " they differ."
         )

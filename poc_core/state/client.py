@@ -15,7 +15,6 @@ from redis.retry import Retry
 
 from poc_core.errors import ProoflineError
 from poc_core.redis_at import connections
-from poc_core.redis_at.connections import WrongRedisError
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 from poc_core.state.scripts import BaseStore
@@ -64,7 +63,7 @@ def refuse_wrong(settings: Settings) -> None:
     with connections.client(at, socket_connect_timeout=_LOOK_S, socket_timeout=_LOOK_S) as redis:
         try:
             redis.ping()
-        except WrongRedisError as error:
+        except connections.WrongRedisError as error:
             raise ProoflineError(f"POC_REDIS_URL: {error}.") from error
         except RedisError:
             pass  # Redis is down: the next command reports the error

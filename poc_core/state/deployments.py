@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel
 from redis import Redis
 
-from poc_core.errors import DeployedError, NoHostError
+from poc_core import errors
 from poc_core.machine_figures import MachineFigures
 from poc_core.serving import deployments
 from poc_core.settings import Settings
@@ -50,9 +50,9 @@ class DeploymentStore(Store):
         """
         outcome, generation = self._set(wanted, "request")
         if outcome == "deployed":
-            raise DeployedError("A model is deployed already; send POST /api/v1/stop first.")
+            raise errors.DeployedError("A model is deployed already; send POST /api/v1/stop first.")
         if outcome == "no_host":
-            raise NoHostError(
+            raise errors.NoHostError(
                 "No host is here to run a model: start `proofline up` or `proofline workers` on"
                 " one."
             )

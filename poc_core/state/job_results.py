@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from poc_core import records
 from poc_core.errors import TooFewValuesError
-from poc_core.records import JobKind, JobRecord
 from poc_core.schemes.contract import contract_of, load_all
 
 _EXCLUDED = b"null"
@@ -21,12 +21,12 @@ class Part(NamedTuple):
 
 
 def answer_texts(
-    record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
+    record: records.JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
 ) -> Iterator[bytes]:
     """Yields the JSON of GET /generate/{id} in texts, about one for each part; one for a
     validation. `claimed`: nonce -> JSON of the claim. TooFewValuesError if no verdict is possible.
     """
-    if record.kind is JobKind.VALIDATE:
+    if record.kind is records.JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
         return
     contract = contract_of(record.spec.scheme)
@@ -48,7 +48,7 @@ def answer_texts(
     yield b"]" + (b", " + json.dumps(tail).encode()[1:] if tail else b"}")
 
 
-def callback_opening(record: JobRecord, answer: bytes) -> bytes:
+def callback_opening(record: records.JobRecord, answer: bytes) -> bytes:
     """Returns the first text of a callback's body (protocol.md, section 6). `answer`: the first
     text of the job's answer, whose status the block, key and node replace. Later texts are the
     same.
@@ -64,7 +64,9 @@ def callback_opening(record: JobRecord, answer: bytes) -> bytes:
     return json.dumps(about).encode()[:-1] + b", " + rest
 
 
-def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]) -> bytes:
+def _verdict(
+    record: records.JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
+) -> bytes:
     nonces: list[bytes] = []
     values: list[bytes] = []
     for part in parts:
@@ -87,5 +89,5 @@ def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, b
     return json.dumps(_head(record) | verdict).encode()
 
 
-def _head(record: JobRecord) -> dict[str, object]:
+def _head(record: records.JobRecord) -> dict[str, object]:
     return {"status": "completed", "request_id": record.job_id}

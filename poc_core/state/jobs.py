@@ -13,9 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from poc_core import errors, records
-from poc_core.callbacks import callback_url, receiver_of
-from poc_core.queues import messages, model_queue
+from poc_core import callbacks, errors, queues, records
 from poc_core.schemes.contract import contract_of
 from poc_core.state import keys, scripts
 from poc_core.state.client import Store
@@ -110,7 +108,7 @@ class JobStore(Store):
         args: list[Any] = [job_id, job.model, len(job.nonces), job.n_batches]
         args += [settings.max_queued_nonces, settings.max_jobs]
         args += [settings.max_callbacks if url else "", settings.outbox_max_bytes]
-        args += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
+        args += [callbacks.receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
         args += [part for item in fields.items() for part in item]
         what, *found = self._create([key], args)
         if what == b"nonces":
@@ -172,7 +170,7 @@ class JobStore(Store):
                 n_seen, n, stay = self._cancel([keys.active(model)], args)
                 n_here, n_stay = n_here + n, n_stay + stay
             if n_here:
-                self._redis.unlink(messages(model_queue(model)))
+                self._redis.unlink(queues.messages(queues.model_queue(model)))
             n_cancelled += n_here
         return n_cancelled
 
@@ -270,7 +268,9 @@ class JobStore(Store):
         """
         key, is_validation = keys.job(record.job_id), record.kind is records.JobKind.VALIDATE
         draft = f"{key}:draft:{uuid.uuid4().hex}"
-        url = callback_url(record.request.url, "validated" if is_validation else "generated")
+        url = callbacks.callback_url(
+            record.request.url, "validated" if is_validation else "generated"
+        )
         claimed = self._redis.hgetall(key + ":claimed") if is_validation else {}
         verdict = ""
         body: list[bytes] = []  # the callback's body, in memory as one payload

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poc_core.records import RoundRecord, WorkerRecord
-from poc_core.serving.deployments import DeploymentStatus, HostReport
+from poc_core import records
+from poc_core.serving import deployments
 from poc_core.state import keys, scripts
 from poc_core.state.parsing import (
     MOST_LOOKED_AT,
@@ -40,7 +40,7 @@ class RoundRates:
 class CurrentRound:
     """The round stored last, in any state."""
 
-    record: RoundRecord
+    record: records.RoundRecord
     rates: RoundRates
     # nonces without a finite state, the latest last; if very many, only the last ones
     excluded: Sequence[int]
@@ -60,14 +60,14 @@ class Overview:
     """A consistent snapshot of the node's state, read by one Redis script."""
 
     round: CurrentRound | None  # None if there was no round, or it expired
-    workers: Sequence[WorkerRecord]  # alive, starting or ready, by id
+    workers: Sequence[records.WorkerRecord]  # alive, starting or ready, by id
     silent: Sequence[SilentReceiver]  # receivers that did not answer BREAKS_AT tries in a row
     callbacks_waiting: int  # rounds and jobs, ended or not, with undelivered data
     queued_nonces: int  # accepted but uncomputed, over all jobs
     total_processed: int  # nonces of jobs and rounds
     # worker id -> nonces per second, mean over the last RATE_WINDOW_S
     per_second: Mapping[str, float]
-    deployment: DeploymentStatus
+    deployment: deployments.DeploymentStatus
     gone: Sequence[GoneHost]  # hosts that reported within the last hour and neither live nor left
     # worker or host id -> seconds until its record expires without another sign of life
     left_s: Mapping[str, float]
@@ -113,7 +113,7 @@ class Overviews(scripts.BaseStore):
             queued_nonces=max(0, int(queued)),
             total_processed=int(total),
             per_second={name: n / RATE_WINDOW_S for name, n in _counts(lately).items()},
-            deployment=DeploymentStatus(
+            deployment=deployments.DeploymentStatus(
                 deployment_record(_hash(wanted)),
                 sorted(reports, key=lambda report: (report.host, report.id)),
             ),
@@ -151,9 +151,13 @@ def _current(
     )
 
 
-def _report(found: Sequence[Any]) -> HostReport | None:
+def _report(found: Sequence[Any]) -> deployments.HostReport | None:
     name, _, raw, _ = found
-    return readable(f"host {name!r}", lambda: HostReport.model_validate_json(raw)) if raw else None
+    return (
+        readable(f"host {name!r}", lambda: deployments.HostReport.model_validate_json(raw))
+        if raw
+        else None
+    )
 
 
 def _gone(hosts: Sequence[Sequence[Any]], living: Collection[str]) -> list[GoneHost]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from poc_core import records
-from poc_core.serving.deployments import Deployment, DeploymentRecord
+from poc_core.serving import deployments
 from poc_core.state import keys
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[records.WorkerR
     return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
 
 
-def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
+def deployment_record(found: Mapping[bytes, bytes]) -> deployments.DeploymentRecord | None:
     """Parses a deployment's hash; None if nothing was ever deployed. An unreadable hash becomes a
     failed deployment, whose error says what the operator must do.
     """
@@ -151,12 +151,12 @@ def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
         return _unreadable(raw.get("generation", ""), error)
 
 
-def _record(raw: Mapping[str, str]) -> DeploymentRecord:
+def _record(raw: Mapping[str, str]) -> deployments.DeploymentRecord:
     wanted = json.loads(raw["wanted"]) if raw["wanted"] else None
     if wanted is not None:  # earlier versions wrote unset options as null
         options = {name: value for name, value in wanted.items() if value is not None}
-        wanted = Deployment.model_validate(options)
-    return DeploymentRecord(
+        wanted = deployments.Deployment.model_validate(options)
+    return deployments.DeploymentRecord(
         generation=int(raw["generation"]),
         wanted=wanted,
         by="start" if raw["by"] == "start" else "request",
@@ -169,9 +169,9 @@ def _record(raw: Mapping[str, str]) -> DeploymentRecord:
     )
 
 
-def _unreadable(generation: str, error: Exception) -> DeploymentRecord:
+def _unreadable(generation: str, error: Exception) -> deployments.DeploymentRecord:
     why = " ".join(str(error).split())[:MOST_REASON_CHARS]
-    return DeploymentRecord(
+    return deployments.DeploymentRecord(
         generation=int(generation) if re.fullmatch("[0-9]{1,12}", generation) else 0,
         wanted=None,
         by="request",

@@ -14,9 +14,7 @@ import psutil
 from pydantic import TypeAdapter
 from redis import Redis
 
-from poc_core.callbacks import Address, literal_address
-from poc_core.queues import bindings, worker_queue
-from poc_core.records import ModelInfo, WorkerRecord
+from poc_core import callbacks, queues, records
 from poc_core.serving.places import name_of
 from poc_core.settings import Settings, parse_ports
 from poc_core.state import keys, scripts
@@ -34,7 +32,7 @@ _LOOK_S = 0.1  # between two checks for new heartbeats
 CHAT_CONNECT_S = 5.0
 CHAT_SENT_S = CHAT_MEMORY_S + CHAT_CONNECT_S + 0.25
 
-_INFO = TypeAdapter(ModelInfo)
+_INFO = TypeAdapter(records.ModelInfo)
 
 
 class WorkerRegistry(Store):
@@ -48,7 +46,7 @@ class WorkerRegistry(Store):
         """`clock`: returns seconds since the epoch; None for the clock of Redis' machine."""
         super().__init__(redis, settings, clock or server_clock(redis))
 
-    def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
+    def heartbeat(self, worker: records.WorkerRecord, in_hand: str | None = None) -> None:
         """Stores the worker's record and its leases. Must precede the first lease, because Redis
         frees leases of unknown workers. `in_hand`: see HeldLeases.summary; None to keep all leases.
         """
@@ -106,7 +104,7 @@ class WorkerRegistry(Store):
     def remove(self, worker_id: str) -> None:
         """Removes a worker and its Celery bindings. Its leases are free for others at once."""
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.worker(worker_id), bindings(worker_queue(worker_id)))
+            pipe.delete(keys.worker(worker_id), queues.bindings(queues.worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
@@ -145,7 +143,7 @@ class WorkerRegistry(Store):
     def is_alive(self, worker_id: str) -> bool:
         return bool(self._redis.exists(keys.worker(worker_id)))
 
-    def live(self, model: str | None = None) -> list[WorkerRecord]:
+    def live(self, model: str | None = None) -> list[records.WorkerRecord]:
         """Returns the live workers in any state, sorted by id. `model`: None for all models."""
         raw: Any = self._read([keys.WORKERS], [self._settings.worker_ttl_s * 1000])
         found = dict(zip(raw[::2], raw[1::2], strict=True))
@@ -155,7 +153,9 @@ class WorkerRegistry(Store):
                 # Only workers silent for long: a worker sending a heartbeat right now must stay.
                 if found.get(name) == b"" and abs(now - beat_at) > known_s:
                     # Without `remove`: this user may lack access to the expired record.
-                    self._redis.delete(bindings(worker_queue(name.decode(errors="replace"))))
+                    self._redis.delete(
+                        queues.bindings(queues.worker_queue(name.decode(errors="replace")))
+                    )
                     self._redis.zrem(keys.WORKERS, name)
         alive = worker_records(found.items())
         return [worker for worker in alive if model is None or worker.model == model]
@@ -164,7 +164,7 @@ class WorkerRegistry(Store):
         """Returns the number of workers that live or died recently; at least 1."""
         return max(1, int(self._redis.zcard(keys.WORKERS)))
 
-    def ready(self, model: str | None = None) -> list[WorkerRecord]:
+    def ready(self, model: str | None = None) -> list[records.WorkerRecord]:
         """Returns the live workers that take new work. `model`: None for all models."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
@@ -174,7 +174,7 @@ class WorkerRegistry(Store):
         found = [one.address for of_one in psutil.net_if_addrs().values() for one in of_one]
         addresses = {
             str(address)
-            for address in map(literal_address, found)
+            for address in map(callbacks.literal_address, found)
             if address and not address.is_loopback and not address.is_link_local
         }
         with self._redis.pipeline(transaction=True) as pipe:
@@ -184,7 +184,7 @@ class WorkerRegistry(Store):
             pipe.expire(keys.API_ADDRESSES, self._settings.job_ttl_sec)
             pipe.execute()
 
-    def ports(self) -> set[int | tuple[Address, int]]:
+    def ports(self) -> set[int | tuple[callbacks.Address, int]]:
         """Returns the ports of workers' chat servers, and the addresses and ports of APIs, also of
         those that stopped recently. A worker's port has no address: otherwise a host could make a
         receiver's address count as the node's own.
@@ -203,12 +203,12 @@ class WorkerRegistry(Store):
         """The seconds for which the registry remembers a worker or API after its last heartbeat."""
         return 10 * self._settings.worker_ttl_s
 
-    def here(self) -> list[WorkerRecord]:
+    def here(self) -> list[records.WorkerRecord]:
         """Returns the live workers of this machine or container."""
         machine = socket.gethostname()
         return [worker for worker in self.live() if worker.machine == machine]
 
-    def known_models(self) -> dict[str, ModelInfo]:
+    def known_models(self) -> dict[str, records.ModelInfo]:
         """Returns the models, by name, that a worker served within the last job_ttl_sec seconds."""
         oldest = self._clock() - self._settings.job_ttl_sec
         known = {}
@@ -219,11 +219,11 @@ class WorkerRegistry(Store):
         return known
 
 
-def _port(raw: bytes) -> int | tuple[Address, int]:
+def _port(raw: bytes) -> int | tuple[callbacks.Address, int]:
     address, _, port = raw.decode().rpartition(" ")
     return (ipaddress.ip_address(address), int(port)) if address else int(port)
 
 
-def _model(raw: bytes) -> tuple[ModelInfo, float]:
+def _model(raw: bytes) -> tuple[records.ModelInfo, float]:
     entry = json.loads(raw)
     return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

@@ -4,7 +4,7 @@ import ssl
 
 import httpx
 
-from poc_core.callback_tls import CallbackTls, PlainUrlError
+from poc_core import callback_tls
 from poc_core.callbacks import Address
 
 # Not kept alive: a connection must not be used for another name or certificate.
@@ -15,7 +15,7 @@ class TlsClients:
     """The HTTP clients of one event loop, with the operator's certificates and proxy or without."""
 
     def __init__(
-        self, usual: httpx.AsyncClient, tls: CallbackTls, proxy: str | None = None
+        self, usual: httpx.AsyncClient, tls: callback_tls.CallbackTls, proxy: str | None = None
     ) -> None:
         self._tls = tls
         self._proxy = proxy
@@ -38,7 +38,7 @@ class TlsClients:
             raise httpx.ConnectError("IPv6 addresses are not reached through a proxy")
         if self.concerns(url.host):
             if url.scheme != "https":
-                raise PlainUrlError(url.host)
+                raise callback_tls.PlainUrlError(url.host)
             context = self._tls.context()
             if context is not self._context:
                 # Requests in progress end on the earlier clients, which keep no connections alive.

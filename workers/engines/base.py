@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
-from poc_core import records
-from poc_core.errors import ProoflineError, SpecError
+from poc_core import errors, records
 from poc_core.schemes.contract import contract_of
 
 
@@ -48,11 +47,11 @@ if TYPE_CHECKING:
     from workers.engines.validations import Validations
 
 
-class EngineLostError(ProoflineError):
+class EngineLostError(errors.ProoflineError):
     """The engine is unusable. Its process must exit, so that the supervisor restarts it."""
 
 
-class EngineMemoryError(ProoflineError):
+class EngineMemoryError(errors.ProoflineError):
     """A micro-batch ran out of device memory. The engine lives, but dropped all micro-batches."""
 
 
@@ -229,15 +228,15 @@ class Engine(ABC):
         passes = contract.passes(spec)
         most = min(info.max_seq_len, info.max_batch_tokens)
         if not 1 <= spec.seq_len <= most:
-            raise SpecError(
+            raise errors.SpecError(
                 f"seq_len must be from 1 to {most} for model {info.name}, not {spec.seq_len}."
             )
         if passes.rows > most or passes.positions > info.max_seq_len:
-            raise SpecError(
+            raise errors.SpecError(
                 f"A nonce has {passes.positions} positions; the model {info.name} takes {most}."
             )
         if refusal := contract.why_not(spec, info):
-            raise SpecError(f"{refusal.removesuffix('.')}.")
+            raise errors.SpecError(f"{refusal.removesuffix('.')}.")
 
 
 class WholeBatchEngine(Engine):
@@ -255,7 +254,7 @@ class WholeBatchEngine(Engine):
             began = time.monotonic()
             try:
                 values[one.id] = self.compute_batch(one.spec, one.nonces)
-            except SpecError as error:
+            except errors.SpecError as error:
                 refused[one.id] = str(error)
             else:
                 ran.append((Slice(one.id, 0, 1), time.monotonic() - began))

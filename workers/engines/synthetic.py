@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from poc_core.records import ModelInfo, ProofSpec
+from poc_core import records
 from poc_core.schemes.contract import contract_of
 from workers.engines.base import WholeBatchEngine
 from workers.engines.options import EngineOptions
@@ -22,7 +22,7 @@ class SyntheticEngine(WholeBatchEngine):
 
     def __init__(self, options: EngineOptions) -> None:
         self._step_s = options.synthetic_step_ms / 1000
-        self.info = ModelInfo(
+        self.info = records.ModelInfo(
             name=options.name,
             hidden_size=_HIDDEN_SIZE,
             n_layers=1,
@@ -32,7 +32,7 @@ class SyntheticEngine(WholeBatchEngine):
             max_sequences=_MAX_SEQUENCES,
         )
 
-    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    def compute_batch(self, spec: records.ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         end = time.monotonic() + self._step_s
         values = contract_of(spec.scheme).synthetic_values(spec, nonces, self.info.hidden_size)
         time.sleep(max(0.0, end - time.monotonic()))

@@ -10,8 +10,8 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
+from poc_core import records
 from poc_core.errors import ProoflineError
-from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.base import Batch
 from poc_core.schemes.decode.codebook import choose_codebook
 from poc_core.schemes.decode.limits import ChainLimits
@@ -53,7 +53,7 @@ class TransformersEngine(WholeBatchEngine):
             config.hidden_size, len(self._layers), self._device, self._dtype
         )
         limits = ChainLimits(codebook=choose_codebook(options.codebook))
-        info = ModelInfo(
+        info = records.ModelInfo(
             name=options.name,
             hidden_size=config.hidden_size,
             n_layers=len(self._layers),
@@ -65,7 +65,7 @@ class TransformersEngine(WholeBatchEngine):
         )
         self.info = limits.on(info)
 
-    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    def compute_batch(self, spec: records.ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         scheme = self._schemes.of(spec)
         try:
             with torch.inference_mode():

@@ -2,15 +2,15 @@
 
 from celery import Celery
 
-from poc_core.queues import Consumer, celery_config
+from poc_core import queues
 from poc_core.settings import load_settings
 from workers.queue.broker import SteadyAMQP
 
 
-def create_app(redis_url: str | None = None, consumer: Consumer = "monitor") -> Celery:
+def create_app(redis_url: str | None = None, consumer: queues.Consumer = "monitor") -> Celery:
     """Creates a Celery application. Its broker is `redis_url`; None for the settings' Redis."""
     app = Celery("proofline", amqp=SteadyAMQP, include=["workers.tasks"])
-    app.conf.update(celery_config(load_settings(redis_url=redis_url), consumer))
+    app.conf.update(queues.celery_config(load_settings(redis_url=redis_url), consumer))
     # Without Celery's built-in tasks, messages can only run the tasks of workers.tasks.
     for name in [one for one in app.tasks if one.startswith("celery.")]:
         del app.tasks[name]

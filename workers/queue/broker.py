@@ -14,7 +14,6 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from poc_core.redis_at import connections
-from poc_core.redis_at.connections import is_transient
 from poc_core.state.scripts import SharedScript
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class _OfWorker:
         try:
             return super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as error:
-            if not is_transient(error):
+            if not connections.is_transient(error):
                 raise
             raise RefusedError(str(error)) from error
 
@@ -93,7 +92,7 @@ class _Channel(kombu_redis.Channel):
             _note_dropped("a queue", error)
             return True
         except ResponseError as error:
-            if not is_transient(error):
+            if not connections.is_transient(error):
                 raise
             # The error would end the worker, and Redis recovers sooner than an engine loads.
             time.sleep(_REFUSED_S)
@@ -109,7 +108,7 @@ class _Channel(kombu_redis.Channel):
         try:
             super().basic_ack(delivery_tag, multiple)
         except RedisError as error:
-            if not is_transient(error):
+            if not connections.is_transient(error):
                 raise
             # Mark the message as done locally: otherwise it would count against the few
             # unacknowledged messages that a worker may have, as long as the connection lives.

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
+from poc_core import records
 from poc_core.errors import ProoflineError
-from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.contract import contract_of
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
@@ -103,7 +103,7 @@ class VllmEngine(base.Engine):
                 ) from error
             ranks = self._run("configure", options.codebook)
             scheduler = config.scheduler_config
-            info = ModelInfo(
+            info = records.ModelInfo(
                 name=options.name,
                 hidden_size=ranks[0]["hidden_size"],
                 n_layers=ranks[0]["n_layers"],
@@ -185,7 +185,7 @@ class VllmEngine(base.Engine):
             or (one.end == last and one.micro_batch in self._stepping)
         )
 
-    def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[base.RankProfile]:
+    def profile(self, spec: records.ProofSpec, nonces: Sequence[int]) -> list[base.RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
             # One call per run: ranks begin a run when all ranks have ended the previous run.
             return self._run(

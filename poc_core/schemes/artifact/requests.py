@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue
 from typing_extensions import TypedDict
 
-from poc_core.fields import Count, Nonce
+from poc_core import fields
 from poc_core.records import ProofSpec
 from poc_core.schemes import requests
 from poc_core.schemes.artifact.options import ArtifactOptions
@@ -17,7 +17,7 @@ VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 class ArtifactParams(requests.Params):
     """Inputs of artifacts. Unknown fields are refused."""
 
-    k_dim: Count = Field(
+    k_dim: fields.Count = Field(
         default=12, ge=1, description="Numbers per vector, at most the model's hidden size."
     )
     # For clients that distinguish artifacts from decode proofs.
@@ -25,14 +25,14 @@ class ArtifactParams(requests.Params):
         default="prefill", description="The scheme's name in the network."
     )
     decode: Literal[False] = Field(default=False, description="False: no decode steps.")
-    max_tokens: Count = Field(default=0, ge=0, description="Only for decode proofs.")
+    max_tokens: fields.Count = Field(default=0, ge=0, description="Only for decode proofs.")
 
 
 class Artifact(TypedDict):
     """A nonce and its vector: k_dim float16 numbers, little-endian, in base64."""
 
     # A dict instead of a model, because a request has up to 100,000 artifacts.
-    nonce: Nonce
+    nonce: fields.Nonce
     vector_b64: str
 
 
@@ -43,7 +43,7 @@ def _text(vector: object) -> str:
 class ReceivedArtifact(TypedDict):
     """A nonce and its claimed vector. An unreadable vector is a mismatch."""
 
-    nonce: Nonce
+    nonce: fields.Nonce
     vector_b64: NotRequired[Annotated[str, BeforeValidator(_text)]]
 
 

@@ -6,8 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel
 
+from poc_core import records
 from poc_core.errors import BodyError
-from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.options import PICKED, passes_of
 
 _NAME = "decode"
@@ -30,11 +30,11 @@ class ChainLimits(BaseModel, frozen=True):
     kept_state: int = 0
 
     @classmethod
-    def of(cls, info: ModelInfo) -> Self:
+    def of(cls, info: records.ModelInfo) -> Self:
         return cls.model_validate(info.schemes.get(_NAME, {}))
 
     @classmethod
-    def common(cls, infos: Sequence[ModelInfo]) -> Self:
+    def common(cls, infos: Sequence[records.ModelInfo]) -> Self:
         """Returns limits for all these models. Refuses decode proofs if their codebooks differ, or
         if one of the models cannot compute decode proofs.
         """
@@ -50,11 +50,11 @@ class ChainLimits(BaseModel, frozen=True):
             kept_state=max(one.kept_state for one in each),
         )
 
-    def on(self, info: ModelInfo) -> ModelInfo:
+    def on(self, info: records.ModelInfo) -> records.ModelInfo:
         """Returns a copy of `info` with these limits for decode proofs."""
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
-    def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
+    def with_room(self, n_tokens: int, spec: records.ProofSpec) -> Self:
         """Returns these limits with memory for decode steps of `n_tokens` positions. Refuses decode
         proofs if the memory does not hold even one nonce of the spec.
         """
@@ -65,18 +65,18 @@ class ChainLimits(BaseModel, frozen=True):
         """Returns these limits with the reason to refuse decode proofs; "" allows them."""
         return self.model_copy(update={"no_chains": why})
 
-    def keeps(self, spec: ProofSpec) -> bool:
+    def keeps(self, spec: records.ProofSpec) -> bool:
         """Returns True if the memory holds the decode steps of one nonce of the spec."""
         return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
-    def step_positions(self, spec: ProofSpec) -> int:
+    def step_positions(self, spec: records.ProofSpec) -> int:
         """Returns how many of `kept_tokens` one nonce takes; 0 without decode steps."""
         passes = passes_of(spec)
         if not passes.steps:
             return 0
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
-    def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
+    def max_batch(self, spec: records.ProofSpec, info: records.ModelInfo) -> int:
         """Returns the most nonces of one micro-batch; at least 1. More than fit into one forward
         pass of the prefill, because the prefill runs in parts.
         """
@@ -87,14 +87,14 @@ class ChainLimits(BaseModel, frozen=True):
         return max(1, min(room // by_nonce, info.max_sequences))
 
 
-def why_no_chains(info: ModelInfo) -> str:
+def why_no_chains(info: records.ModelInfo) -> str:
     """Says in a sentence why a model cannot compute decode proofs; "" if it can."""
     if info.hidden_size < PICKED:
         return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
     return ChainLimits.of(info).no_chains
 
 
-def refusal(spec: ProofSpec, info: ModelInfo) -> BodyError | None:
+def refusal(spec: records.ProofSpec, info: records.ModelInfo) -> BodyError | None:
     """Returns the error why a model cannot compute this decode proof; None if it can."""
     passes, limits = passes_of(spec), ChainLimits.of(info)
     n_tokens = passes.positions

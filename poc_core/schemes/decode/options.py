@@ -2,7 +2,7 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from poc_core.records import Passes, ProofSpec
+from poc_core import records
 from poc_core.schemes.requests import Options
 
 # The number of dimensions that are read from a hidden state.
@@ -33,12 +33,12 @@ class DecodeOptions(Options):
         return max_tokens
 
 
-def passes_of(spec: ProofSpec) -> Passes:
+def passes_of(spec: records.ProofSpec) -> records.Passes:
     """Returns each nonce's forward passes: a prefill and decode steps, or one pass of all positions
     if the spec has claimed points and is not `stepwise`. SpecError if the options are invalid.
     """
     light = spec.model_copy(update={"options": {**spec.options, "enforced": None}})
     options = DecodeOptions.checked(light, PICKED)
     if spec.options.get("enforced") is None or options.stepwise:
-        return Passes(spec.seq_len, options.max_tokens)
-    return Passes(spec.seq_len + options.max_tokens)
+        return records.Passes(spec.seq_len, options.max_tokens)
+    return records.Passes(spec.seq_len + options.max_tokens)

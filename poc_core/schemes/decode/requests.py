@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import BaseModel, FailFast, Field, JsonValue
 from typing_extensions import TypedDict
 
-from poc_core import fields
-from poc_core.errors import BodyError, ClaimsError
+from poc_core import errors, fields
 from poc_core.records import ProofSpec
 from poc_core.schemes import requests
 from poc_core.schemes.artifact.terms import ReceivedStatTest
@@ -113,18 +112,18 @@ class DecodeBody(requests.JobBody):
         }
         if self.enforced_k_steps is not None:
             if self.enforced_k_steps.keys() != set(self.nonces):
-                raise ClaimsError(
+                raise errors.ClaimsError(
                     "enforced_k_steps must hold the points of each of nonces, and of no others."
                 )
             claimed = self.enforced_k_steps
         elif not all(claimed.values()):
-            raise ClaimsError(
+            raise errors.ClaimsError(
                 "Each of validation.artifacts must have its k_points_steps, or send"
                 " enforced_k_steps."
             )
         n_points = sum(map(len, claimed.values()))
         if n_points > MOST_CLAIMED_POINTS:
-            raise BodyError(
+            raise errors.BodyError(
                 f"The request claims {n_points} points; send at most {MOST_CLAIMED_POINTS} at a"
                 " time",
                 ("validation", "artifacts"),

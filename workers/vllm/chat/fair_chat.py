@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from poc_core.fair_queue import BUDGET, Turns
+from poc_core import fair_queue
 from workers.vllm.chat import late_logprobs
 from workers.vllm.chat.errors import BadRequest
 from workers.vllm.chat.fields import CLIENT
@@ -35,7 +35,7 @@ class FairChat:
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
-        self._turns = Turns()
+        self._turns = fair_queue.Turns()
         self._wide = WideAnswers(self._others_go_on)
         self._compiles = answers.compiles_by_xgrammar(llm)
         # Otherwise vLLM asks another compiler after an error.
@@ -66,7 +66,7 @@ class FairChat:
                 )
 
     async def _turn_of(self, width: int) -> int:
-        n = max(1, BUDGET // width)
+        n = max(1, fair_queue.BUDGET // width)
         await self._turns.wait(CLIENT.get(), n * width)
         return n
 
@@ -82,7 +82,7 @@ class FairChat:
         queue = self._llm.output_processor.request_states[request.request_id].queue
         # All answers to one request share its queue.
         if width > 1 and queue is not None and queue.aggregate and "put" not in vars(queue):
-            Parts(queue.ready, max(1, BUDGET // width)).install(queue)
+            Parts(queue.ready, max(1, fair_queue.BUDGET // width)).install(queue)
         if width > 1 or of_prompt > 1:
             late_logprobs.keep_late(self._llm.output_processor, request)
 
@@ -153,7 +153,7 @@ class FairChat:
 
     async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
         """Returns an answer's new logprobs as vLLM's objects, created in the client's turns."""
-        n, at_once = len(logprobs or ()), max(1, BUDGET // width)
+        n, at_once = len(logprobs or ()), max(1, fair_queue.BUDGET // width)
         found: list[Any] = []
         for at in range(0, n, at_once):
             await self._turns.wait(client, width * min(at_once, n - at))

@@ -12,8 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from poc_core import records
-from poc_core.serving import openai_errors
-from poc_core.serving.openai_paths import USUAL, is_among
+from poc_core.serving import openai_errors, openai_paths
 from workers.chat_gate import ChatGate
 from workers.vllm.chat.errors import BadRequest, Failed, Refused, Unavailable, refusals
 from workers.vllm.chat.fields import CLIENT, SALT, TOLD, RequestOptions
@@ -59,7 +58,7 @@ class GatedChat:
         gate: ChatGate,
         is_lost: Callable[[], bool],
         secret: str | None = None,
-        paths: Sequence[str] = USUAL,
+        paths: Sequence[str] = openai_paths.USUAL,
         ids_for_all: bool = False,
     ) -> None:
         """`is_lost()`: whether the engine is dead; another worker may then answer. `secret`: the
@@ -86,7 +85,7 @@ class GatedChat:
             return await send_error(
                 send, 401, "Chat is served by the node's API, not by its workers."
             )
-        if not is_among(self._paths, scope["method"], scope["path"]):
+        if not openai_paths.is_among(self._paths, scope["method"], scope["path"]):
             return await send_error(send, 404, "A worker serves nothing but chat.")
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)

@@ -15,7 +15,6 @@ from workers.engines.validations import Validations, Way
 from workers.vllm.chat.errors import BadRequest, CannotForce
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
 from workers.vllm.release import answers, extra_args
-from workers.vllm.release.answers import Answer, Rows
 
 # Arguments of `generate` that a request for rows uses too.
 _PASSED_ON = ("lora_request", "priority", "data_parallel_rank")
@@ -78,7 +77,7 @@ class KnownTokens:
 
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
-    ) -> Rows:
+    ) -> answers.Rows:
         """Scores known tokens for the trial, without the prefix cache: one row per token."""
         request = await self._checked(prompt, params, request_id, {})
         if way == "steps":
@@ -123,7 +122,7 @@ class KnownTokens:
         bare.extra_args = dict(params.extra_args)
         known = bare.extra_args.pop(extra_args.KNOWN_TOKENS)
         request = await self._checked(prompt, bare, request_id, named)
-        answer = Answer(self._llm, request, prompt.get("prompt"), known)
+        answer = answers.Answer(self._llm, request, prompt.get("prompt"), known)
         way = self._way(params)
         if way == "steps":
             rows = await self._by_steps(prompt, params, answer.tokens, request_id, named)
@@ -161,7 +160,7 @@ class KnownTokens:
         request_id: str,
         named: dict[str, Any],
         skip_cache: tuple[bool, ...] = (False, True),
-    ) -> Rows:
+    ) -> answers.Rows:
         """Scores all known tokens in one prefill of the prompt and of all known tokens except the
         last. Repeats it without the prefix cache if that skips tokens to score.
         """
@@ -173,21 +172,21 @@ class KnownTokens:
         for skip in skip_cache:
             params = answers.pass_params(scoring.n_best, scoring.packed(), skip)
             output = await self._last(known, params, f"{request_id}-pass", named)
-            rows: Rows = output.prompt_logprobs
+            rows: answers.Rows = output.prompt_logprobs
             if len(rows) == len(tokens):
                 return rows
         return rows
 
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
-    ) -> Rows:
+    ) -> answers.Rows:
         """Scores each token in a decode step. If the grammar refuses a token, scores the remaining
         tokens without it.
         """
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)
         (choice,) = output.outputs
-        rows = Rows.of(choice.logprobs)
+        rows = answers.Rows.of(choice.logprobs)
         if list(choice.token_ids) != tokens[: len(rows)]:
             raise CannotForce("the engine decoded other tokens than it was given")
         if (

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from poc_core.chat_bounds import KNOWN_TOKENS, TOKEN_ID, unfit
+from poc_core import chat_bounds
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
 from workers.vllm.chat.fields import RequestOptions
 
@@ -29,7 +29,9 @@ class NetworkFields:
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
         """Reads a JSON body's network fields; None without any. BadRequest or CannotForce."""
-        if not found.keys().isdisjoint(KNOWN_TOKENS):  # in a thread: tokenizing takes long
+        if not found.keys().isdisjoint(
+            chat_bounds.KNOWN_TOKENS
+        ):  # in a thread: tokenizing takes long
             return await asyncio.to_thread(self.read, found)
         return self.read(found) if "logprobs_mode" in found else None
 
@@ -43,10 +45,12 @@ class NetworkFields:
         return RequestOptions(True, mode, known, known is not None and _lets_model_call(found))
 
     def _known(self, found: dict[str, Any]) -> list[int] | None:
-        name = next((name for name in KNOWN_TOKENS if found.get(name) is not None), None)
+        name = next(
+            (name for name in chat_bounds.KNOWN_TOKENS if found.get(name) is not None), None
+        )
         if name is None:
             return None
-        if fault := unfit(name, found[name], self.context):
+        if fault := chat_bounds.unfit(name, found[name], self.context):
             raise BadRequest(fault)
         ids = (self._of_text if name == "enforced_str" else self._of_tokens)(found[name])
         if len(ids) >= self.context:  # vLLM would blame max_tokens
@@ -77,7 +81,7 @@ class NetworkFields:
         return ids
 
     def _id(self, token: str) -> int:
-        if said := TOKEN_ID.fullmatch(token):
+        if said := chat_bounds.TOKEN_ID.fullmatch(token):
             return int(said[1][:_MOST_DIGITS])
         ids = self._encode(token)
         if not ids:

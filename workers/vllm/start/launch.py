@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from poc_core.errors import ProoflineError, SettingsError
+from poc_core import errors
+from poc_core.serving import vllm_arguments
 from poc_core.serving.openai_paths import passed_on
-from poc_core.serving.vllm_arguments import harmless, without
 from workers.chat_gate import ChatGate
 from workers.engines import stages
 from workers.engines.options import EngineOptions
@@ -98,7 +98,7 @@ def _configured(
         from workers.vllm.release import api_server, custom_ops, engine_core, faults, model_parts
         from workers.vllm.start import log_patterns, random_weights
     except ImportError as error:
-        raise ProoflineError(
+        raise errors.ProoflineError(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
             " setup-gpu`, or use --engine transformers."
         ) from error
@@ -118,10 +118,10 @@ def _configured(
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     parser = api_server.serve_parser(FlexibleArgumentParser())
     api_server.hold_tools_to_schemas(parser)
-    unknown = harmless(options.vllm_args) - api_server.known_arguments(parser)
+    unknown = vllm_arguments.harmless(options.vllm_args) - api_server.known_arguments(parser)
     for name in sorted(unknown):
         logger.warning(log_patterns.LEAVES_OUT, name, vllm.__version__)
-    args = parsed(parser, [*words, *without(options.vllm_args, unknown), *of_hosts])
+    args = parsed(parser, [*words, *vllm_arguments.without(options.vllm_args, unknown), *of_hosts])
     send_no_comments(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = EXTENSION
@@ -152,7 +152,7 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
     """
 
     def refuse(why: str) -> NoReturn:
-        raise SettingsError(
+        raise errors.SettingsError(
             f"vLLM does not take its arguments: {why} (`vllm serve --help=all` shows all)."
         )
 
@@ -160,7 +160,9 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
     try:
         return parser.parse_args(words)
     except SystemExit:  # the parser has printed its help
-        raise SettingsError("vLLM shows its help and does not start: leave out --help.") from None
+        raise errors.SettingsError(
+            "vLLM shows its help and does not start: leave out --help."
+        ) from None
 
 
 def send_no_comments(args: Any) -> None:
@@ -175,8 +177,8 @@ def names_grammars(words: Sequence[str]) -> bool:
     return bool(re.search(r"--structured.outputs.config\b.*?\bbackend\b", " ".join(words)))
 
 
-def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
-    return ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
+def _not_startable(options: EngineOptions, why_not: str) -> errors.ProoflineError:
+    return errors.ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
@@ -234,7 +236,7 @@ async def serve(
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
     while not server.started:
         if task.done():
-            raise ProoflineError(f"vLLM's OpenAI server did not start: {task.exception()}")
+            raise errors.ProoflineError(f"vLLM's OpenAI server did not start: {task.exception()}")
         await asyncio.sleep(0.01)
     return paths
 
