@@ -26,7 +26,8 @@ class Tile(NamedTuple):
     """The division of a matrix product into blocks, and Triton's launch options.
 
     A block of the result has `rows` x `columns` numbers, and is summed in steps of `depth`.
-    `group`: the number of blocks of rows that run together and share weights.
+    `group`: the number of blocks of rows that run together and share weights. `parts`: 2 to add up
+    even and odd steps separately and add both sums at the end; for products by expert only.
     """
 
     rows: int
@@ -35,6 +36,7 @@ class Tile(NamedTuple):
     group: int
     warps: int
     stages: int
+    parts: int = 1
 
 
 class Rows(NamedTuple):
@@ -160,7 +162,7 @@ def _by_expert_kernel(
     x, weights, out, share, ids, experts, n_ids, n_columns, depth, n_rows, x_stride, out_stride,
     A_TOKEN: tl.constexpr, OPENS: tl.constexpr, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-    PROGRAMS: tl.constexpr,
+    PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     n_high = tl.load(n_ids) // ROWS
     n_wide = n_columns // COLUMNS
@@ -178,13 +180,16 @@ def _by_expert_kernel(
             x_at = x + (row // A_TOKEN).to(tl.int64)[:, None] * x_stride
             x_at += tl.arange(0, DEPTH)[None, :]
         found = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for step in range(depth // DEPTH):
-            if A_TOKEN > 0:
-                rows = tl.load(x_at + step * DEPTH)
-            else:
-                rows = x.load([row_block * ROWS, step * DEPTH])
-            part = weights.load([weight_row, step * DEPTH])
-            found = tl.dot(rows, part.T, found)
+        odd = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for at in range(0, depth, DEPTH * PARTS):
+            rows = tl.load(x_at + at) if A_TOKEN > 0 else x.load([row_block * ROWS, at])
+            found = tl.dot(rows, weights.load([weight_row, at]).T, found)
+            if PARTS == 2:
+                at += DEPTH
+                rows = tl.load(x_at + at) if A_TOKEN > 0 else x.load([row_block * ROWS, at])
+                odd = tl.dot(rows, weights.load([weight_row, at]).T, odd)
+        if PARTS == 2:
+            found += odd
         if OPENS:
             rounded = found.to(out.dtype.element_ty).to(tl.float32)
             gate, up = tl.split(tl.reshape(rounded, (ROWS, COLUMNS // 2, 2)))
@@ -256,7 +261,7 @@ def _by_expert(
         read, TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
         out, share, *rows, n_columns, depth, len(x) * a_token if a_token else len(out),
         depth, out.stride(0), A_TOKEN=a_token, OPENS=opening is not None, LIMIT=limit,
-        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group, PARTS=tile.parts,
         PROGRAMS=programs, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
 

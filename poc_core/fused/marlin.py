@@ -1,15 +1,27 @@
-"""Converts experts' 4-bit weights from vLLM's Marlin layout to plain 16-bit matrices.
+"""Converts experts' 4-bit weights from vLLM's Marlin layout to plain 16-bit matrices, and
+multiplies by them in Marlin's order of sums.
 
 Marlin stores weights in tiles of 64 rows and 16 columns, where products are summed along the
 columns. A tile has 128 words of eight 4-bit numbers. The scales of 64 rows have another order than
 the rows (vLLM: gptq_marlin_repack and marlin_permute_scales). The conversion to bfloat16 is exact,
 because the scales of MXFP4 numbers are powers of two.
+
+Marlin sums the even and the odd groups of 32 columns separately, and adds both sums at the end
+(`Tile.parts`). It computes whole tiles of the result, but divides the last tiles among all
+programs (vllm-project/vllm#24722, "two-tile stream-K"). A divided tile has several sums, each over
+a range of columns, which are added from the last range to the first. `last_tiles_` computes these
+tiles again.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from poc_core.fused.experts import Opening, Rows
+from poc_core.fused.quantise import rounded_silu
 
 # Columns that share a scale.
 GROUP = 32
@@ -17,6 +29,21 @@ GROUP = 32
 _DEEP, _WIDE = 16, 64
 # Tiles of a program, along the summed columns, and the program's warps.
 _TILES, _WARPS = 8, 4
+# Rows of a tile of Marlin's products if there are many rows, and columns that it sums in a step.
+ROWS, STEP = tl.constexpr(64), tl.constexpr(64)
+# Columns of a program of `last_tiles_`.
+_LAST_COLUMNS = 64
+
+
+class Division(NamedTuple):
+    """How Marlin divides a product: the columns of a tile, and its programs on a multiprocessor."""
+
+    columns: int
+    programs: int
+
+
+# Those of vLLM's releases for many rows.
+DIVISIONS = Division(256, 1), Division(128, 2)
 
 
 @triton.jit
@@ -89,3 +116,110 @@ def can_unpack(words: Tensor, scales: Tensor) -> bool:
         and words.is_contiguous()
         and scales.is_contiguous()
     )
+
+
+@triton.jit
+def _sum(x_at, weight_at, tile, longest, n_steps, COLUMNS: tl.constexpr):
+    """Returns the sums of a tile, in float32. `tile`: the number among the divided tiles; negative
+    for an undivided tile. `longest`: the steps of a program.
+    """
+    found = tl.zeros((ROWS, COLUMNS), tl.float32)
+    begin = tile * n_steps
+    end = begin + n_steps
+    while end > begin:
+        first = begin
+        if tile >= 0:
+            first = tl.maximum(begin, (end - 1) // longest * longest)
+        even = tl.zeros((ROWS, COLUMNS), tl.float32)
+        odd = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for at in range((first - begin) * STEP, (end - begin) * STEP, STEP):
+            even = tl.dot(tl.load(x_at + at), tl.load(weight_at + at), even)
+            at += STEP // 2
+            odd = tl.dot(tl.load(x_at + at), tl.load(weight_at + at), odd)
+        found = (even + odd) + found
+        end = first
+    return found
+
+
+@triton.jit
+def _last_kernel(
+    out, x, weights, share, ids, experts, n_ids, place, n_columns, depth, n_rows,
+    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, LIMIT: tl.constexpr,
+    WIDE: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    n_wide = n_columns // WIDE
+    n_blocks = tl.load(n_ids) // ROWS
+    n_tiles = n_blocks * n_wide
+    n_divided = n_tiles
+    if n_tiles > PROGRAMS:
+        n_divided = n_tiles % PROGRAMS
+        if n_divided * 3 <= PROGRAMS:
+            n_divided += PROGRAMS
+    n_steps = depth // STEP
+    longest = tl.cdiv(n_steps * n_divided, PROGRAMS)
+    block = n_blocks - 1 - tl.program_id(0)
+    tile = block * n_wide - (n_tiles - n_divided)  # of the block's first columns
+    if block < 0:
+        return
+    if tile + n_wide <= 0:
+        return
+    row = tl.load(ids + block * ROWS + tl.arange(0, ROWS))
+    inside = (row < n_rows)[:, None]
+    row = tl.minimum(row, n_rows - 1)
+    by_expert = tl.load(place + row)
+    read = row // A_TOKEN if OPENS else by_expert
+    step = tl.arange(0, STEP // 2)
+    x_at = x + read.to(tl.int64)[:, None] * depth + step[None, :]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    expert = weights + tl.load(experts + block).to(tl.int64) * n_columns * depth
+    tile += tl.program_id(1) * COLUMNS // WIDE
+    if OPENS:
+        weight_at = expert + (2 * column * depth)[None, :] + step[:, None]
+        gate = _sum(x_at, weight_at, tile, longest, n_steps, COLUMNS)
+        tile += n_wide // 2
+        up = _sum(x_at, weight_at + depth, tile, longest, n_steps, COLUMNS)
+        gate = gate.to(out.dtype.element_ty).to(tl.float32)
+        up = up.to(out.dtype.element_ty).to(tl.float32)
+        if LIMIT > 0:
+            gate = tl.minimum(gate, LIMIT)
+            up = tl.clamp(up, -LIMIT, LIMIT)
+        found = rounded_silu(gate, up, out.dtype.element_ty)
+        at = out + by_expert.to(tl.int64)[:, None] * (n_columns // 2)
+    else:
+        weight_at = expert + (column * depth)[None, :] + step[:, None]
+        found = _sum(x_at, weight_at, tile, longest, n_steps, COLUMNS)
+        found = found.to(out.dtype.element_ty).to(tl.float32)
+        found *= tl.load(share + row)[:, None].to(tl.float32)
+        at = out + row.to(tl.int64)[:, None] * n_columns
+    tl.store(at + column[None, :], found.to(out.dtype.element_ty), inside)
+
+
+def last_tiles_(
+    out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, place: Tensor,
+    division: Division, opening: Opening | None = None,
+) -> None:  # fmt: skip
+    """Computes the tiles again that Marlin divides among its programs, and writes them to `out`.
+
+    `out`, `x`, `weights`, `share`, `opening`: as of `open_by_expert_`, or of `product_by_expert_`
+    if `opening` is None. `rows`: in blocks of ROWS, each expert's in ascending order. `place`:
+    (rows,) int32, the place of each row among rows in expert order.
+    """
+    n_columns, depth = weights.shape[1:]
+    gpu = torch.cuda.get_device_properties(out.device)
+    programs = gpu.multi_processor_count * division.programs
+    most = (programs + programs // 3) // (n_columns // division.columns) + 2
+    a_token, limit = opening or (1, 0.0)
+    wide = n_columns // 2 if opening else n_columns
+    _last_kernel[(most, wide // _LAST_COLUMNS)](
+        out, x, weights, share, *rows, place, n_columns, depth, len(place),
+        A_TOKEN=a_token, OPENS=opening is not None, LIMIT=limit, WIDE=division.columns,
+        PROGRAMS=programs, COLUMNS=_LAST_COLUMNS, num_warps=4, num_stages=4, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def places(rows: Rows, n: int) -> Tensor:
+    """Returns the place of each of `n` rows in `rows.ids`, int32."""
+    place = torch.arange(len(rows.ids), dtype=torch.int32, device=rows.ids.device)
+    found = torch.empty(n + 1, dtype=torch.int32, device=rows.ids.device)
+    found[torch.where(place < rows.n, rows.ids, n).long()] = place  # n: rows of no token
+    return found[:n]

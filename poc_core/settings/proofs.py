@@ -32,9 +32,10 @@ class ProofSettings(Theme):
     decode_codebook: str = ""
     """The network's file of the 16 points of decode proofs (16 x 256 little-endian float32) on each
     worker's machine. Empty: Proofline's rebuild. Workers refuse other files."""
-    experts: Literal["exact", "fast"] = "exact"
+    experts: Literal["exact", "fast", "same"] = "exact"
     """How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's kernel.
-    fast: in bfloat16, with another order of sums and several GB more GPU memory (docs/rates.md)."""
+    fast: in bfloat16, with other sums and several GB more GPU memory (docs/rates.md). same: as
+    fast, with vLLM's sums; no GPU has run it."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
     """Milliseconds that one call into the engine may take before the engine counts as lost."""
     worker_ttl_s: int = Field(10, ge=2)

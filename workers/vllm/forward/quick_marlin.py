@@ -1,9 +1,10 @@
 """Computes MXFP4 experts in bfloat16 if there are many rows. Replaces Marlin's kernels only during
-a proof's slice, so chat keeps Marlin. Enabled by POC_EXPERTS=fast.
+a proof's slice, so chat keeps Marlin. Enabled by POC_EXPERTS.
 
 Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows per
 expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The numbers
-are the same as in Marlin, but are added in another order.
+are the same as in Marlin. POC_EXPERTS=fast adds them in another order, POC_EXPERTS=same in
+Marlin's.
 """
 
 import os
@@ -14,19 +15,31 @@ import torch
 from torch import Tensor
 
 from workers.vllm.forward.quick_block_experts import QuickApply, memory
-from workers.vllm.forward.trial import Compute, Trial, is_right
+from workers.vllm.forward.trial import Compute, Trial, is_right, milliseconds
 from workers.vllm.release import custom_ops
 
-SETTING, ON = "POC_EXPERTS", "fast"
+SETTING, FAST, SAME = "POC_EXPERTS", "fast", "same"
 # Smaller calls (tokens times experts per token) use Marlin: unpacking costs more than it saves.
 LEAST = 1 << 16
 # Largest relative distance from Marlin's result that the order of sums can explain.
 _FURTHEST = 0.01
 # Bytes of the GPU that must stay free next to the unpacked weights.
 _SPARE = 2**30
-# For both products: rows, columns and summed columns of a block, blocks of rows that share weights,
-# warps, stages. The fastest of nine on an H200.
-_TILE = (128, 256, 64, 8, 8, 3)
+
+
+class Way(NamedTuple):
+    """One way to compute the products."""
+
+    # For both products, the fields of poc_core.fused.experts.Tile: rows, columns and summed columns
+    # of a block, blocks of rows that share weights, warps, stages, parts.
+    tile: tuple[int, ...]
+    # Marlin's division (poc_core.fused.marlin.Division) to imitate; None for other sums
+    division: tuple[int, int] | None = None
+
+
+# The fastest of nine tiles on an H200; then the ways with Marlin's sums, which no GPU has run yet.
+_FAST = Way((128, 256, 64, 8, 8, 3))
+_SAME = tuple(Way((128, 128, 32, 8, 8, 4, 2), one) for one in ((256, 1), (128, 2)))
 
 
 class Call(NamedTuple):
@@ -53,13 +66,14 @@ class Call(NamedTuple):
 
 
 class QuickMarlin(QuickApply):
-    """The kernels for MXFP4 experts of one model. Stores for each shape whether a trial found the
-    kernels correct.
+    """The kernels for MXFP4 experts of one model. Stores for each shape which way a trial found
+    correct.
     """
 
     def __init__(self) -> None:
-        super().__init__(custom_ops.marlin_experts() if os.environ.get(SETTING) == ON else None)
-        self._is_right = Trial[bool]()  # by Call.shapes
+        self._ways = {FAST: (_FAST,), SAME: _SAME}.get(os.environ.get(SETTING, ""), ())
+        super().__init__(custom_ops.marlin_experts() if self._ways else None)
+        self._way = Trial[Way | None]()  # by tokens and Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights
 
     def read(self, experts: Any, given: Mapping[str, Any]) -> Call | None:
@@ -84,23 +98,28 @@ class QuickMarlin(QuickApply):
         )  # fmt: skip
         from poc_core.fused.marlin import can_unpack
 
-        sizes = ((columns % _TILE[1], depth % _TILE[2]) for _, columns, depth in call.shapes)
+        across, deep = self._ways[0].tile[1:3]
+        sizes = ((columns % across, depth % deep) for _, columns, depth in call.shapes)
         can = all(map(can_unpack, call.weights, call.scales)) and not any(map(any, sizes))
         return call if can else None
 
     def compute(self, call: Call, by_vllm: Compute) -> Any:
-        if not self._is_right.of(call.shapes, lambda: self._try(call, by_vllm)):
+        key = len(call.x), call.shapes
+        way = self._way.of(key, lambda: self._try(call, by_vllm))
+        if way is None:
             return by_vllm()
         assert self._unpacked is not None
-        return compute(call, self._unpacked)
+        return compute(call, self._unpacked, way)
 
-    def _try(self, call: Call, own: Compute) -> bool:
-        """Returns True if the kernels' result is as near to Marlin's as another order of addition
-        allows.
+    def _try(self, call: Call, own: Compute) -> Way | None:
+        """Returns the first way whose result equals Marlin's, or is as near as another order of
+        addition allows, and that takes less time. None: no way does.
         """
-        largest = max(n * columns * depth for n, columns, depth in call.shapes)
+        found: Way | None = None
 
         def why_not() -> str:
+            nonlocal found
+            largest = max(n * columns * depth for n, columns, depth in call.shapes)
             if self._unpacked is None or self._unpacked.numel() < largest:
                 self._unpacked = None
                 free = torch.cuda.mem_get_info()[0] + _spare_of_allocator()
@@ -110,19 +129,37 @@ class QuickMarlin(QuickApply):
                         " are free; a smaller --gpu-memory-utilization makes room"
                     )
                 self._unpacked = call.x.new_empty(largest)
+            unpacked, words = self._unpacked, ""
             own()
-            expected = call.out.float()
-            call.out.fill_(float("nan"))
-            compute(call, self._unpacked)
-            distance = float((call.out.float() - expected).norm() / expected.norm())
-            return (
-                "" if distance < _FURTHEST else f"lie {distance:.3g} apart from Marlin's: not used"
-            )
+            expected = call.out.clone()
+            for way in self._ways:
+                call.out.fill_(float("nan"))
+                compute(call, unpacked, way)
+                words = _difference(call.out, expected, 0.0 if way.division else _FURTHEST)
+                if not words:
+                    found = way
+                    return words
+            return words
 
-        return is_right("a layer's unpacked experts", why_not)
+        if is_right("a layer's unpacked experts", why_not) and found is not None:
+            way = found
+            assert self._unpacked is not None
+            unpacked = self._unpacked
+            if milliseconds(lambda: compute(call, unpacked, way)) < milliseconds(own):
+                return way
+        return None
 
 
-def compute(call: Call, unpacked: Tensor) -> None:
+def _difference(found: Tensor, expected: Tensor, furthest: float) -> str:
+    """Returns why `found` is not used, or "" if its relative distance is at most `furthest`."""
+    if torch.equal(found, expected):
+        return ""
+    found, expected = found.float(), expected.float()
+    distance = float((found - expected).norm() / expected.norm())
+    return "" if distance < furthest else f"lie {distance:.3g} apart from Marlin's: not used"
+
+
+def compute(call: Call, unpacked: Tensor, way: Way) -> None:
     """Computes `call.out`. `unpacked`: memory for the unpacked weights of one product at a time."""
     from poc_core.fused.experts import (
         Opening,
@@ -132,22 +169,33 @@ def compute(call: Call, unpacked: Tensor) -> None:
         product_by_expert_,
         rows_by_expert,
     )
-    from poc_core.fused.marlin import unpack_
+    from poc_core.fused.marlin import ROWS, Division, last_tiles_, places, unpack_
+    from poc_core.fused.row_order import in_order
 
-    tile = Tile(*_TILE)
+    tile = Tile(*way.tile)
     first, second = (
         unpacked[: n * columns * depth].view(n, columns, depth) for n, columns, depth in call.shapes
     )
     tokens, a_token = call.chosen.shape
-    rows = Rows(*custom_ops.rows_of_experts(call.chosen, tile.rows, len(first)))
+    n_rows, n_experts = tokens * a_token, len(first)
+    rows = Rows(*custom_ops.rows_of_experts(call.chosen, tile.rows, n_experts))
     n = rows_by_expert(rows, tile)
     opened = memory(call.spaces[0], call.x.dtype, n, second.shape[2])
-    unpack_(first, call.weights[0], call.scales[0], pairs=True)
-    open_by_expert_(opened, call.x, first, rows, tile, Opening(a_token, call.limit))
-    products = memory(call.spaces[1], call.x.dtype, tokens * a_token, second.shape[1])
-    unpack_(second, call.weights[1], call.scales[1])
+    products = memory(call.spaces[1], call.x.dtype, n_rows, second.shape[1])
     share = call.share.flatten().to(call.x.dtype)
+    opening = Opening(a_token, call.limit)
+    unpack_(first, call.weights[0], call.scales[0], pairs=True)
+    open_by_expert_(opened, call.x, first, rows, tile, opening)
+    if way.division:
+        division, block = Division(*way.division), ROWS.value
+        of_marlin = Rows(*custom_ops.rows_of_experts(call.chosen, block, n_experts))
+        of_marlin = of_marlin._replace(ids=in_order(*of_marlin, block))
+        place = places(rows, n_rows)
+        last_tiles_(opened, call.x, first, share, of_marlin, place, division, opening)
+    unpack_(second, call.weights[1], call.scales[1])
     product_by_expert_(products, opened, second, share, rows, tile)
+    if way.division:
+        last_tiles_(products, opened, second, share, of_marlin, place, division)
     call.add(products.view(tokens, a_token, -1))
 
 

@@ -1,6 +1,7 @@
 """Experts in 4 bits come back from vLLM's Marlin layout, by Triton's interpreter and on a GPU."""
 
 from inspect import signature
+from itertools import pairwise
 
 import pytest
 import torch
@@ -66,6 +67,80 @@ def check(device: str = "cpu") -> None:
 @pytest.mark.xdist_group("interpreted")
 def test_unpacked_weights_are_those_that_were_packed() -> None:
     run_interpreted(__name__, "check()")
+
+
+def divided(n_tiles: int, n_steps: int, programs: int) -> list[list[range]]:
+    """The ranges of steps of each tile, in the order in which Marlin adds their sums: every program
+    computes as many steps as another, those of the divided tiles one after the other."""
+    n = n_tiles
+    if n_tiles > programs:
+        n = n_tiles % programs
+        n += programs if 3 * n <= programs else 0
+    longest = -(-n * n_steps // programs)
+    ends = {*range(0, n * n_steps, n_steps), *range(0, n * n_steps, longest), n * n_steps}
+    cuts = sorted(ends)
+    last: list[list[range]] = [[] for _ in range(n)]
+    for begin, end in pairwise(cuts):
+        tile = begin // n_steps
+        last[tile].insert(0, range(begin - tile * n_steps, end - tile * n_steps))
+    return [[range(n_steps)]] * (n_tiles - n) + last
+
+
+def check_last_tiles(n_blocks: int) -> None:
+    """Sums whose order shows: each step has one product, and neighbours cancel but for a rest."""
+    from unittest import mock
+
+    from poc_core.fused import marlin
+    from poc_core.fused.experts import Opening, Rows
+
+    torch.manual_seed(0)
+    depth, columns, wide, programs, n_experts = 320, 256, 64, 3, 2
+    n, n_steps = n_blocks * 64 - 5, depth // 64
+    values = torch.zeros(n, depth)
+    values[:, ::32] = torch.randn(n, depth // 32) * 10.0 ** torch.randint(0, 8, (depth // 32,))
+    weights = torch.randint(-2, 3, (n_experts, columns, depth)).float()
+    ids = torch.cat([torch.arange(n), torch.full((5 + 64,), n)]).int()
+    experts = torch.tensor([0] + [1] * n_blocks, dtype=torch.int32)
+    rows = Rows(ids, experts, torch.tensor([n_blocks * 64], dtype=torch.int32))
+    place = marlin.places(rows, n)
+    assert place.tolist() == [*range(n)]
+    share = torch.rand(n)
+    expected = torch.zeros(n, columns)
+    for number, ranges in enumerate(divided(n_blocks * columns // wide, n_steps, programs)):
+        block, column = divmod(number, columns // wide)
+        here = slice(block * 64, min(n, block * 64 + 64))
+        across = slice(column * wide, column * wide + wide)
+        own = weights[experts[block], across]
+        for steps in ranges:
+            even, odd = (torch.zeros(here.stop - here.start, wide) for _ in range(2))
+            for at in (64 * step for step in steps):
+                even += values[here, at : at + 32] @ own[:, at : at + 32].T
+                odd += values[here, at + 32 : at + 64] @ own[:, at + 32 : at + 64].T
+            expected[here, across] = (even + odd) + expected[here, across]
+    division = marlin.Division(wide, 1)
+    gpu = mock.Mock(multi_processor_count=programs)
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu):
+        plain = torch.full((n, columns), torch.nan)
+        marlin.last_tiles_(plain, values, weights, share, rows, place, division)
+        gates, up = expected.chunk(2, -1)
+        pairs = weights.view(n_experts, 2, -1, depth).transpose(1, 2).reshape(weights.shape)
+        opened = torch.full((n, columns // 2), torch.nan)
+        marlin.last_tiles_(
+            opened, values, pairs.contiguous(), share, rows, place, division, Opening(1, 0.0)
+        )
+    is_last = ~plain.isnan()
+    assert is_last[-1].all()
+    assert torch.equal(plain[is_last], (expected * share[:, None])[is_last])
+    is_last = ~opened.isnan()
+    assert is_last[-1].all()
+    of_gates = gates / (1 + (-gates).exp()) * up
+    torch.testing.assert_close(opened[is_last], of_gates[is_last], rtol=1e-5, atol=0)
+
+
+@pytest.mark.xdist_group("interpreted")
+@pytest.mark.parametrize("n_blocks", [1, 2, 5])
+def test_divided_tiles_are_summed_in_marlins_order(n_blocks: int) -> None:
+    run_interpreted(__name__, f"check_last_tiles({n_blocks})")
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Unpacked experts stand in for Marlin's where their result differs by the order of sums alone."""
 
 from inspect import Parameter, Signature
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ class Marlin:
     """vLLM's MarlinExperts as the hook finds them; `by`: who computed."""
 
     by: list[str]
+    ways: list[tuple[int, int] | None]
     quant_config = SimpleNamespace(use_mxfp4_w4a16=True, gemm1_clamp_limit=7.0)
     activation_config = SimpleNamespace(alpha=1.0, beta=0.0)
     w1_bias = w2_bias = g1_alphas = g2_alphas = input_dtype = None
@@ -49,7 +51,7 @@ def experts(monkeypatch: pytest.MonkeyPatch) -> Marlin:
     from workers.vllm.release import custom_ops
 
     marlin = Marlin()
-    marlin.by = []
+    marlin.by, marlin.ways = [], []
     monkeypatch.setenv("POC_EXPERTS", "fast")
     monkeypatch.setattr(custom_ops, "marlin_experts", lambda: Marlin)
     monkeypatch.setattr(fused, "is_on", lambda device: True)
@@ -57,16 +59,22 @@ def experts(monkeypatch: pytest.MonkeyPatch) -> Marlin:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**34, 2**34))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
     monkeypatch.setattr(quick_marlin, "compute", computed_by(marlin, 2.004))
+    ms = cycle((1.0, 2.0))  # ours, Marlin's
+    monkeypatch.setattr(quick_marlin, "milliseconds", lambda compute: next(ms))
     return marlin
 
 
-def computed_by(marlin: Marlin, factor: float) -> Any:
-    def compute(call: Any, unpacked: Tensor) -> None:
+def computed_by(marlin: Marlin, *factors: float) -> Any:
+    """The results by each way, the last for all further ones."""
+    left = [*factors]
+
+    def compute(call: Any, unpacked: Tensor, way: Any) -> None:
         assert unpacked.numel() >= EXPERTS * 2 * MIDDLE * COLUMNS
         assert (call.limit, call.shapes[0]) == (7.0, (EXPERTS, 2 * MIDDLE, COLUMNS))
         assert call.shapes[1] == (EXPERTS, COLUMNS, MIDDLE)
         marlin.by.append("ours")
-        call.out.copy_(call.x * factor)
+        marlin.ways.append(way.division)
+        call.out.copy_(call.x * (left.pop(0) if len(left) > 1 else left[0]))
 
     return compute
 
@@ -134,6 +142,40 @@ def test_what_the_kernels_do_not_compute_is_left_to_marlin(
 
     call(experts, QuickMarlin(), **other)
     assert experts.by == ["own"] * 3
+
+
+def test_the_same_sums_are_those_whose_bits_are_marlins(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.vllm.forward import quick_marlin
+
+    monkeypatch.setenv("POC_EXPERTS", "same")
+    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, 2.004, 2.0))
+    call(experts, quick_marlin.QuickMarlin())
+    assert experts.by == ["own", "ours", "ours", "ours", "ours", "own"]
+    assert experts.ways == [(256, 1), (128, 2), (128, 2), (128, 2)]
+
+
+@pytest.mark.parametrize(
+    ("factor", "ms", "words"), [(2.004, 1.0, "apart from Marlin's"), (2.0, 3.0, "")]
+)
+def test_other_bits_and_slower_ones_are_left_to_marlin(
+    experts: Marlin,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    factor: float,
+    ms: float,
+    words: str,
+) -> None:
+    from workers.vllm.forward import quick_marlin
+
+    monkeypatch.setenv("POC_EXPERTS", "same")
+    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, factor))
+    times = cycle((ms, 2.0))
+    monkeypatch.setattr(quick_marlin, "milliseconds", lambda compute: next(times))
+    call(experts, quick_marlin.QuickMarlin())
+    assert experts.by[-2:] == ["own", "own"]
+    assert words in caplog.text
 
 
 @pytest.mark.parametrize("said", ["exact", None])
