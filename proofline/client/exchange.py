@@ -32,9 +32,10 @@ def base_url(url: str | None) -> str:
     base = whole.rstrip("/").removesuffix(PREFIX)
     try:
         parsed = httpx.URL(base)
-    except httpx.InvalidURL as error:
+        host = parsed.host
+    except (httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: of IDNA
         raise UrlError(f"{url!r} cannot be read ({error}).") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not host:
         raise UrlError(f"A node's url must look like http://host:port, not {url!r}.")
     return base
 
