@@ -91,7 +91,7 @@ def missing(folder: Path) -> list[str]:
         if int(last) > _MOST_SHARDS:
             raise BrokenModelError(f"{folder} is said to have {last} shards")
         weights |= {f"{before}{n:0{len(number)}}{of}{last}{after}" for n in range(1, int(last) + 1)}
-    lacks = [name for name in sorted(weights) if not _has(folder / name)]
+    lacks = [printable(name) for name in sorted(weights) if not _has(folder / name)]
     if not weights:
         lacks.append("weights")
     if not any(name in names for name in _CONFIGS):

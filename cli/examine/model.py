@@ -1,6 +1,5 @@
 """Checks a model: its files, its size, and known problems of its family (docs/models.md)."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from api.models.cache import CacheError, ModelCache
-from api.models.files import BrokenModelError, missing, printable
+from api.models.files import BrokenModelError, missing, parsed, printable
 from cli.examine.findings import Finding, Subject
 from cli.machine.cpu_memory import available_bytes
 from cli.machine.model_memory import weights_bytes
@@ -49,10 +48,9 @@ class Model:
         if self.folder is None:
             return {}
         try:
-            found = json.loads((self.folder / "config.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+            return parsed(self.folder / "config.json")
+        except BrokenModelError:
             return {}  # reported by the check of the files
-        return found if isinstance(found, dict) else {}
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
@@ -155,9 +153,15 @@ def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Findin
     config = model.config
     if not config:
         return
-    architecture = next(iter(config.get("architectures") or []), "an unnamed architecture")
-    text_config = config.get("text_config") or config
-    n_layers = text_config.get("num_hidden_layers", "?")
+    match config.get("architectures"):
+        case [str(architecture), *_]:
+            pass
+        case _:
+            architecture = "an unnamed architecture"
+    text_config = config.get("text_config")
+    n_layers = (text_config if isinstance(text_config, dict) else config).get(
+        "num_hidden_layers", "?"
+    )
     path = KNOWN_PATHS.get(architecture, FLEET_PATHS[0])
     if path in FLEET_PATHS:
         yield _FAMILY.ok(f"{architecture}: reflected after each of its {n_layers} layers")

@@ -77,6 +77,28 @@ class TestFiles:
         list(model.room(there_is, "auto", [], 1, uses_gpus=False))
         list(model.family(there_is, True, True))
 
+    @pytest.mark.parametrize(
+        "config",
+        [
+            *({"architectures": 5}, {"architectures": [{}]}, {"architectures": "A"}),
+            *({"text_config": "x"}, {"text_config": [1]}),
+        ],
+        ids=str,
+    )
+    def test_fields_of_another_type_are_as_if_they_lacked(
+        self, tmp_path: Path, config: dict[str, Any]
+    ) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
+        (found,) = model.family(Model("a", tmp_path), True, True)
+        assert found.says.startswith("an unnamed architecture: reflected after each of its ?")
+
+    def test_a_name_in_the_index_that_is_no_text_can_be_printed(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "model", weights_gb=0.001)
+        index = '{"weight_map": {"a": "\\ud800"}}'
+        (folder / "model.safetensors.index.json").write_text(index)
+        _, (found,) = model.find(str(folder))
+        assert found.says == f"{folder} lacks \\ud800."
+
     def test_each_broken_model_of_the_cache_is_a_finding(self, tmp_path: Path) -> None:
         for name, text in (("whole", "{}"), ("broken", "{")):
             folder = write(
