@@ -102,7 +102,7 @@ def read_json(path: Path, what_to_do: str, stdin: TextIO | None = None) -> Any:
         raise UsageError(f"Cannot read {path} ({error}); {what_to_do}.") from error
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON ({error}); {what_to_do}.") from error
 
 

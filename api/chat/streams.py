@@ -42,7 +42,7 @@ def failure(path: str, head: bytes) -> tuple[int, Any] | None:
         return None
     try:
         body = json.loads(event[1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     error = body.get("error") if isinstance(body, dict) else None
     if event[0] == "error" and not isinstance(error, dict):

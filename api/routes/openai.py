@@ -188,7 +188,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
                 entries |= {entry["id"]: entry for entry in answer.json()["data"]}
             else:
                 refusal = answer
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError):
             continue  # perhaps another worker of the model answers correctly
     return entries, refusal
 

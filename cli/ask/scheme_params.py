@@ -136,5 +136,5 @@ def named_value(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, 
         raise UsageError(f"{option} takes {form}, not {text!r}.")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value

@@ -87,7 +87,7 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
                     raise ValueError("it is no JSON object")
                 with one_at_a_time:
                     receipt = receipts.take(self.path, body)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 say(f"{self.path} is no payload: {error}")
                 return self._answer(400)
             if as_json:

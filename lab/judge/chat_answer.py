@@ -97,7 +97,7 @@ def read_file(path: Path) -> ExecutedChat:
         stdin = typer.get_text_stream("stdin")
         text = stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         document = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"Cannot read {path} ({error}); {_WANTED}.") from error
     request = document.get("request") if isinstance(document, dict) else None
     if not isinstance(request, dict) or not isinstance(request.get("messages"), list):

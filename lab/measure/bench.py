@@ -201,7 +201,7 @@ def earlier(path: Path, model: str) -> Division:
         raise UsageError(
             f"Cannot read {path} ({error.strerror}); give --compare a file that --json wrote."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(
             f"{path} holds no result of `proofline bench --json`; give --compare one."
         ) from None

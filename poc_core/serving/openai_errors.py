@@ -56,7 +56,7 @@ def said_by(raw: bytes) -> Any:
     """Parses the body of an answer as JSON. Returns the text of a body that is not JSON."""
     try:
         return json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw.decode(errors="replace")
 
 

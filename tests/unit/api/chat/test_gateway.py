@@ -958,6 +958,16 @@ class TestDeaths:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert answer.json()["error"]["type"] == "service_unavailable"
 
+    def test_a_stream_of_deep_json_is_forwarded(self, node: Node) -> None:
+        deep = b"data: " + b"[" * 5000 + b"\n\n"
+
+        def streams_deep(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(deep)
+
+        node.start("w1", streams_deep)
+        assert node.chat(stream=True).content.startswith(deep)
+
     @pytest.mark.parametrize(
         "cut", [b"", b'data: {"choi', b'data: {"choices":[]}\n'], ids=["whole", "line", "event"]
     )
@@ -1289,6 +1299,7 @@ class TestModels:
         node.start("w1", endless)
         node.start("w2", lambda call: call.answer(b'{"data": [7]}'), model="second")
         node.start("w3", lambda call: call.answer(b"no JSON"), model="third")
+        node.start("w5", lambda call: call.answer(b"[" * 5000), model="fifth")
         node.start("w4", self.listing("other"), model="other")
         assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
 

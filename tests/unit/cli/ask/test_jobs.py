@@ -385,6 +385,7 @@ def test_validate_takes_what_compute_writes_and_reads_stdin(fake: FakeApi) -> No
     ("text", "message"),
     [
         ("not json", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("{}", "holds no artifacts"),
         ("5", "holds no artifacts"),
         ('{"artifacts": [{"nonce": "one", "vector_b64": "x"}]}', "holds no artifacts"),

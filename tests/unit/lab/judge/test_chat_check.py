@@ -258,6 +258,7 @@ def test_a_node_that_is_not_there_is_named(check: Check) -> None:
     ("text", "told"),
     [
         ("nonsense", "Cannot read"),
+        ("[" * 100_000, "Cannot read"),
         ("[]", "holds no chat's request"),
         ('{"request": {}, "answer": {}}', "holds no chat's request"),
         ('{"request": {"messages": []}}', "holds no answer with logprobs"),
