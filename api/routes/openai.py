@@ -185,7 +185,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
         try:
             answer = await chat.gateway.look_up(worker, b"/v1/models", key)
             if answer.status_code == 200:
-                entries |= {entry["id"]: entry for entry in answer.json()["data"]}
+                entries |= {str(entry["id"]): entry for entry in answer.json()["data"]}
             else:
                 refusal = answer
         except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError):

@@ -1303,6 +1303,12 @@ class TestModels:
         node.start("w4", self.listing("other"), model="other")
         assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
 
+    def test_an_id_that_is_no_text_is_no_error_of_others(self, node: Node) -> None:
+        node.start("w1", lambda call: call.answer(b'{"data": [{"id": 7}]}'))
+        node.start("w2", self.listing("other"), model="other")
+        assert node.api.get("/v1/models/other").status_code == 200
+        assert node.api.get("/v1/models/none").status_code == 404
+
     def test_key_is_passed_on_and_its_refusal_too(self, api: httpx.Client, start: Start) -> None:
         def wants_a_key(call: Call) -> None:
             if call.received.values("authorization") == ["Bearer right"]:
