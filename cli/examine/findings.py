@@ -33,7 +33,7 @@ class Subject(str):
         """Returns a finding about something that works, but not as well as possible."""
         return Finding(self, "warning", says, remedy)
 
-    def problem(self, says: str, remedy: str = "As it says.") -> Finding:
+    def problem(self, says: str, remedy: str = "Follow this message.") -> Finding:
         return Finding(self, "problem", says, remedy)
 
 

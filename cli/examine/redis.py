@@ -62,7 +62,8 @@ def server(
             yield from sentinels.replicas(info, needed=bool(at.master))
         except NoPermissionError as error:
             yield _REDIS.warning(
-                f"This user may not run INFO ({error}).", "Look at the rest as another user."
+                f"This user may not run INFO ({error}).",
+                "To check Redis' memory and files, use its operator's url.",
             )
         yield from _speed(client)
         yield _clock(client, settings, clock)
