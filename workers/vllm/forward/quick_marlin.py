@@ -39,7 +39,7 @@ class Way(NamedTuple):
 
 # The fastest of nine tiles on an H200; then the ways with Marlin's sums, which no GPU has run yet.
 _FAST = Way((128, 256, 64, 8, 8, 3))
-_SAME = tuple(Way((128, 128, 32, 8, 8, 4, 2), one) for one in ((256, 1), (128, 2)))
+SAME_WAYS = tuple(Way((128, 128, 32, 8, 8, 4, 2), one) for one in ((256, 1), (128, 2)))
 
 
 class Call(NamedTuple):
@@ -71,7 +71,7 @@ class QuickMarlin(QuickApply):
     """
 
     def __init__(self) -> None:
-        self._ways = {FAST: (_FAST,), SAME: _SAME}.get(os.environ.get(SETTING, ""), ())
+        self._ways = {FAST: (_FAST,), SAME: SAME_WAYS}.get(os.environ.get(SETTING, ""), ())
         super().__init__(custom_ops.marlin_experts() if self._ways else None)
         self._way = Trial[Way | None]()  # by tokens and Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights

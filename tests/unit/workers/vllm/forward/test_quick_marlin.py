@@ -189,3 +189,50 @@ def test_exact_experts_are_marlins(
         monkeypatch.setenv("POC_EXPERTS", said)
     call(experts, QuickMarlin())
     assert experts.by == ["own"] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("tokens", "middle"), [(8192, 1024), (6144, 1024), (5000, 2048)])
+def test_products_in_marlins_order_have_its_bits_on_a_gpu(tokens: int, middle: int) -> None:
+    """DeepSeek-V4-Flash's sizes under tensor parallel 2 and whole, fewer experts."""
+    from vllm import _custom_ops
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
+    from vllm.scalar_type import scalar_types
+
+    from workers.vllm.forward import quick_marlin
+    from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows
+    from workers.vllm.release import custom_ops
+
+    torch.manual_seed(0)
+    hidden, n_experts, a_token = 4096, 32, 6
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device="cuda")
+    logits = torch.randn(tokens, n_experts, device="cuda")
+    share, chosen = logits.softmax(-1).topk(a_token)
+    weights, scales = [], []
+    for columns, depth in ((2 * middle, hidden), (hidden, middle)):
+        of_words = (n_experts, depth // 16, 2 * columns)
+        weights.append(torch.randint(-(2**31), 2**31, of_words, dtype=torch.int32, device="cuda"))
+        powers = torch.randint(117, 121, (n_experts, depth // 32, columns), device="cuda")
+        scales.append(powers.to(torch.uint8).view(torch.float8_e8m0fnu))
+    own = custom_ops.operation(MARLIN)
+    ordered = OrderedRows(own, custom_ops.argument_names(own))
+    kind = scalar_types.float4_e2m1f.id
+    with custom_ops.in_place_of_operations({MARLIN: ordered}):
+        expected = fused_marlin_moe(
+            x, *weights, None, None, *scales, share, chosen.int(), quant_type_id=kind
+        )
+    assert expected.isfinite().all()
+    out = torch.empty_like(x)
+    spaces = torch.empty(0, device="cuda"), torch.empty(0, device="cuda")
+    layer = quick_marlin.Call(
+        out, x, (weights[0], weights[1]), (scales[0], scales[1]), share, chosen.int(), spaces,
+        lambda rows: _custom_ops.moe_sum(rows, out), 0.0,
+    )  # fmt: skip
+    unpacked = x.new_empty(max(n * columns * depth for n, columns, depth in layer.shapes))
+    differing = {}
+    for way in quick_marlin.SAME_WAYS:
+        out.fill_(float("nan"))
+        quick_marlin.compute(layer, unpacked, way)
+        differing[way.division] = int((out != expected).sum())
+    assert 0 in differing.values(), differing
