@@ -1,3 +1,1 @@
-"""Code that API, workers and commands share. The package imports none of its modules, because the
-API must not import torch.
-"""
+"""Code that API, workers and commands share. It must import no torch, for the API's sake."""

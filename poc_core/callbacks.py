@@ -43,16 +43,12 @@ def redacted(url: str | None) -> str | None:
 
 
 def callback_url(url: str | None, what: str) -> str:
-    """Returns the url of a callback of the kind `what`, "generated" or "validated"; "" without a
-    url.
-    """
+    """Returns a callback's url for `what`, "generated" or "validated"; "" without a url."""
     return f"{url.rstrip('/')}/{what}" if url else ""
 
 
 def receiver_of(url: str) -> str:
-    """Returns the receiver of a callback url as host:port; "" if the url has no valid host and
-    port.
-    """
+    """Returns the receiver of a callback url as host:port; "" for an invalid url."""
     try:
         parts = urlsplit(url)
         host, port = canonical_host(parts.hostname or ""), port_of(parts)
@@ -180,9 +176,7 @@ class CallbackPolicy:
         node_ports: Own,
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
-        """Raises ForbiddenReceiverError unless a callback to `host` may use this address and port.
-        `is_own`: returns True for an address of this machine.
-        """
+        """Raises ForbiddenReceiverError unless callbacks to `host` may use this address."""
         address = plain(address)
         if (address, port) in node_ports or (
             port in node_ports

@@ -72,9 +72,7 @@ class GpuWatch:
         self._failed = False
 
     def now(self) -> MachineGpus:
-        """Returns a reading at most _FRESH_S old; an empty one if the driver fails. Raises nothing,
-        because heartbeats must continue.
-        """
+        """Returns a reading at most _FRESH_S old; an empty one if the driver fails."""
         if self._clock() - self._read_at > _FRESH_S:
             try:
                 self._found = read(self._host)

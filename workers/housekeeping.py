@@ -92,9 +92,7 @@ class Housekeeper:
             )
 
     def _reap(self) -> None:
-        """Frees batches of dead workers, finishes jobs whose batches are all done, and fails jobs
-        with unreadable records.
-        """
+        """Frees dead workers' batches, finishes complete jobs, fails unreadable ones."""
         n_dropped, jobs = 0, self._store.jobs
         for found in self._store.stuck(self._model):
             if self._work.is_stopping:

@@ -125,9 +125,7 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: base.MicroBatch) -> list[base.Slice]:
-        """Cuts the current pass on the current stage into slices. A slice has several passes only
-        if the engine has a single stage.
-        """
+        """Cuts the current pass into slices; several passes only in an engine of one stage."""
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
         measured = stage if engine.sliceable else range(1)
@@ -160,9 +158,7 @@ class Pipeline:
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Returns whether the next micro-batch can start. With decode steps, there are KV caches
-        for one micro-batch per stage.
-        """
+        """Returns whether the next can start: KV caches of steps are one per stage."""
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]

@@ -21,9 +21,7 @@ class Source(Protocol):
     """The interface through which a Runner leases nonces and stores their values."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Returns new leases, all of one spec: [] if there are none now, None to ask no more.
-        `held`: the leases in progress.
-        """
+        """Returns new leases of one spec; [] for none now, None to ask no more."""
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
         """Returns whether to continue the computation of these leases; False to give them back."""

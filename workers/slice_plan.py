@@ -103,9 +103,7 @@ class SlicePlan:
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Cuts a stage's layers into about equal slices for `n` nonces; with chat into single
-        layers until one was measured.
-        """
+        """Cuts a stage's layers for `n` nonces; with chat one by one until measured."""
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:

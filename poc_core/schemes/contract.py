@@ -50,9 +50,7 @@ class Contract(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Returns True if a request body belongs to this scheme. `marks`: those fields of the
-        unchecked body that are `marks` of any scheme.
-        """
+        """Returns True if a body with these values of schemes' `marks` is this scheme's."""
         return any(name in marks for name in self.marks)
 
     def limits(
@@ -131,9 +129,7 @@ class Contract(ABC):
         return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        """Returns the artifacts of a job's answer as a JSON list. `nonces`, `values`: JSON texts in
-        the same order.
-        """
+        """Returns a job's artifacts as a JSON list, from JSON texts in the same order."""
         loaded = load_all(values)
         artifacts = [
             self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)
@@ -161,9 +157,7 @@ class Contract(ABC):
     def synthetic_values(
         self, spec: records.ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
-        """Returns a value for each nonce, derived only from spec and nonce, for load tests.
-        SpecError if the options are invalid.
-        """
+        """Returns values that depend only on spec and nonces. May raise SpecError."""
 
     # The heading of the column of values in a table.
     column: ClassVar[str] = "value"

@@ -41,9 +41,7 @@ class Options(BaseModel):
 
     @classmethod
     def checked(cls, spec: records.ProofSpec, hidden_size: int) -> Self:
-        """Returns a spec's options. SpecError if an option is unknown, or invalid for a model of
-        this hidden size.
-        """
+        """Returns a spec's options. SpecError if one is unknown, or invalid for the model."""
         try:
             return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
         except ValidationError as error:

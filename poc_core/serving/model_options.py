@@ -23,9 +23,7 @@ class ModelOptions(BaseModel):
 
     @property
     def name(self) -> str:
-        """The name by which clients request the model: `served_model_name`, or else `model`, or the
-        last part of a directory's path.
-        """
+        """The name for clients: `served_model_name`, else `model` or its last directory."""
         return self.served_model_name or (
             PurePath(self.model).name if self.is_directory else self.model
         )

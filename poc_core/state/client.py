@@ -56,9 +56,7 @@ def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_T
 
 
 def refuse_wrong(settings: Settings) -> None:
-    """Raises ProoflineError if POC_REDIS_URL names a server that can never be used. Ignores other
-    errors.
-    """
+    """Raises ProoflineError if POC_REDIS_URL names a server that can never be used."""
     at = RedisUrl.of(settings.redis_url)
     with connections.client(at, socket_connect_timeout=_LOOK_S, socket_timeout=_LOOK_S) as redis:
         try:

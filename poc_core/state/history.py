@@ -49,9 +49,7 @@ class History(scripts.BaseStore):
             pipe.execute()
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
-        """Returns the counts of `n` time steps of `step_s` seconds from `first` on; {} for an empty
-        step.
-        """
+        """Returns the counts of `n` time steps of `step_s` seconds from `first` on."""
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.counted(current.decode() if current else ""))

@@ -188,9 +188,7 @@ class Outbox(Store):
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Deletes a payload that failed POC_CALLBACK_MAX_RETRIES times. Returns False if another
-        courier has the lock.
-        """
+        """Deletes a payload after POC_CALLBACK_MAX_RETRIES tries. Returns as `delivered`."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def gone(self, delivery: Delivery, error: str) -> bool:
@@ -198,9 +196,7 @@ class Outbox(Store):
         return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
-        """Deletes callbacks of jobs that failed, or whose receiver failed, BREAKS_AT tries in a
-        row. Returns their number.
-        """
+        """Deletes jobs' callbacks that failed BREAKS_AT tries in a row. Returns how many."""
         args = [self._clock(), self._settings.callback_retention_sec, BREAKS_AT]
         return int(self._drop_failing([keys.OUTBOX_JOBS], args))
 

@@ -47,9 +47,7 @@ def readable(name: str, parse: Callable[[], T]) -> T | None:
 
 
 def answers(pipe: Any) -> list[Any]:
-    """Executes a pipeline. Returns the results; an exception for a key of the wrong type. Raises
-    all other errors of Redis.
-    """
+    """Executes a pipeline. A result is an exception only for a key of the wrong type."""
     found: list[Any] = pipe.execute(raise_on_error=False)
     for one in found:
         if isinstance(one, Exception) and "WRONGTYPE" not in str(one):
@@ -126,9 +124,7 @@ def round_record(round_id: str, values: Sequence[bytes | None]) -> records.Round
 
 
 def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[records.WorkerRecord]:
-    """Parses (id, JSON record) of workers. Returns the live ones by id; a dead one's record is
-    empty.
-    """
+    """Returns the live workers by id, from (id, JSON record); empty if a worker is dead."""
     alive = (
         readable(f"worker {name.decode(errors='replace')!r}", partial(_WORKER.validate_json, raw))
         for name, raw in found

@@ -126,9 +126,7 @@ class Courier:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Delivers while the context is open. On exit, waits for payloads in progress, for the time
-        of one try at most.
-        """
+        """Delivers while the context is open. On exit, waits for the tries in progress."""
         loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)
         thread.start()
@@ -152,9 +150,7 @@ class Courier:
             self._outbox.renew(delivery)
 
     async def deliver(self, outbox_id: str) -> None:
-        """Delivers the due payloads of one outbox for about TURN_S seconds. Does nothing if another
-        courier delivers them. Logs errors.
-        """
+        """Delivers an outbox's due payloads for about TURN_S seconds. Logs errors."""
         until = time.monotonic() + TURN_S
         try:
             while time.monotonic() < until:

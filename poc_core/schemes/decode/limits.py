@@ -77,9 +77,7 @@ class ChainLimits(BaseModel, frozen=True):
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: records.ProofSpec, info: records.ModelInfo) -> int:
-        """Returns the most nonces of one micro-batch; at least 1. More than fit into one forward
-        pass of the prefill, because the prefill runs in parts.
-        """
+        """Returns the most nonces of one micro-batch, whose prefill may run in parts."""
         by_nonce = self.step_positions(spec)
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)

@@ -151,9 +151,7 @@ class DecodeBatch(Batch):
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
-        """Returns the points of prefill and steps, with claims also the claimed points' margins:
-        float32 (n, T + 1, 1 or 2).
-        """
+        """Returns the points, with claims also their margins: float32 (n, T + 1, 1 or 2)."""
         parts = [torch.stack(self._points, dim=1).to(torch.float32)]
         if self._margins:
             parts.append(torch.stack(self._margins, dim=1))
@@ -192,9 +190,7 @@ class DecodeBatch(Batch):
         return slice(members.start, members.stop)
 
     def _take(self, states: Tensor) -> None:
-        """Stores the points, and with claims the margins, of the next k positions from their hidden
-        states (n, k, hidden).
-        """
+        """Stores the points, with claims the margins, of k positions (n, k, hidden)."""
         k = max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size))
         for some in states.split(k, dim=1):
             self._take_some(some)
@@ -210,9 +206,7 @@ class DecodeBatch(Batch):
             self._margins += margins.view(n, k).unbind(1)
 
     def _picks_of(self, passes: range) -> Tensor:
-        """Returns the dimensions to read from each state: int64 (n, passes, DIM). `passes`: 0 is
-        the prefill, and 1, 2, ... are decode steps.
-        """
+        """Returns each state's dimensions: int64 (n, passes, DIM). Pass 0 is the prefill."""
         scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
             first = steps.first_picks(

@@ -25,9 +25,7 @@ class KnownTokens:
     """A wrapper of vLLM's `generate` that also answers requests with known tokens."""
 
     def __init__(self, llm: Any, no_hooks: str, check_tokens: Callable[[Any], None]) -> None:
-        """`no_hooks`: why the engine's ranks cannot score known tokens; empty if they can.
-        `check_tokens`: Limits.refuse_tokens.
-        """
+        """`no_hooks`: why ranks cannot score known tokens. `check_tokens`: of Limits."""
         self.validations = Validations()
         self._llm = llm
         config = llm.vllm_config
@@ -180,9 +178,7 @@ class KnownTokens:
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> answers.Rows:
-        """Scores each token in a decode step. If the grammar refuses a token, scores the remaining
-        tokens without it.
-        """
+        """Scores each token in a decode step, without the grammar once it refuses one."""
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)
         (choice,) = output.outputs

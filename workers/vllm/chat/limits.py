@@ -36,9 +36,7 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks all values of a request or SamplingParams. Yields from time to time for other
-        work. BadRequest for a value beyond a limit.
-        """
+        """Checks all values, with pauses. BadRequest for a value beyond a limit."""
         self._check_lengths(fields)
         n = 0
         for name, field in _fields(fields):
@@ -73,9 +71,7 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Checks fields that vLLM has completed: tokens of bad words, stop ids, max_tokens and
-        min_tokens. BadRequest for a value beyond a limit.
-        """
+        """Checks fields that vLLM has completed. BadRequest for a value beyond a limit."""
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
         if sum(map(len, words)) > self.bad_words_tokens:

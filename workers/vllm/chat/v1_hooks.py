@@ -129,9 +129,7 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a step of speculative decoding. If modes differ, all requests get processed
-        logprobs, and `gather` restores the raw ones.
-        """
+        """Runs a speculative step. If modes differ, `gather` restores raw logprobs."""
         if not self._asked:
             return self._forward(*told, **named)
         switch = self._default != PROCESSED and self._mixed()

@@ -89,9 +89,7 @@ def enable_custom_ops(engine_args: Any) -> None:
 
 
 def query_and_key_norms() -> Any | None:
-    """Returns the class for queries' and keys' norms in MiniMax's models; None without
-    `forward_qk`.
-    """
+    """Returns MiniMax's class for norms of queries and keys, if it has `forward_qk`."""
     found = getattr(_module("minimax_rms_norm.rms_norm_tp"), "MiniMaxText01RMSNormTP", None)
     return found if hasattr(found, "forward_qk") else None
 

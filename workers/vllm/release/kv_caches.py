@@ -117,9 +117,7 @@ def cache_source(layer: Any) -> str | None:
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Returns why proofs, or chat alongside, would be wrong with this model without notice by the
-    self-tests; None if no reason is known.
-    """
+    """Returns why proofs or chat would be wrong unnoticed by the self-tests, or None."""
     if not _CACHE_DTYPES.fullmatch(cache_dtype):
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"

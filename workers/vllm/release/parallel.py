@@ -17,9 +17,7 @@ def tensor_ranks() -> tuple[int, int]:
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of all tensor-parallel ranks in order. All ranks must call it, with equally
-    many rows.
-    """
+    """Returns the equally many rows of all tensor-parallel ranks. All must call it."""
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
     torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)

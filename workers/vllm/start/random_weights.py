@@ -33,9 +33,7 @@ _CHUNK = 2**26  # numbers drawn at a time: 256 MB
 
 
 def ask_for(load_format: str) -> None:
-    """Makes later vLLM processes draw random weights if `load_format` is "dummy" and the operator
-    has not set PROOFLINE_RANDOM_WEIGHTS.
-    """
+    """Makes later vLLM processes draw random weights for "dummy", unless the operator chose."""
     if load_format == "dummy":
         os.environ.setdefault(VARIABLE, _ON)
 
