@@ -114,8 +114,9 @@ def _configured(
         # returns it once a minute instead. The processes that vLLM starts read these variables.
         for variable in (lifeline.MMAP_THRESHOLD, "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
-        # oneDNN would cache code for 1,024 shapes of products, 0.3 MB each or more.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+        # vLLM caches code for the last 32 shapes of each matrix product, 0.3 MB each. In addition
+        # vLLM's oneDNN and torch's oneDNN would each cache 1,024 shapes.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     parser = api_server.serve_parser(FlexibleArgumentParser())
     api_server.hold_tools_to_schemas(parser)
     unknown = vllm_arguments.harmless(options.vllm_args) - api_server.known_arguments(parser)
