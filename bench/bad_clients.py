@@ -13,6 +13,7 @@ further clients share the node's capacity.
 
 import asyncio
 import contextlib
+import functools
 import json
 import multiprocessing
 import resource
@@ -37,6 +38,7 @@ from workers.engines.options import EngineOptions
 PAUSE_S = 0.02
 LARGEST = 32 * 1024 * 1024  # bytes of a body
 GENERATE, CHAT, COMPLETIONS = f"{API}/generate", "/v1/chat/completions", "/v1/completions"
+JSON = {"Content-Type": "application/json"}
 HEAD = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
 JOB = body_of(MODEL, nonces=list(range(64)), wait=False)
 NOBODY = "nobody"
@@ -99,6 +101,12 @@ LARGE: Sequence[tuple[str, dict[str, Any]]] = (
     (CHAT, _chat(messages=[{"role": "user", "content": [TEXT] * 100_000}])),
     (CHAT, _chat(n=64, max_tokens=512, ignore_eos=True, logprobs=True, top_logprobs=20)),
 )
+
+
+@functools.cache
+def _encoded(which: int) -> bytes:
+    """Returns a body of LARGE. Encoding it for each request would take the node's CPU time."""
+    return json.dumps(LARGE[which][1]).encode()
 
 
 class Asked(NamedTuple):
@@ -220,11 +228,14 @@ async def ask_on(url: str, kind: str, number: int, until: float, address: str) -
     async with httpx.AsyncClient(base_url=url, timeout=120, transport=transport) as client:
         while time.monotonic() < until:
             number += 1000
-            path = LARGE[number % len(LARGE)][0] if kind == "large" else asked.path
+            path, sent = asked.path, {"json": asked.body(number)}
+            if kind == "large":
+                which = number % len(LARGE)
+                path, sent = LARGE[which][0], {"content": _encoded(which), "headers": JSON}
             with contextlib.suppress(httpx.HTTPError, TimeoutError):
                 async with (
                     asyncio.timeout(max(0.1, until - time.monotonic())),
-                    client.stream("POST", path, json=asked.body(number)) as answer,
+                    client.stream("POST", path, **sent) as answer,
                 ):
                     async for _ in answer.aiter_raw():
                         pass

@@ -28,6 +28,7 @@ from bench.bad_clients import (
     HELD,
     HONEST_CHAT,
     JOB,
+    JSON,
     LARGE,
     OUTBOX,
     PAUSE_S,
@@ -50,7 +51,6 @@ CLIENTS = 20
 CONNECTIONS, OF_ALMOST = 50, 2
 LONGEST_TURN_S = 10.0
 LONG = {"model": MODEL, "prompt": "Tell me.", "max_tokens": 1500, "ignore_eos": True}
-JSON = {"Content-Type": "application/json"}
 BOMB = b""  # 256 MB of zeros, compressed in the process that sends it
 
 

@@ -1,10 +1,12 @@
 """/v1: OpenAI's API. Forwards each request to a worker of the model, whose vLLM answers."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, sleep, to_thread
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
@@ -17,6 +19,8 @@ from api.routes import deps
 from poc_core import chat_bounds
 from poc_core.serving import openai_paths
 from poc_core.serving.deployments import DeploymentState
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,9 @@ router = APIRouter(tags=["chat"], responses=_ANSWER)
 # Suffixes of the paths that return embeddings.
 _EMBEDDINGS = ("/embeddings", "/embed")
 _MOST_PATH_CHARS = _MOST_NAME_CHARS = 80
+# Largest body that is read on the event loop: in a millisecond at most. A thread would wait for the
+# interpreter's lock, up to 5 ms each time, while the loop is busy.
+_SMALL_BODY = 4096
 # Values that clients send for true.
 _TRUE = (True, "true", "1")
 
@@ -92,10 +99,7 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
     if found := chat_bounds.known_excess(body, (worker.info for worker in workers if worker.info)):
         return openai_error(400, found.message)
     try:
-        content_type = request.headers.get("content-type", "")
-        # One large body at a time, because parsing blocks the rest of this process.
-        limiter = chat.large_chats if len(body) > prefixes.MAX_BODY else None
-        asked = await to_thread.run_sync(fields.fields_of, content_type, body, limiter=limiter)
+        asked = await _parsed(request.headers.get("content-type", ""), body, chat)
     except fields.UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
     model = asked.get("model")
@@ -116,7 +120,7 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
     if not chosen:
         return _not_served(of_model[0].model, path)
     infos = [worker.info for worker in chosen if worker.info is not None]
-    bound = await to_thread.run_sync(chat_bounds.excess, path, asked, infos)
+    bound = await _called(body, chat_bounds.excess, path, asked, infos)
     if isinstance(bound, chat_bounds.Excess):
         return openai_error(400, bound.message, param=bound.field)
     query = request.scope["query_string"]
@@ -127,11 +131,11 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
         more["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = bound
     if request.app.state.salts_caches and path in chat_bounds.SALTED:
         more["cache_salt"] = fields.salt_of(client, asked)
-    asked, body = await to_thread.run_sync(fields.extended, asked, body, more)
+    asked, body = await _called(body, fields.extended, asked, body, more)
     salt = more.get("cache_salt", "")
     # A single worker needs no prefix.
     is_read = len(chosen) > 1 and len(body) <= prefixes.MAX_BODY
-    prefix = await to_thread.run_sync(prefixes.prefix_of, asked) if is_read else prefixes.NO_PREFIX
+    prefix = await _called(body, prefixes.prefix_of, asked) if is_read else prefixes.NO_PREFIX
     is_stream = (
         asked.get("stream") in _TRUE and chat_bounds.PATHS.get(path, ("", ()))[0] == "answers"
     )
@@ -140,6 +144,27 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
         request.method, target, request.headers.raw, body, prefix, client, salt, is_stream, by_id
     )
     return gateway.ProxiedAnswer(chat.gateway, chat.gateway.by_prefix(chosen, prefix), sent)
+
+
+async def _called(body: bytes, function: Callable[..., T], *args: Any) -> T:
+    """Calls a function that reads a request's body. A small body is not worth another thread."""
+    if len(body) <= _SMALL_BODY:
+        return function(*args)
+    return await to_thread.run_sync(function, *args)
+
+
+async def _parsed(content_type: str, body: bytes, chat: Chat) -> dict[str, Any]:
+    """Returns `fields_of` a body. Parsing blocks the rest of this process, so large bodies are
+    parsed one at a time, and each parsing is followed by a pause that lasts as long.
+    """
+    if len(body) <= prefixes.MAX_BODY:
+        return await _called(body, fields.fields_of, content_type, body)
+    async with chat.large_chats:
+        began_at = time.monotonic()
+        try:
+            return await to_thread.run_sync(fields.fields_of, content_type, body)
+        finally:
+            await sleep(time.monotonic() - began_at)
 
 
 # Paths that a worker of an earlier release serves too.

@@ -10,18 +10,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import fakeredis
 import httpx
 import pytest
+from anyio import to_thread
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import from_json
 
 from api.app import create_app
 from api.chat.chat_workers import ChatWorkers
+from api.chat.fields import fields_of
 from api.chat.gateway import Gateway
 from api.proofs.dispatch import Dispatcher
 from api.seen.chats import ChatTimes
@@ -878,6 +881,34 @@ class TestBadBodies:
         assert answer.status_code == 413
         assert "split the request" in answer.json()["error"]["message"]
         assert worker.received == []
+
+    def test_other_requests_go_on_after_each_large_body(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go_on, steps = threading.Event(), []
+
+        def parses(content_type: str, body: bytes) -> dict[str, Any]:
+            if len(body) > 1000:
+                steps.append("parsed")
+            return fields_of(content_type, body)
+
+        async def pauses(_: float) -> None:
+            steps.append("paused")
+            await to_thread.run_sync(go_on.wait)
+
+        monkeypatch.setattr("api.chat.prefixes.MAX_BODY", 1000)
+        monkeypatch.setattr("api.chat.fields.fields_of", parses)
+        monkeypatch.setattr("api.routes.openai.sleep", pauses)
+        node.start("w1", answers)
+        with ThreadPoolExecutor() as pool:
+            large = [pool.submit(node.chat, padding="x" * 2000) for _ in range(2)]
+            try:
+                wait_until(lambda: "paused" in steps, "the first pause")
+                assert node.chat().status_code == 200
+            finally:
+                go_on.set()
+            assert [one.result().status_code for one in large] == [200, 200]
+        assert steps == ["parsed", "paused"] * 2
 
     def test_more_known_tokens_than_any_context_holds_are_refused_unparsed(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
