@@ -228,14 +228,15 @@ async def ask_on(url: str, kind: str, number: int, until: float, address: str) -
     async with httpx.AsyncClient(base_url=url, timeout=120, transport=transport) as client:
         while time.monotonic() < until:
             number += 1000
-            path, sent = asked.path, {"json": asked.body(number)}
             if kind == "large":
                 which = number % len(LARGE)
-                path, sent = LARGE[which][0], {"content": _encoded(which), "headers": JSON}
+                path, content = LARGE[which][0], _encoded(which)
+            else:
+                path, content = asked.path, json.dumps(asked.body(number)).encode()
             with contextlib.suppress(httpx.HTTPError, TimeoutError):
                 async with (
                     asyncio.timeout(max(0.1, until - time.monotonic())),
-                    client.stream("POST", path, **sent) as answer,
+                    client.stream("POST", path, content=content, headers=JSON) as answer,
                 ):
                     async for _ in answer.aiter_raw():
                         pass
