@@ -75,23 +75,23 @@ async def whole_body(request: Request) -> bytes:
 
 
 def job_bodies() -> dict[str, type[JobBody]]:
-    """Returns the models of bodies of POST /generate, by scheme."""
+    """Returns the pydantic models of POST /generate's body, by scheme."""
     return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
 
 
 def round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the models of bodies that start a round, by scheme."""
+    """Returns the pydantic models of a body that starts a round, by scheme."""
     return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
 
 
 def phased_round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the models of bodies that store a round, for schemes whose rounds have phases."""
+    """Returns the pydantic models of a body that stores a round with phases, by scheme."""
     bodies = batch_bodies()
     return {name: body for name, body in round_bodies().items() if name in bodies}
 
 
 def batch_bodies() -> dict[str, type[BatchBody]]:
-    """Returns the models of bodies of POST /validate, by scheme."""
+    """Returns the pydantic models of POST /validate's body, by scheme."""
     return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
 
 

@@ -59,7 +59,7 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """Returns a `cache_salt` of client and request, so that clients share no cached blocks."""
+    """Returns a `cache_salt` with which clients share no blocks of the prefix cache."""
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
 

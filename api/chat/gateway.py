@@ -124,7 +124,7 @@ class Gateway:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Returns the workers in the order of attempts: the prefix's first, then the least busy."""
+        """Returns the workers in the order of attempts: first the one that knows the prefix."""
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:

@@ -123,7 +123,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """Returns True if a supervisor restarts the worker, for at most REPLACED_S seconds."""
+    """Returns True if a supervisor restarts the worker, which ended REPLACED_S ago at most."""
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")

@@ -69,7 +69,7 @@ class HostUsers:
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
-        """Makes Redis write its aclfile; False without one. UsersError if it cannot be written."""
+        """Makes Redis save its users. Returns False if it has no aclfile. Raises UsersError."""
         try:
             with _with_advice():
                 self._redis.acl_save()

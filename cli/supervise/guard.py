@@ -103,7 +103,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(group: int) -> dict[int, int]:
-    """Kills the group and all descendants. Waits KILL_WAIT_S at most. Returns as `reap` does."""
+    """Kills the group and all descendants. Returns their exit codes after KILL_WAIT_S at most."""
     ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:

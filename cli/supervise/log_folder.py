@@ -14,7 +14,7 @@ _LOCK = "in-use"
 
 
 class LogFolder:
-    """A folder for one command's logs. Thread-safe. Keeps the previous run's as NAME.log.1."""
+    """A folder for one command's logs, each of which has a predecessor NAME.log.1. Thread-safe."""
 
     def __init__(self, parent: Path | None = None) -> None:
         """Creates the folder in `parent` (None: the user's state folder). Raises OSError."""
