@@ -42,10 +42,6 @@ class Division(NamedTuple):
     programs: int
 
 
-# Those of vLLM's releases for many rows.
-DIVISIONS = Division(256, 1), Division(128, 2)
-
-
 @triton.jit
 def _unpack_kernel(
     out, words, scales, n_rows, depth,

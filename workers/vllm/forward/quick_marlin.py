@@ -37,7 +37,8 @@ class Way(NamedTuple):
     division: tuple[int, int] | None = None
 
 
-# The fastest of nine tiles on an H200; then the ways with Marlin's sums, which no GPU has run yet.
+# The fastest of nine tiles on an H200; then the ways with Marlin's sums, which no GPU has run yet,
+# with both divisions that Marlin may choose for many rows.
 _FAST = Way((128, 256, 64, 8, 8, 3))
 SAME_WAYS = tuple(Way((128, 128, 32, 8, 8, 4, 2), one) for one in ((256, 1), (128, 2)))
 
