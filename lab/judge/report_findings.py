@@ -54,10 +54,10 @@ class Findings:
                 f" {percent(judged.counted.miss)}, at worst in {percent(judged.at_worst.miss)}."
             ),
             (
-                f"Of honest nonces {percent(shares.honest)} lie beyond the threshold"
-                f" ({shares.honest_name}), of a cheat's {percent(shares.cheat)}"
-                f" ({shares.cheat_name}). At worst: what so few nonces do not exclude,"
-                f" {percent(CONFIDENCE)} sure."
+                f"{percent(shares.honest)} of honest nonces exceed the threshold"
+                f" ({shares.honest_name}), and {percent(shares.cheat)} of a cheat's"
+                f' ({shares.cheat_name}). "At worst" is the limit of the'
+                f" {percent(CONFIDENCE)} confidence interval for so few nonces."
             ),
         ]
         if not self.kept:
