@@ -1,6 +1,4 @@
-"""Redis behind TLS, with a real certificate: nobody takes another's
-certificate for it.
-"""
+"""Redis behind TLS, with a real certificate: nobody takes another's certificate for it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
