@@ -44,36 +44,36 @@ class ApiSettings(Theme):
 
     require_keys: Literal["auto", "always", "never"] = "auto"
     """When the API requires a key (Authorization: Bearer): auto (beyond loopback), always, never.
-    /livez, /api/v1/clock and the console's page need none."""
+    /livez, /api/v1/clock and the console's page never require a key."""
     cache_salt: Literal["auto", "always", "never"] = "auto"
-    """When each client (key, else address) has its own prefix cache for chat, so that response
+    """When each client (key, else address) gets a separate prefix cache for chat, so that response
     times do not reveal others' prompts: auto (if keys are required), always, never."""
     api_keys_file: Path = Path("~/.proofline/keys.json")
-    """The API's keys, hashed. `proofline key` writes the file; the API reads it again when it
-    changes."""
+    """The API's keys, hashed. `proofline key` writes the file; the API rereads a changed file."""
     api_key: SecretStr | None = Field(None, min_length=16)
-    """The key that commands send to an API. In an API's environment: one more key, which may do
-    everything."""
+    """The key that commands send to an API. In an API's environment: another valid key, with all
+    rights."""
     trusted_networks: Annotated[str, parsed(parse_networks)] = ""
     """Addresses and networks (CIDR, separated by commas) whose clients need no key, such as the
-    network node's. private: loopback and private networks, except gateways (SECURITY.md)."""
+    network node's address. private means loopback and private networks, except gateways
+    (SECURITY.md)."""
     allowed_hosts: str = ""
     """Names by which clients may call the API, separated by commas (.example.org: all names below;
-    *: any), in addition to addresses, this host's name, the --host, names without a dot,
+    *: any). Always allowed: addresses, this host's name, the --host, names without a dot,
     .localhost, .local and .internal."""
     allowed_origins: Annotated[str, parsed(check_origins)] = ""
-    """Origins (https://ui.example.org, separated by commas) whose web pages may use the API in
-    addition to its own."""
+    """Origins (https://ui.example.org, separated by commas) whose web pages may use the API. Its
+    own pages always may."""
     max_requests_per_s: float | None = Field(None, gt=0)
-    """Requests a second of each client (key, else address), with bursts of ten times as many; more
-    get 429. Unset: unlimited."""
+    """Most requests a second from one client (key, else address); bursts may be ten times as large.
+    Further requests get 429. Unset: unlimited."""
     max_waiting_requests: int = Field(256, ge=1)
-    """Largest number of waiting requests with wait=true; more get 429."""
+    """Largest number of waiting requests with wait=true; further requests get 429."""
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
     """Largest request body in bytes; a validation of 100,000 nonces takes 11 MB."""
     api_port: Annotated[str, parsed(parse_ports)] = Field("8000", coerce_numbers_to_str=True)
-    """The API's port, or several separated by spaces, unless --port is given. Callbacks to these
-    ports of the node's machines are refused."""
+    """The API's port, or several separated by spaces, unless --port is given. Callbacks to
+    these ports of the node's machines are refused."""
 
     @field_validator("api_key", mode="before")
     @classmethod

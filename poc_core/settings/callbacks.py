@@ -56,14 +56,14 @@ class CallbackSettings(Theme):
     """Approximate bytes of one callback payload of a round. A receiver that answers 413 gets
     smaller payloads."""
     callback_max_retries: int | None = Field(None, ge=1)
-    """Tries per callback payload. Unset: until the retention ends."""
+    """Most tries per callback payload. Unset: unlimited until the retention ends."""
     callback_retention_sec: int = Field(24 * 3600, ge=60)
     """Seconds that undelivered callbacks are kept after a round or job ended, and that a job
     without progress is kept."""
     outbox_max_bytes: int = Field(512 * 1024 * 1024, ge=1024)
     """Bytes of Redis memory for a round's undelivered artifacts (about 80 per artifact of k_dim
-    12); at the limit the round pauses. The callbacks of all jobs may use as much again. Per 512 KiB
-    one job may have a url (at least 64 jobs); more get 429."""
+    12); at the limit the round pauses. The callbacks of all jobs may use as much again, and
+    one job per 512 KiB may have a url (at least 64 jobs); further jobs get 429."""
     callback_allow: Annotated[str, parsed(CallbackPolicy.of)] = "public,private,loopback"
     """Where callbacks may go: public, private, loopback, names, addresses and networks
     (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses are allowed only
@@ -77,10 +77,10 @@ class CallbackSettings(Theme):
     the certificates of the next two settings."""
     callback_client_cert: str = ""
     """PEM file with the courier's certificate and key for POC_CALLBACK_TLS_HOSTS, or two files
-    separated by a comma. Read again when it changes."""
+    separated by a comma. Changed files are reread."""
     callback_trusted_certs: Path | None = None
-    """PEM file with the certificates, of receivers or authorities, that the courier trusts for
-    POC_CALLBACK_TLS_HOSTS. Unset: the system's certificates. Read again when it changes."""
+    """PEM file with the certificates (of receivers or authorities) that the courier trusts for
+    POC_CALLBACK_TLS_HOSTS. Unset: the system's certificates. A changed file is reread."""
 
     @field_validator("callback_proxy")
     @classmethod

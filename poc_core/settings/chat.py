@@ -40,8 +40,8 @@ class ChatSettings(Theme):
     max_step_ms: float = Field(50, ge=1)
     """Largest number of milliseconds that a chat request waits for proofs on the GPU."""
     logprob_tokens: Literal["ids", "text"] = "ids"
-    """Tokens in chat's logprobs. ids: decimal ids, which the network's validators read. text: the
-    token's text, as OpenAI does, for requests without the network's fields."""
+    """How chat's logprobs name tokens. ids: decimal ids, which the network's validators read. text:
+    the token's text, as OpenAI does, for requests without the network's fields."""
     validation: Literal["auto", "pass", "steps"] = "auto"
     """How chat validations are computed. pass: in one forward pass. steps: token by token. auto: by
     a test at each start (docs/chat.md)."""

@@ -276,7 +276,7 @@ def test_each_has_a_password_of_its_own(compose: LocalCompose) -> None:
                     redis.Redis.from_url(compose.redis_url_of(user, password)).ping()
 
 
-@pytest.mark.promise("a stranger at Redis", "gets nothing")
+@pytest.mark.promise("a client of Redis without a password", "gets nothing")
 def test_without_a_password_nobody_is_let_in(compose: LocalCompose) -> None:
     with pytest.raises(redis.AuthenticationError):
         redis.Redis.from_url(f"redis://127.0.0.1:{compose.redis_port}/0").ping()

@@ -456,7 +456,7 @@ def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
 
 
 @pytest.mark.promise(
-    "an operator whose Redis would forget hosts, or has no password", "cannot invite"
+    "an operator whose Redis would forget hosts, or has no password", "cannot invite hosts"
 )
 def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: Path) -> None:
     own = LocalRedis(tmp_path)

@@ -38,9 +38,7 @@ NEAR_FULL = ("नमस्ते दुनिया ", "สวัสดีชา
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
 
 
-@pytest.mark.promise(
-    "a chat user who calls a path of vLLM that the node does not bound", "gets 404"
-)
+@pytest.mark.promise("a chat user who calls a vLLM path that the node does not limit", "gets 404")
 def test_every_path_that_is_passed_on_and_has_a_body_is_bounded() -> None:
     posted = {one.removeprefix("POST ") for one in PASSED_ON if one.startswith("POST ")}
     assert posted - PATHS.keys() == {"/v1/responses/{response_id}/cancel"}

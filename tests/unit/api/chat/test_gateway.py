@@ -212,7 +212,7 @@ class TestOtherPaths:
         assert node.api.post(AUDIO, content=b"--", headers=broken).status_code == 400
 
     @pytest.mark.promise(
-        "a chat user who calls a path of vLLM that the node does not bound", "gets 404"
+        "a chat user who calls a vLLM path that the node does not limit", "gets 404"
     )
     def test_that_nothing_bounds_are_404_though_a_worker_of_an_earlier_release_tells_them(
         self, node: Node

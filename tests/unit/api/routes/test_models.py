@@ -484,7 +484,7 @@ def test_a_download_whose_process_died_is_begun_again(
 
 
 @pytest.mark.promise(
-    "a client that starts and cancels downloads in a loop", "has at most three processes"
+    "a client that starts and cancels downloads in a loop", "has at most three download processes"
 )
 def test_downloads_in_a_loop_with_cancelling_them_have_three_processes_at_most(
     client: TestClient, services: Services, begun: list[Download]

@@ -34,7 +34,7 @@ def test_an_address_that_says_too_much_or_too_little_is_refused(url: str) -> Non
 
 
 @pytest.mark.promise(
-    "an operator whose Redis would forget hosts, or has no password", "cannot invite"
+    "an operator whose Redis would forget hosts, or has no password", "cannot invite hosts"
 )
 def test_a_redis_that_fails_over_takes_no_invited_hosts() -> None:
     with pytest.raises(UsageError, match="Redis copies no users to replicas"):

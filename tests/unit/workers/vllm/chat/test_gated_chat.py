@@ -275,7 +275,7 @@ async def test_only_what_chat_needs_is_served(method: str, path: str) -> None:
     assert server.active == []
 
 
-@pytest.mark.promise("a stranger at a worker's chat port", "gets 401")
+@pytest.mark.promise("a stranger at a worker's chat port", "gets 401 without the worker's secret")
 @pytest.mark.parametrize(
     "given", [{}, {GATEWAY_SECRET_HEADER: "another"}, {GATEWAY_SECRET_HEADER: ""}]
 )
