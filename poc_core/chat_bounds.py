@@ -139,6 +139,7 @@ _ROWS = {name: row for row in FIELDS for name in row.fields.split()}
 _WITHIN = {
     "messages": {"tool_calls": _OBJECTS},
     "tools": {"function": _OBJECT},
+    "chat_template_kwargs": {"tools": _OBJECTS},
     "tool_choice": {"function": _OBJECT},
     "response_format": {"json_schema": _OBJECT},
 }

@@ -242,6 +242,7 @@ def test_what_is_no_object_where_one_is_due_is_refused(path: str, name: str, wro
         (ANSWER, {"tools": [5]}),
         (ANSWER, {"tools": [{"type": "function", "function": 5}]}),
         (ANSWER, {"tool_choice": 5}),
+        (ANSWER, {"chat_template_kwargs": {"tools": 1}}),
         (ANSWER, {"tool_choice": {"type": "function", "function": "f"}}),
         (ANSWER, {"response_format": {"type": "json_schema", "json_schema": 5}}),
         (RESPOND, {"tools": True}),
