@@ -198,7 +198,7 @@ def cluster_port() -> int:
             return port
 
 
-@pytest.mark.promise("a server that is not the primary", "gets no work")
+@pytest.mark.promise("a Redis server that is not the primary", "gets no work")
 def test_what_will_not_do_is_refused_at_the_start(watched: Sentinels, tmp_path: Path) -> None:
     cluster = redis_server(tmp_path / "cluster", cluster_port(), ["cluster-enabled yes"])
     cluster.start()
@@ -224,7 +224,7 @@ def test_what_will_not_do_is_refused_at_the_start(watched: Sentinels, tmp_path: 
         wait_for_redis(away, timeout_s=0)
 
 
-@pytest.mark.promise("a server that is not the primary", "gets no work")
+@pytest.mark.promise("a Redis server that is not the primary", "gets no work")
 def test_after_a_failover_work_goes_on_at_the_new_primary(watched: Sentinels) -> None:
     settings = Settings(redis_url=watched.url)
     app = create_app(watched.url)

@@ -150,7 +150,7 @@ def refused(client: redis.Redis, command: str) -> bool:
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "has its own password, and can run neither EVAL nor what is forbidden above",
+    "has its own password, and cannot run EVAL or exceed its rights",
 )
 @pytest.mark.promise(
     "a compromised host",
@@ -221,7 +221,7 @@ def test_a_user_may_run_no_command_but_those_named(compose: LocalCompose, user: 
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "has its own password, and can run neither EVAL nor what is forbidden above",
+    "has its own password, and cannot run EVAL or exceed its rights",
 )
 @pytest.mark.parametrize("user", USERS)
 def test_a_script_may_no_more_than_who_calls_it(compose: LocalCompose, user: str) -> None:
@@ -238,7 +238,7 @@ def test_a_script_may_no_more_than_who_calls_it(compose: LocalCompose, user: str
                 client.evalsha(operator.script_load(f"return {line}"), 0)
 
 
-@pytest.mark.promise("a compromised host", "can do only what is listed above")
+@pytest.mark.promise("a compromised host", "can do only what this page lists")
 def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
     """SECURITY.md, A compromised worker host: what is not kept from it, lest that be forgotten."""
     url = compose.redis_url_of("worker", password_of(compose, "worker"))
@@ -259,7 +259,7 @@ def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
 
 @pytest.mark.promise(
     "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "has its own password, and can run neither EVAL nor what is forbidden above",
+    "has its own password, and cannot run EVAL or exceed its rights",
 )
 def test_each_has_a_password_of_its_own(compose: LocalCompose) -> None:
     passwords = {user: password_of(compose, user) for user in USERS} | {

@@ -156,7 +156,7 @@ def test_what_is_no_key_opens_nothing(opened: Opened, keys: KeyFile, given: str)
     assert opened().get(STATUS, headers=headers).status_code == 401
 
 
-@pytest.mark.promise("a client of POC_TRUSTED_NETWORKS", "needs no key; other clients need a key")
+@pytest.mark.promise("a client in POC_TRUSTED_NETWORKS", "needs no key; other clients need a key")
 @pytest.mark.parametrize(
     ("peer", "status"),
     [("10.1.2.3", 200), ("::ffff:10.1.2.3", 200), ("11.0.0.1", 401), ("fd00::1", 200), ("x", 401)],

@@ -96,7 +96,7 @@ class Greeted(PrimaryConnection):
         return self._hello
 
 
-@pytest.mark.promise("a server that is not the primary", "gets no work")
+@pytest.mark.promise("a Redis server that is not the primary", "gets no work")
 @pytest.mark.parametrize(
     ("hello", "error", "says"),
     [
