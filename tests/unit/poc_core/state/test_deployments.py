@@ -125,7 +125,7 @@ def test_what_was_stopped_while_it_loaded_goes_on_if_the_very_same_comes_in_time
         store.withdraw(keeps=True)
         assert store.withdraw(keeps=True) == store.withdraw(keeps=True)  # idempotent
         report(store, HostState.KEEPING)
-        assert store.status().is_gone
+        assert (store.keeping(), store.status().is_gone) == ({"h1"}, True)
         clock.now += KEPT_S
         store.deploy(Deployment.model_validate(LLAMA.model_dump(exclude_unset=True)))
         assert (read(store).engines, state(store)) == (1, DeploymentState.STARTING), again

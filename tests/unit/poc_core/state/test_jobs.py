@@ -286,7 +286,8 @@ def test_an_answer_that_would_be_too_large_is_refused_before_anything_is_stored(
     with pytest.raises(AnswerTooLargeError, match=rf"POC_MAX_RESULT_BYTES.*at most {most} nonces"):
         jobs.create(NewJob(MODEL, spec, REQUEST, list(range(50_000)), 32))
     assert list(redis.scan_iter("poc:*job*")) == []
-    jobs.create(NewJob(MODEL, spec, REQUEST, list(range(most)), 32))
+    exact = roomy.model_copy(update={"max_result_bytes": most * each})
+    JobStore(redis, exact, clock).create(NewJob(MODEL, spec, REQUEST, list(range(most)), 32))
 
 
 def test_computing_and_cancelling_make_room_in_the_queue(jobs: JobStore) -> None:

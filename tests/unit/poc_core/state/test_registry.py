@@ -120,6 +120,8 @@ def test_a_port_that_cannot_be_read_hides_no_other(
     serve("starting")
     redis.zadd("poc:ports", {b"\xff": clock.now, b"{": clock.now})
     assert workers.ports() == {5005}
+    clock.now += 9 * settings.worker_ttl_s
+    assert workers.ports() == {5005}
 
 
 def test_a_request_that_ended_two_engines_is_refused_for_ten_minutes(
