@@ -45,7 +45,7 @@ def _dtype(given: Any) -> Any:
 
 
 class DeployBody(BaseModel):
-    """A model to deploy, as the network node requests it."""
+    """The body of POST /api/v1/inference/up: a model to deploy."""
 
     # A leading dash would be read as an argument.
     model: Annotated[Text, Field(pattern=r"^[^\s-]"), AfterValidator(_printable)] = Field(
@@ -67,7 +67,7 @@ class DeployBody(BaseModel):
 
 
 async def whole_body(request: Request) -> bytes:
-    """Returns the request's body, without caching it in the request as request.body() does."""
+    """Reads and returns a request's body. Unlike request.body(), keeps no copy in the request."""
     body = BytesIO()
     async for part in request.stream():
         body.write(part)
@@ -75,30 +75,30 @@ async def whole_body(request: Request) -> bytes:
 
 
 def job_bodies() -> dict[str, type[JobBody]]:
-    """Returns the pydantic models of POST /generate's body, by scheme."""
+    """Returns each scheme's pydantic model of POST /generate's body, by scheme name."""
     return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
 
 
 def round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the pydantic models of a body that starts a round, by scheme."""
+    """Returns each scheme's pydantic model of a body that starts a round, by scheme name."""
     return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
 
 
 def phased_round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns the pydantic models of a body that stores a round with phases, by scheme."""
+    """Returns the `round_bodies` of those schemes whose rounds can validate (POST /validate)."""
     bodies = batch_bodies()
     return {name: body for name, body in round_bodies().items() if name in bodies}
 
 
 def batch_bodies() -> dict[str, type[BatchBody]]:
-    """Returns the pydantic models of POST /validate's body, by scheme."""
+    """Returns each scheme's pydantic model of POST /validate's body, by scheme name."""
     return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
 
 
 def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Parses a body that lists nonces. Returns the scheme's name and the body.
+    """Parses a body that lists nonces. Returns the scheme's name and the parsed body.
 
-    HTTPException 422 if the body is invalid, 413 if it has too many items for `max_nonces`.
+    Raises HTTPException 422 if the body is invalid, 413 if it is too long for `max_nonces` nonces.
     """
     if raw.count(b",") > _MAX_COMMAS_PER_NONCE * max_nonces + _MAX_COMMAS_BESIDE:
         raise HTTPException(
@@ -108,7 +108,7 @@ def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tu
 
 
 async def round_body(request: Request, bodies: dict[str, type[RoundBody]]) -> RoundBody:
-    """Parses a body that starts or stores a round. HTTPException 413 or 422 if it is invalid."""
+    """Parses the body that starts or stores a round. Raises HTTPException 413 or 422."""
     raw = await whole_body(request)
     # Checked before parsing: 32 MB of short items would take a gigabyte, and block the event loop.
     if len(raw) > _MAX_ROUND_BYTES:
@@ -119,7 +119,7 @@ async def round_body(request: Request, bodies: dict[str, type[RoundBody]]) -> Ro
 
 
 def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Returns the scheme's name and the body. Builds no dict, because a body can have 10 MB."""
+    """Returns a body's scheme and pydantic model. Builds no dict, because a body can have 10 MB."""
     candidates = [contract for contract in contracts() if contract.name in bodies]
     try:
         scheme = recognised(_marks(raw, candidates), candidates).name
@@ -129,7 +129,7 @@ def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
 
 
 def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
-    """Returns the fields by which a body's scheme is recognised, if there are several schemes."""
+    """Returns those fields of a body that identify its scheme; {} for fewer than two candidates."""
     if len(candidates) < 2:
         return {}
     marked = _marks_model(
@@ -146,7 +146,7 @@ def _marks_model(names: tuple[str, ...]) -> type[BaseModel]:
 
 
 def config_of(config: RoundConfig) -> dict[str, Any]:
-    """Returns a round's configuration in the form of its body, with a redacted callback URL."""
+    """Returns a round's configuration in the format of its request's body. Redacts the URL."""
     body = contract_of(config.spec.scheme).round_body
     assert body is not None  # otherwise no request could have started it
     return body.of(config.model_copy(update={"url": redacted(config.url)}))

@@ -1,4 +1,4 @@
-"""Error responses: {"detail": ...} or OpenAI's form. They never repeat the client's input."""
+"""Error responses: {"detail": ...} or OpenAI errors. Neither repeats the client's input."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPExc
 
 
 def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:
-    """Returns an HTTPException 422 that lists a body's wrong fields (pydantic's errors)."""
+    """Returns an HTTPException 422 that lists pydantic's errors: the body's wrong fields."""
     return HTTPException(422, [_problem(problem) for problem in list(problems)[:_MAX_PROBLEMS]])
 
 
@@ -50,7 +50,7 @@ def malformed_body(error: ValidationError) -> HTTPException:
 def openai_error(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> JSONResponse:
-    """Returns an error response in OpenAI's form. A 503 also has a Retry-After header."""
+    """Returns an OpenAI error as a response. A 503 also has a Retry-After header."""
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
     return JSONResponse(error_body(status, message, kind, param), status, headers)
 

@@ -30,7 +30,7 @@ class ChatWorkers:
         clock: Callable[[], float] = time.monotonic,
         keeping: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`keeping`: returns the hosts whose model was stopped; their workers get no chat."""
+        """`keeping`: returns ids of hosts whose model was stopped. Their workers get no chat."""
         self._registry = registry
         self._keeping = keeping
         self._cache_s = cache_s
@@ -44,7 +44,7 @@ class ChatWorkers:
     async def remembered(self) -> list[WorkerRecord]:
         """Returns the ready workers, as read from Redis at most `cache_s` seconds ago.
 
-        Excludes workers to which a request failed after that (`lost`). While Redis is unavailable,
+        Excludes workers that failed a request since that read (`lost`). While Redis is unavailable,
         returns the last known workers for a minute, then raises RedisError or TimeoutError.
         """
         oldest = self._clock() - self._cache_s
@@ -59,7 +59,7 @@ class ChatWorkers:
             return self._left()
 
     async def is_ready(self, worker_id: str) -> bool:
-        """Returns whether the worker was last read as ready; False if Redis is unavailable."""
+        """Returns True if the worker was ready when Redis was last read; False without Redis."""
         try:
             await self.remembered()
         except (TimeoutError, *TRANSIENT):
@@ -67,15 +67,17 @@ class ChatWorkers:
         return any(worker.id == worker_id for worker in self._workers)
 
     async def now(self) -> list[WorkerRecord]:
-        """Reads the ready workers from Redis without the cache, and returns them."""
+        """Returns the ready workers, read from Redis now instead of from the cache."""
         return await self._not_older_than(self._clock())
 
     def lost(self, worker_id: str) -> None:
-        """Excludes a worker from chat until Redis is read again, because a request to it failed."""
+        """Excludes a worker that failed a request, until the workers are read from Redis again."""
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Records an engine's death during a request. Returns how many equal requests died so."""
+        """Records that a worker's engine died during a request. Returns how many engines died
+        during requests with the same fingerprint, which is `request`; 0 if Redis is unavailable.
+        """
         try:
             n = await to_thread.run_sync(self._registry.died_with, worker_id, request, what)
         except RedisError:
@@ -85,7 +87,7 @@ class ChatWorkers:
         return n
 
     async def outlived(self, request: str) -> None:
-        """Records that an engine survived the request with this fingerprint."""
+        """Records that an engine survived a request. `request`: the request's fingerprint."""
         with suppress(RedisError):
             await to_thread.run_sync(self._registry.outlived, request)
 

@@ -22,7 +22,7 @@ MOST = 32
 
 
 class Clients:
-    """A list of httpx clients, which grows when all are busy. Runs on the event loop only."""
+    """A pool of httpx clients, which grows if all clients are busy. Runs on the event loop only."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""Parses the fields of requests to OpenAI's paths, and changes them."""
+"""Parses the bodies of OpenAI requests, and adds fields to these bodies."""
 
 from codecs import BOM_UTF8
 from hashlib import blake2b
@@ -15,7 +15,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class UnreadableError(ValueError):
-    """A body cannot be parsed. The text gives the reason; `param` is the wrong field or None."""
+    """A body cannot be parsed. `param` is the name of the wrong field, or None."""
 
     def __init__(self, why: str, param: str | None = None) -> None:
         super().__init__(why)
@@ -23,7 +23,7 @@ class UnreadableError(ValueError):
 
 
 def fields_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """Returns the fields of a JSON or form body, without files. Raises UnreadableError."""
+    """Parses a JSON or form body. Returns its fields, without files. Raises UnreadableError."""
     is_form = content_type.startswith("multipart/form-data")
     fields = _of_form(content_type, body) if is_form else _of_json(body)
     if not isinstance(fields, dict):
@@ -59,7 +59,7 @@ def _of_json(body: bytes) -> Any:
 
 
 def salt_of(client: str, asked: dict[str, Any]) -> str:
-    """Returns a `cache_salt` with which clients share no blocks of the prefix cache."""
+    """Returns a `cache_salt` made from the client's name, so that clients share no prefix cache."""
     own = str(asked.get("cache_salt") or "")
     return blake2b(f"{len(client)} {client} {own}".encode(), digest_size=16).hexdigest()
 
@@ -67,7 +67,7 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Returns a request's fields and JSON body with the fields `more`; a form stays unchanged."""
+    """Adds the fields `more` to a request; returns its fields and JSON body. Changes no form."""
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it
         return asked, body

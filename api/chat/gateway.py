@@ -56,7 +56,7 @@ Answer = tuple[httpx.Response, AsyncIterator[bytes]]  # an answer's head, and it
 
 @dataclass(frozen=True)
 class ProxyRequest:
-    """A client's complete request, so that it can be sent again if a worker dies."""
+    """A client's complete request, which can be sent again if a worker dies."""
 
     method: str
     path: bytes  # raw, with the query
@@ -79,7 +79,7 @@ class DeadlyRequestError(Exception):
 
 @dataclass
 class _Losses:
-    """The engines that died during one request, which tries several workers."""
+    """Counts the engines that died during one request, which is sent to several workers in turn."""
 
     n: int = 0
     n_equal: int = 0  # engines that died recently during equal requests of all clients
@@ -91,7 +91,7 @@ class _Losses:
 
 
 class _Way:
-    """The progress of one request on its connection to a worker."""
+    """How far one request to a worker has come: connection opened, request sent, answer begun."""
 
     def __init__(self) -> None:
         self.is_new = False  # the connection was opened for this request
@@ -99,7 +99,7 @@ class _Way:
         self.is_answered = False
 
     async def note(self, event: str, _: object) -> None:
-        """Records an event of the request. httpcore calls this function (its extension `trace`)."""
+        """Records an event of the request. Called by httpcore (its request extension `trace`)."""
         self.is_new |= event.startswith("connection.connect_")
         self.was_sent |= event == "http11.send_request_body.complete"
         self.is_answered |= event == "http11.receive_response_headers.complete"
@@ -124,11 +124,11 @@ class Gateway:
         await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """Returns the workers in the order of attempts: first the one that knows the prefix."""
+        """Sorts workers in the order to try: first the worker that probably cached the prefix."""
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Returns the workers, the least busy first: in this process, then by their heartbeats."""
+        """Sorts workers by this process's requests to them, then by the chats that they report."""
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
             return self._active[worker.id], worker.stats.get("chat_active", 0)
@@ -136,7 +136,7 @@ class Gateway:
         return sorted(workers, key=load)
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
-        """Returns a worker's answer to a GET that needs no engine. Raises httpx.HTTPError."""
+        """Sends a worker a GET that needs no engine. Returns the answer, or raises HTTPError."""
         plain = (b"accept-encoding", b"identity")
         sent = [*headers, *_secret(worker), plain]
         body = bytearray()
@@ -159,10 +159,10 @@ class Gateway:
     ) -> AsyncIterator[Answer]:
         """Sends a request to one worker after another until one answers.
 
-        Yields the answer's head, and its body for the client. Leaving the context cancels the
-        request. `workers`: one or more workers of one model, in the order of attempts.
-        NoWorkerError if no worker answered, or if two engines died during this request.
-        DeadlyRequestError if two engines died recently during an equal request.
+        Yields the answer's head, and its body for the client. Leaving the context early cancels the
+        request. `workers`: one or more workers of one model, in the order to try. NoWorkerError if
+        no worker answered, or if two engines died during this request. DeadlyRequestError if two
+        engines died recently during an equal request.
         """
         if self.workers.deadly and await _fingerprint(request) in self.workers.deadly:
             raise DeadlyRequestError
@@ -193,7 +193,7 @@ class Gateway:
     ) -> Answer | None:
         """Sends a request to a worker. Returns the answer; None if the worker did not answer.
 
-        `stack`: gets the resources that the caller closes later.
+        `stack`: collects the resources of the answer, which the caller closes later.
         """
         if not await self.workers.is_ready(worker.id):
             return None  # an earlier attempt took long; meanwhile this worker left or was revoked
@@ -222,8 +222,8 @@ class Gateway:
     ) -> tuple[httpx.Response, bytes, AsyncIterator[bytes]]:
         """Sends a request to a worker. Returns the answer's head, its first bytes, and the rest.
 
-        The first bytes of a stream reach up to the first event that shows whether the answer
-        failed. LostError if the worker did not answer.
+        The first bytes of a stream end with the first event that shows whether the answer failed.
+        LostError if the worker did not answer.
         """
         client = stack.enter_context(self._clients.lend())
         was_sent = False
@@ -256,7 +256,7 @@ class Gateway:
     ) -> AsyncIterator[bytes]:
         """Yields an answer's body for the client: `first`, then `rest`.
 
-        If the worker dies, a stream ends with an error event. Another answer raises
+        If the worker dies, a stream ends with an error event. Any other answer raises
         httpx.TransportError, so that no client mistakes a partial answer for a complete one.
         `is_suspect`: another engine has died during this request.
         """
@@ -314,7 +314,7 @@ class ProxiedAnswer(Response):
     def __init__(
         self, gateway: Gateway, workers: Sequence[WorkerRecord], request: ProxyRequest
     ) -> None:
-        """`workers`: one or more workers of one model, in the order of attempts."""
+        """`workers`: one or more workers of one model, in the order to try."""
         super().__init__()
         self._gateway = gateway
         self._workers = workers
@@ -356,7 +356,9 @@ class ProxiedAnswer(Response):
 async def _passed_on(
     path: str, answer: httpx.Response, body: AsyncIterator[bytes], sending: Sending
 ) -> None:
-    """Sends a worker's answer to the client; an error that begins a stream with its status."""
+    """Forwards a worker's answer to the client. A stream that begins with an error becomes an HTTP
+    error response, unless keep-alives were sent before.
+    """
     first, failed = await _next(body), None
     if _is_stream(answer):
         failed = failure(path, first)
@@ -419,7 +421,7 @@ def _sent(worker: WorkerRecord, request: ProxyRequest, way: _Way) -> httpx.Reque
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    """Returns the headers without hop-by-hop headers and those that Connection lists."""
+    """Removes hop-by-hop headers, including those that the header Connection names."""
     named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
     hop = _HOP_HEADERS | {token.strip().lower() for tokens in named for token in tokens}
     return [(name, value) for name, value in headers if name.lower() not in hop]

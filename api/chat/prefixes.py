@@ -27,7 +27,7 @@ _MOST_OVER_MEAN = 1.25
 
 @dataclass(frozen=True)
 class Prefix:
-    """A request's prompt as hashes: one for each block, together with all blocks before it."""
+    """A request's prompt as hashes, one for each block. A hash includes all earlier blocks."""
 
     blocks: tuple[bytes, ...] = ()  # hash of the prompt up to the end of each block
     shared: int = 0  # blocks before the first user's message: tools and system prompt
@@ -39,7 +39,7 @@ NO_PREFIX = Prefix()
 
 
 def prefix_of(asked: Mapping[str, Any]) -> Prefix:
-    """Returns the hashed prompt of a chat or completion; NO_PREFIX if there is no prompt."""
+    """Hashes the prompt of a chat or completion request. NO_PREFIX if there is no prompt."""
     salt = json.dumps(asked.get("cache_salt"))  # vLLM shares no block between different salts
     match asked:
         case {"messages": [*messages]}:
@@ -74,7 +74,7 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """Returns each block's hash, which includes all blocks before. `last`: that before `text`."""
+    """Hashes each block of `text` together with the previous hash, which is first `last`."""
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
@@ -103,12 +103,12 @@ class PrefixMemory:
     def order(
         self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
     ) -> list[WorkerRecord]:
-        """Returns the workers in the order of attempts.
+        """Returns the workers in the order to try.
 
-        The first is the worker that has computed most of the prompt; if there is none, a worker
-        chosen by the hash of the conversation's opening. A worker with too many requests in
-        progress (`share`) is not moved to the front. `workers`: sorted by load. `active`: a
-        worker's requests in progress, by its id.
+        The first is the worker that has computed the longest beginning of the prompt. If there is
+        none, the first is chosen by a hash of the conversation's first messages. A worker with too
+        many requests in progress (`share`) is not moved to the front. `workers`: sorted by load.
+        `active`: returns the number of a worker's requests in progress, by worker id.
         """
         if not prefix.blocks:
             return list(workers)

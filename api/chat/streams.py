@@ -1,4 +1,4 @@
-"""Sends server-sent events to clients: keep-alives, and errors that begin a stream."""
+"""Sends streamed answers and keep-alives to clients, and finds errors that begin a stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def first_events(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def failure(path: str, head: bytes) -> tuple[int, Any] | None:
-    """Returns the HTTP status and the JSON of an error that begins a stream; None without one."""
+    """Returns the error's HTTP status and JSON if a stream begins with an error, else None."""
     event = _decisive(head)
     if event is None:
         return None
@@ -56,7 +56,7 @@ def failure(path: str, head: bytes) -> tuple[int, Any] | None:
 
 
 def _decisive(head: bytes) -> tuple[str, bytes] | None:
-    """Returns name and data of the first event that shows whether the answer failed, or None."""
+    """Returns (name, data) of the first event that shows whether the answer failed, or None."""
     for event in head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
         name, data = "", b""
         for line in event.split(b"\n"):
@@ -71,7 +71,7 @@ def _decisive(head: bytes) -> tuple[str, bytes] | None:
 
 
 class Sending:
-    """An answer that two tasks send: one forwards a worker's bytes, one sends keep-alives."""
+    """An answer that two tasks send: one forwards a worker's bytes, the other sends keep-alives."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -102,7 +102,7 @@ class Sending:
             await self._send(_part(body, more=False))
 
     async def fail(self, status: int, error: Any, headers: Headers) -> None:
-        """Ends the answer with an error: an event if the stream has begun, else a JSON body."""
+        """Ends the answer with an error: an SSE event if it has begun, else a JSON response."""
         if self.has_begun:
             await self.end(error_event(error))
             return
@@ -114,7 +114,7 @@ class Sending:
     async def keep_alive(self, every_s: float) -> None:
         """Sends an empty line after every `every_s` seconds of silence, until cancelled.
 
-        Sends none inside an event. Sends the head of a stream first if no head was sent yet.
+        Never sends an empty line inside an event. If no response head was sent yet, sends it first.
         """
         while True:
             left = self._sent_at + every_s - self._loop.time()

@@ -27,7 +27,7 @@ _IGNORED = (
 
 
 class LostError(Exception):
-    """A worker did not answer a request, because the worker or its engine is lost."""
+    """A request got no answer from a worker, because the worker or its engine is lost."""
 
     def __init__(self, why: str, in_engine: bool) -> None:
         """`in_engine`: whether the engine can have received the request."""
@@ -47,7 +47,10 @@ def fingerprint(path: bytes, body: bytes) -> str:
 
 
 class Engine:
-    """The suspects sent to one engine. One starts at a time, so that the deadly one is blamed."""
+    """Lets an engine start suspects one at a time, to find the request that kills the engine.
+
+    A suspect is a request during which another engine has died.
+    """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -56,10 +59,10 @@ class Engine:
 
     @asynccontextmanager
     async def trial(self, request: object) -> AsyncIterator[None]:
-        """Waits until no other suspect is starting. The caller sends this suspect in the context.
+        """Waits until no other suspect is starting. The caller sends its suspect in the context.
 
         The next suspect can start after TRIAL_S seconds, or at the end of the context. LostError if
-        another suspect has ended the engine.
+        another suspect has killed the engine.
         """
         await self._turn.acquire()
         self._suspect = request
@@ -77,12 +80,12 @@ class Engine:
             self._next(request)
 
     def was_ended_by_another(self, request: object) -> bool:
-        """Returns True if another suspect ended the engine, or started recently and could have."""
+        """Returns True if another suspect killed the engine, or is starting and may kill it."""
         known = self._culprit or self._suspect
         return known is not None and known is not request
 
     def _next(self, request: object) -> None:
-        """Lets the next suspect start, if `request` is the suspect that is starting now."""
+        """Lets the next suspect start. Does nothing if `request` is not the one starting now."""
         if self._suspect is request:
             self._suspect = None
             self._turn.release()

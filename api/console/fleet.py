@@ -1,4 +1,4 @@
-"""The console's table of workers, and the figures of their GPUs."""
+"""Builds the console's table of workers, and the sensor values of their GPUs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from poc_core.records import WorkerRecord
 
 
 def rows(seats: Sequence[Seat]) -> list[dict[str, Any]]:
-    """Returns the rows of the table of workers, one for each seat, sorted by the seat's name."""
+    """Returns the table of workers by name: a row for each worker that runs or should run."""
     return [_row(seat) for seat in sorted(seats, key=lambda seat: _natural(seat.name))]
 
 
@@ -36,7 +36,7 @@ def _row(seat: Seat) -> dict[str, Any]:
 
 
 def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
-    """Returns mean use, total memory and highest temperature of each worker's GPUs, by name."""
+    """Returns mean use, total memory and peak temperature of each worker's GPUs, by worker."""
     found: dict[str, JsonValue] = {}
     for seat in seats:
         devices = devices_of(seat.worker) if seat.worker else []
@@ -67,7 +67,7 @@ def _values(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
 
 
 def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
-    """Returns the records of a worker's GPUs: those it is pinned to, or all of its machine."""
+    """Returns the records of the GPUs that a worker is pinned to, or of all its machine's GPUs."""
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):
         return []

@@ -1,4 +1,4 @@
-"""Loads the static files of the console's page. They need no build and no other server."""
+"""Loads the console's static files, which need no build and load nothing from other servers."""
 
 import hashlib
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ _LATE_S = 1.5
 
 @dataclass
 class View:
-    """Reads the node's state for the console, and caches what no longer changes."""
+    """Reads the node's state for the console. Caches finished jobs and completed chart steps."""
 
     _settings: Settings
     _overviews: Overviews
@@ -51,7 +51,7 @@ class View:
     _first_token: float | None = None
 
     def read(self) -> Sections:
-        """Returns the node's state in named sections; only three while Redis is unavailable."""
+        """Returns the node's state by section name. Without Redis: now, problem and health."""
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:
@@ -146,14 +146,14 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
 def steps_of(
     store: history.History, step_s: int, now: float, n: int = history.SHOWN
 ) -> dict[str, Any]:
-    """Returns the last `n` completed steps of `step_s` seconds for the console's charts."""
+    """Returns chart data: the last `n` completed time steps, each `step_s` seconds long."""
     end = math.floor((now - _LATE_S) / step_s) * step_s
     first = end - n * step_s
     return {"step_s": step_s, "first": first} | _columns(store.read(step_s, first, n), step_s)
 
 
 def _columns(steps: Sequence[Mapping[str, int]], step_s: int) -> dict[str, Any]:
-    """Returns a list with one value per step for each figure of the charts."""
+    """Returns, for each line of the charts, a list with one value per time step."""
     names = sorted({name for step in steps for name in step if not name.startswith(":")})
     return {
         "workers": {

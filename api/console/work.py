@@ -1,4 +1,4 @@
-"""Reads jobs and rounds for the console: summaries for its list, and all details of one."""
+"""Reads jobs and rounds for the console: summaries for the list, details for one job or round."""
 
 import json
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Work:
     _redis: Redis
 
     def listed(self, ended: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns summaries of jobs and rounds, newest first. `ended`: a cache, updated here."""
+        """Returns summaries of jobs and rounds, newest first. `ended`: a cache of ended jobs."""
         newest = self._rounds.newest(_MOST_ROUNDS)
         found = self._listed_jobs(ended) + [round_line(record) for record in newest]
         return sorted(found, key=lambda one: float(one["created_at"]), reverse=True)

@@ -1,1 +1,1 @@
-"""Checks requests before any route runs: connections, foreign web pages, keys, body sizes."""
+"""Checks each request before its route runs: connections, foreign web pages, keys, body size."""

@@ -1,7 +1,8 @@
 """Limits the size of each request body, and the memory of all request bodies together.
 
-If that memory is full, a body that is still arriving is dropped: first a stalled body, then the
-slowest body of a client that holds more memory than the client whose body needs memory.
+If a new part of a body does not fit into that memory, another incomplete body is dropped: a stalled
+body if there is one, else the slowest body of the client that holds the most memory. If that client
+sent the new part itself, the new part's body is refused.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ BODY_DONE = "proofline.body_done"
 
 @dataclass(eq=False)
 class _Body:
-    """One request body: how much of it is in memory, and when its last bytes arrived."""
+    """The state of one request body: its bytes in memory, and when its last bytes arrived."""
 
     client: str
     begun_at: float  # by BodyLimit's clock, in seconds
@@ -45,7 +46,7 @@ class _Body:
 
 
 class Room:
-    """The memory of all request bodies. If it is full, bodies are dropped."""
+    """Accounts for the memory of all request bodies. Drops incomplete bodies if it is full."""
 
     def __init__(self, n_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._n_bytes = n_bytes
@@ -60,9 +61,9 @@ class Room:
         return _Body(client, now, now)
 
     def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
-        """Reserves `n_bytes` more for a body; drops other bodies if the memory is full.
+        """Reserves memory for `n_bytes` more of a body. If the memory is full, drops other bodies.
 
-        Returns False if there is still not enough memory. `is_last`: no more bytes follow.
+        Returns False if there is not enough memory even then. `is_last`: no more bytes follow.
         """
         while (
             n_bytes
@@ -95,7 +96,7 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """Returns the body to drop for `asking`; None to refuse `asking` instead."""
+        """Returns the body to drop for `asking`; None if `asking` itself must be refused."""
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]
@@ -111,7 +112,7 @@ class Room:
 
 
 class BodyLimit:
-    """Middleware: refuses a body larger than `max_bytes` (413), or if the memory is full (503)."""
+    """Middleware that refuses a body: 413 if larger than `max_bytes`, 503 if the memory is full."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

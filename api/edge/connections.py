@@ -71,16 +71,17 @@ class Limits:
 
     @property
     def answers(self) -> int:
-        """The most answers in progress, not counting answers to health probes."""
+        """The maximum number of answers in progress, without answers to health probes."""
         return self.connections - max(2, int(self.connections * _NEWCOMERS))
 
 
 class Places:
-    """The open connections of one server, grouped by what they wait for, and counted by client.
+    """The open connections of one server in three groups: `fresh` and `late` connections wait for
+    their clients (`late`: for over 1 s), `answers` wait for the app.
 
-    If there are too many connections, closes the oldest connection of the client with the most
-    connections in `late`, or in `fresh` if `late` is empty. If there are too many answers in
-    progress, closes the youngest of the client with the most answers.
+    If there are too many connections, the client with the most connections in `late` (in `fresh` if
+    `late` is empty) loses its oldest one there. If there are too many answers in progress, the
+    client with the most answers loses its youngest answer.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -106,9 +107,9 @@ class Places:
         self.put(connection, None)
 
     def put(self, connection: "_Limited", where: "Holdings[_Limited] | None") -> None:
-        """Moves a connection to another group (None: to no group).
+        """Moves a connection to the group `where`, or out of its group if `where` is None.
 
-        If there are then too many answers in progress, closes the connection of one.
+        If too many answers are then in progress, closes the connection of one answer.
         """
         if connection.place is not None:
             connection.place.remove(connection.owner, connection)
@@ -129,7 +130,7 @@ class Places:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """Returns how many connections `files` open files allow: at least 8, at most `wanted`."""
+    """Returns how many connections a process with `files` open files may have: 8 to `wanted`."""
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 
@@ -142,7 +143,7 @@ def limited(limits: Limits) -> type[asyncio.Protocol]:
 
 
 class _InPieces(asyncio.BufferedProtocol):
-    """Reads small pieces until a request's handler starts, and passes them to `inner`.
+    """Protocol that reads small pieces until a request's handler starts. Passes them to `inner`.
 
     asyncio reads 256 KiB at once, so that 1,000 waiting requests would hold 130 MB of bodies.
     """
@@ -298,11 +299,11 @@ class _Limited(HttpToolsProtocol):
 
     @property
     def has_begun(self) -> bool:
-        """Returns True if the request's handler has started and its body is not complete."""
+        """Returns True if the request's handler has started, but the body is incomplete."""
         return self._headers_done and self._starts is None
 
     def make_room(self) -> None:
-        """Closes this connection in favour of another. Answers 503 if its answer has not begun."""
+        """Closes this connection in favour of another. If its answer has not begun, answers 503."""
         # Removed at once: otherwise many new connections would all choose this one to close.
         waits_for_answer = self.place is self.places.answers
         self.places.put(self, None)
@@ -313,7 +314,7 @@ class _Limited(HttpToolsProtocol):
             self.transport.abort()
 
     def check(self, now: float) -> None:
-        """Closes this connection if its client takes too long."""
+        """Closes this connection if its client sends a request or accepts an answer too slowly."""
         if self._takes_too_long(now):
             self.transport.abort()
         elif self._since is not None and not self.transport.is_closing():
@@ -322,7 +323,7 @@ class _Limited(HttpToolsProtocol):
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Starts the request's handler once the body, or its first 8 KiB, has arrived.
+        """Delays the request's handler until the body, or more than 8 KiB of it, has arrived.
 
         A handler that waits for its body takes ten times the memory of the headers alone.
         """
@@ -347,7 +348,7 @@ class _Limited(HttpToolsProtocol):
         self.places.put(self, self.places.fresh if is_probe else self.places.answers)
 
     def _takes_too_long(self, now: float) -> bool:
-        """Returns True if the client accepts its answer too slowly (_PROGRESS_BYTES)."""
+        """Returns True if the client accepts its answer slower than 64 KiB per `request_s`."""
         left = self.transport.get_write_buffer_size()
         if self._left is None:
             # A connection being closed stays open until its remaining bytes are accepted.
@@ -361,7 +362,7 @@ class _Limited(HttpToolsProtocol):
         return now - since > self.limits.request_s
 
     def _exceeds(self, detail: str) -> None:
-        """Stops the parser, which then calls send_400_response."""
+        """Refuses the request (431): stops the parser, which then calls send_400_response."""
         self._excess = 431, detail
         raise ValueError(detail)
 

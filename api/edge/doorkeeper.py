@@ -49,7 +49,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def role_of(path: str | None, method: str) -> Role:
-    """Returns the role that a key needs for a path template (None: unknown) and a method."""
+    """Returns the role that a request's key needs. `path`: a route's template, or None."""
     role = ROLES.get(path or "")
     if role is Role.PROOFS and method in ("GET", "HEAD"):
         return Role.READ
@@ -71,7 +71,7 @@ def salts_wanted(settings: Settings, listens_on: str) -> bool:
 
 
 class Doorkeeper:
-    """Middleware: refuses requests without a key (401) or its role (403), or too many (429)."""
+    """Middleware that checks a request's key (401), role (403) and client's rate (429)."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """Returns the inner app or an error response, and the scope to call it with."""
+        """Returns the ASGI app that answers (the inner app or an error), and the scope for it."""
         path = self._route(scope)
         if path in OPEN | OF_HOSTS:
             return self._app, scope
@@ -156,7 +156,7 @@ class Doorkeeper:
         return any(address in network for network in self._trusted)
 
     def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
-        """Returns the key's caller; None for an unknown key, or several different keys."""
+        """Returns the caller of the key in `given`; None if it is unknown or not the only key."""
         keys = {_key(name, value.decode("latin-1")) for name, value in given}
         return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 
@@ -206,7 +206,7 @@ class Rates:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str) -> float:
-        """Takes a token and returns 0. Without a token, returns the seconds until there is one."""
+        """Takes a token and returns 0. If the bucket is empty, returns the seconds to wait."""
         now = self._clock()
         full_at = max(now, self._full_at.get(client, now)) + 1 / self._per_second
         if full_at - now > self._burst_s:

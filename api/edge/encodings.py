@@ -23,10 +23,10 @@ _WINDOW_LOG_MAX, _WINDOW_LOG = 100, 23
 
 
 class Decoded:
-    """Middleware: decodes bodies piece by piece (for BodyLimit). 415 for unknown encodings."""
+    """Middleware that decodes bodies piece by piece. Answers 415 to an unknown encoding."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        """`max_bytes`: the largest size of a body before decoding."""
+        """`max_bytes`: the largest size of a compressed body."""
         self._app = app
         self._max_bytes = max_bytes
 
@@ -54,7 +54,7 @@ class _Decoder(Protocol):
     is_whole: bool  # the encoded data is complete
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yields the decoded bytes in pieces. ValueError if the bytes are invalid."""
+        """Decodes `data` and yields the result in pieces. ValueError if `data` is invalid."""
 
 
 class _Body:

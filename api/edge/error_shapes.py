@@ -1,6 +1,6 @@
-"""Rewrites errors on OpenAI's and Anthropic's paths to the form that their clients expect.
+"""Rewrites errors on OpenAI's and Anthropic's paths to the JSON format of these two APIs.
 
-The packages `openai` and `anthropic` show only the status of an error in another form.
+If an error has another format, the Python packages `openai` and `anthropic` show only its status.
 """
 
 import json
@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 20
 
 
 class ErrorShapes:
-    """Middleware: rewrites JSON errors to OpenAI's form, or Anthropic's below /v1/messages."""
+    """Middleware that rewrites JSON errors as OpenAI or (on /v1/messages) Anthropic errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class ErrorShapes:
 
 @dataclass
 class _Answer:
-    """Sends an answer to a client. Buffers an error until its body is complete, and rewrites it."""
+    """Sends an answer to a client. If it is an error, buffers its body and rewrites it."""
 
     _path: str
     _send: Send

@@ -4,7 +4,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadAsGet:
-    """Middleware: answers HEAD with the status and headers of GET, without the body."""
+    """Middleware that answers HEAD with the status and headers of GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

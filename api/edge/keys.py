@@ -1,4 +1,4 @@
-"""The API's keys. A file has the name, the roles and the SHA-256 hash of each key.
+"""The API's keys. They are stored in a file as names, roles and SHA-256 hashes.
 
 A key has 256 random bits, so it can be found neither by guessing nor from its unsalted hash.
 """
@@ -41,7 +41,7 @@ OF_NETWORK_NODE = frozenset({Role.PROOFS, Role.CHAT, Role.DEPLOY})
 
 
 class KeysError(ProoflineError):
-    """The key file cannot be read or changed as asked. The text says what to do."""
+    """The key file cannot be read or changed. The text says what to do."""
 
 
 class StoredKey(BaseModel, frozen=True):
@@ -70,7 +70,7 @@ class KeyFile:
     """The keys in one file. The file is read again whenever it has changed."""
 
     def __init__(self, path: Path, beside: str | None = None) -> None:
-        """`beside`: a key that is not in the file and has all roles (POC_API_KEY)."""
+        """`beside`: an additional key with all roles, which is not in the file (POC_API_KEY)."""
         self.path = path.expanduser()
         self._beside = (
             {} if beside is None else {_hash(beside): Caller("POC_API_KEY", frozenset(Role))}
@@ -79,7 +79,7 @@ class KeyFile:
         self._callers: Mapping[str, Caller] = self._beside
 
     def caller(self, key: str) -> Caller | None:
-        """Returns a key's caller; None for an unknown key. Compares hashes (timing attacks)."""
+        """Returns the name and roles of a key, or None. Compares hashes, against timing attacks."""
         self._reload()
         return self._callers.get(_hash(key))
 

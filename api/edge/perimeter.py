@@ -1,8 +1,8 @@
-"""Blocks requests that foreign web pages make the operator's browser send to this node.
+"""Blocks requests that the operator's browser sends to this node for foreign web pages.
 
-A page can send any POST with a simple content type and its own Origin (CSRF), or with a Host that
-resolves to this node's address (DNS rebinding). The network node sends JSON without an Origin, and
-mostly without a Content-Type.
+A page can send any POST with a simple content type and the page's Origin (CSRF), or use a host name
+that resolves to this node's address (DNS rebinding). The network node sends JSON without an Origin,
+and mostly without a Content-Type.
 """
 
 import re
@@ -26,9 +26,9 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 
 
 class Perimeter:
-    """Middleware: refuses foreign Host (421) and Origin headers (403), and bodies other than JSON.
+    """Middleware that refuses foreign Host (421) and Origin headers (403), and non-JSON bodies.
 
-    Such a body gets 400 on OpenAI's and Anthropic's paths, 415 on all other paths.
+    A non-JSON body gets 400 on OpenAI's and Anthropic's paths, 415 on all other paths.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:
@@ -83,7 +83,7 @@ class Perimeter:
         return None
 
     def knows(self, authority: str) -> bool:
-        """Returns True if a Host header (HOST or HOST:PORT) is accepted as a name of this node."""
+        """Returns True if this node accepts a Host header with this value (HOST or HOST:PORT)."""
         match = _AUTHORITY.fullmatch(authority)
         if match is None:
             return False
@@ -99,10 +99,10 @@ def _is_of(origin: str, host: str) -> bool:
 
 
 def _type(scope: Scope) -> None:
-    """Adds Content-Type: application/json to a request below /api/ that has none.
+    """Adds Content-Type: application/json to a request below /api/ without Content-Type and Origin.
 
-    Not with an Origin, because a web page can have sent it. Changes the scope in place, because
-    outer middleware reads data that inner middleware adds to this scope.
+    A request with an Origin stays unchanged, because a web page can have sent it. Changes the scope
+    in place, because outer middleware reads data that inner middleware adds to this scope.
     """
     names = {name.lower() for name, _ in scope["headers"]}
     if scope["path"].startswith(_UNTYPED) and not names & {b"content-type", b"origin"}:

@@ -28,7 +28,7 @@ MOST_FORWARDED = 16
 
 
 def is_private(address: Address) -> bool:
-    """Returns True if an address is private or loopback, and not a gateway's (`gateways`)."""
+    """Returns True if an address is private or loopback, and not a gateway's address."""
     if not any(address in network for network in _PRIVATE):
         return False
     return address not in _recent_gateways(time.monotonic() // _FRESH_S)
@@ -36,12 +36,12 @@ def is_private(address: Address) -> bool:
 
 @lru_cache(maxsize=1)
 def _recent_gateways(_period: float) -> set[Address]:
-    """Returns `gateways()`, cached for a period of _FRESH_S seconds."""
+    """Returns `gateways()`, cached for _FRESH_S seconds. `_period`: the number of such a period."""
     return gateways()
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
-    """Returns the gateways of routes, and local networks' first addresses (Docker's gateways)."""
+    """Returns the gateways of all routes, and each local network's first address (for Docker)."""
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
         words = line.split()
@@ -59,8 +59,8 @@ def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
 def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None]:
     """Returns the client addresses in X-Forwarded-For and X-Real-IP.
 
-    Contains None for an unreadable address and for the header Forwarded. Only [None] if there are
-    more than MOST_FORWARDED addresses.
+    The list has None for an unreadable address and for the header Forwarded. The list is [None] if
+    there are more than MOST_FORWARDED addresses.
     """
     found: list[Address | None] = []
     for name, value in headers:
@@ -73,7 +73,7 @@ def forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[Address | None
 
 
 def address_of(text: str) -> Address | None:
-    """Parses an IP address, IPv4-mapped ones as IPv4. Returns None if it is no address."""
+    """Parses an IP address; IPv4-mapped IPv6 becomes IPv4. None if `text` is no address."""
     try:
         address = ip_address(text.strip())
     except ValueError:

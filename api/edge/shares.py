@@ -1,4 +1,4 @@
-"""Identifies a request's client, and shares connections and starts fairly among clients."""
+"""Identifies a request's client, and divides connections and request starts among clients."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -24,14 +24,14 @@ T = TypeVar("T", bound=Hashable)
 
 
 def client_of(scope: Scope) -> str:
-    """Returns an identifier of a request's client: the key's name, else the peer's `of_address`."""
+    """Returns an identifier of a request's client: its key's name, else the peer's `of_address`."""
     peer = scope.get("client")
     return scope.get(CLIENT) or (of_address(peer[0]) if peer else "")
 
 
 @lru_cache(maxsize=4096)
 def of_address(host: str) -> str:
-    """Returns an identifier of a client by its address: the address; for IPv6, its /64 network."""
+    """Returns a client's identifier: its IPv4 address, or the /64 network of its IPv6 address."""
     address = address_of(host.partition("%")[0])
     if isinstance(address, IPv6Address):
         return f"{int(address) >> (128 - _NETWORK_BITS):x}::/{_NETWORK_BITS}"
@@ -39,7 +39,7 @@ def of_address(host: str) -> str:
 
 
 class Holdings(Generic[T]):
-    """Things that clients hold, such as connections. All operations take constant time."""
+    """Records which client holds which things, such as connections. All methods take O(1) time."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[T, None]] = {}
@@ -66,7 +66,7 @@ class Holdings(Generic[T]):
             del self._of[client]
 
     def oldest(self) -> T:
-        """Returns the oldest thing of the client that holds the most (on a tie, the first)."""
+        """Returns the oldest thing of the client that holds most (on a tie, the first client)."""
         return next(iter(self._largest()))
 
     def youngest(self) -> T:
@@ -89,7 +89,7 @@ class Holdings(Generic[T]):
 
 
 class InTurns:
-    """Middleware: limits how many requests start at once, fairly among clients."""
+    """Middleware that limits how many requests start at once. The clients take turns."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

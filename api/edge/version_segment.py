@@ -18,7 +18,7 @@ _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
-    """Middleware: removes a path's first segment if the rest is a path of this API."""
+    """Middleware that removes a path's first segment if the rest is a path of this API."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

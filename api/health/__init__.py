@@ -1,1 +1,1 @@
-"""Decides on the node's health, for all routes and pages that report it."""
+"""Determines the node's health, for all routes and pages that report it."""

@@ -37,7 +37,7 @@ KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "cour
 
 @dataclass(frozen=True)
 class Reason:
-    """A problem of the node. `text` makes a sentence of the phrase, the duration and the rest."""
+    """A problem of the node. `text` joins `what`, the problem's duration, and `more`."""
 
     kind: str  # of KINDS
     level: Level
@@ -73,7 +73,7 @@ class Health:
         return sum(seat.is_ready for seat in self.seats)
 
     def names_of(self, workers: Sequence[WorkerRecord]) -> dict[str, str]:
-        """Returns a name for each worker, by worker id: its seat's name, else its own name."""
+        """Returns each worker's name, by worker id: the name of its seat, else of its record."""
         seated = {seat.worker.id: seat.name for seat in self.seats if seat.worker is not None}
         return {worker.id: worker.name for worker in workers} | seated
 
@@ -110,7 +110,7 @@ def judge(snapshot: Snapshot) -> Health:
 def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None:
     """Returns a sentence if a generating round waits for a worker to restart, else None.
 
-    It waits if no worker of its model is ready and one of them comes back (`_comes_back`).
+    A round waits if none of its model's workers is ready and one of them is restarted.
     """
     record = seen.round.record if seen.round is not None else None
     if record is None or record.state is not RoundState.GENERATING:
@@ -123,7 +123,7 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
-    """Returns True if a supervisor restarts the worker, which ended REPLACED_S ago at most."""
+    """Returns True if a supervised worker stopped being ready at most REPLACED_S ago."""
     if seat.place is None or seat.state not in ("starting", "ended", "draining", "hung"):
         return False
     is_ending = seat.state in ("draining", "hung")
@@ -246,7 +246,7 @@ def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
 
 
 def _named(seats: Sequence[Seat]) -> str:
-    """Names three workers and why each is not ready; if all have one reason, gives only that."""
+    """Returns up to three workers' names with reasons, or only the reason if all have the same."""
     if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
         return f"each {seats[0].why}"
     told = [f"{seat.name} {seat.why}" for seat in seats[:_MOST_NAMED]]

@@ -21,7 +21,7 @@ class HealthReader:
     now: Callable[[], float]  # seconds since the epoch
 
     def read(self) -> tuple[Health, Overview | None]:
-        """Returns the node's health and the overview that it is derived from (None: no Redis)."""
+        """Returns the node's health and the overview read for it (None if Redis is silent)."""
         if self.watch.is_mute:  # asking Redis would take seconds
             return self.of(None), None
         try:
@@ -34,7 +34,7 @@ class HealthReader:
         return self.of(seen), seen
 
     def of(self, seen: Overview | None) -> Health:
-        """Returns the health that follows from `seen` (None while Redis does not answer)."""
+        """Derives the node's health from `seen`, which is None while Redis does not answer."""
         if seen is not None:
             self.watch.note_back()
         return judge(

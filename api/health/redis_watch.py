@@ -33,7 +33,7 @@ UNKILLABLE = (
 
 
 class RedisWatch:
-    """The availability of Redis, known from a ping every second and from requests."""
+    """Tracks whether Redis is available, by a ping every second and the outcome of requests."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
         """`redis`: client with a timeout of PATIENCE_S. `clock`: seconds since the epoch."""

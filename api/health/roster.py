@@ -1,4 +1,4 @@
-"""Lists the node's seats: workers that the node has or should have, over restarts."""
+"""Lists the node's seats. A seat is a worker that runs or should run, across its restarts."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ AT_WORK = (HostState.STARTING, HostState.SERVING)
 
 @dataclass(frozen=True)
 class Seat:
-    """A worker that the node has or should have. `since` is seconds since the epoch."""
+    """A worker that runs or should run, across its restarts. `since` is seconds since the epoch."""
 
     name: str  # host1/gpu0-1; equal names get a suffix such as #a1b2c3
     host: str
@@ -52,8 +52,8 @@ class Seat:
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
     """Returns the seats of hosts that start or serve a model, sorted by name.
 
-    Includes workers without a supervisor. An engine over several hosts has one seat, on its head.
-    `ttl_s`: the TTL in seconds of a worker's record after its last heartbeat.
+    Includes workers without a supervisor. An engine over several hosts has one seat, on its head
+    host. `ttl_s`: seconds for which a worker's record is kept after a heartbeat.
     """
     silent_s = {name: max(0.0, ttl_s - left_s) for name, left_s in seen.left_s.items()}
     by_process = {(worker.host_id, worker.pid): worker for worker in seen.workers}
@@ -110,7 +110,7 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
 
 
 def _distinct(seats: list[Seat]) -> Iterator[Seat]:
-    """Yields the seats with unique names. Omits a silent worker that another one has replaced."""
+    """Makes the seats' names unique. Omits a silent worker if a live worker has its name."""
     alive = {seat.name for seat in seats if seat.state != "silent"}
     kept = [
         seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive
@@ -124,7 +124,7 @@ def _distinct(seats: list[Seat]) -> Iterator[Seat]:
 
 
 def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) -> DeploymentState:
-    """Returns the deployment's state; derived from the workers if no host has reported."""
+    """Returns the deployment's state as the hosts report it, else as derived from the workers."""
     if status.hosts or status.state is DeploymentState.FAILED:
         return status.state
     states = {worker.state for worker in workers}
@@ -134,7 +134,7 @@ def deployment_state(status: DeploymentStatus, workers: Sequence[WorkerRecord]) 
 
 
 def summed_by_name(values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Sums values of worker ids by worker name: a restart changes the id, not the name."""
+    """Sums values by worker name, because a restart changes the worker's id but not its name."""
     found: dict[str, float] = defaultdict(int)
     for worker_id, value in values.items():
         found[names.get(worker_id) or name_of(worker_id)] += value
