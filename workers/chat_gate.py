@@ -17,7 +17,7 @@ VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Starvation:
-    """Proofs' share of the engine's time after constant chat has blocked them for `after_s`."""
+    """The `share` of engine time for proofs after constant chat has blocked them for `after_s`."""
 
     after_s: float = 60.0
     share: float = 0.05
@@ -25,7 +25,7 @@ class Starvation:
 
 @dataclass(frozen=True)
 class GateStats:
-    """A chat gate's requests in progress, and its counters since the process started."""
+    """Statistics of a chat gate: requests in progress, and counters since the process started."""
 
     chat_active: int  # chat requests in progress
     chat_total: int
@@ -89,7 +89,7 @@ class ChatGate:
     # Called by the chat server.
 
     def enter_chat(self) -> bool:
-        """Counts a chat request, which must end with `leave_chat`. Returns False to refuse it."""
+        """Registers a new chat request until `leave_chat`. Returns False to refuse the request."""
         with self._changed:
             if self._policy.mode == "exclusive" and self._computes_round:
                 self._refused += 1
@@ -121,7 +121,7 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
-        """Waits up to `timeout_s` seconds until a slice may run. Returns False if it may not."""
+        """Waits up to `timeout_s` seconds until a slice may run. Returns False after this time."""
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s(urgent) > 0:
@@ -150,7 +150,7 @@ class ChatGate:
         return self._policy.mode == "exclusive" and self._computes_round
 
     def _wait_s(self, urgent: bool) -> float:
-        """Returns the seconds until a slice may run; infinity until `Starvation.after_s`."""
+        """Returns the seconds until a slice may run; infinity if it must wait for chat to end."""
         if self._is_exclusive_now() or self._unfinished() == 0:
             self._denied_since = None
             return 0.0

@@ -16,7 +16,7 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Makes a process of multiprocessing call `end_process` after its work, unless it fails."""
+    """In a child process of multiprocessing, calls `end_process` when the work has succeeded."""
     if multiprocessing.parent_process() is not None:
         # The lowest priority: after all other finalizers.
         util.Finalize(None, _end_unless_failed, exitpriority=-1)

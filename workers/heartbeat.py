@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """A thread that regularly stores a worker's registration in Redis: its model, state, figures
+    """A thread that regularly stores a worker's registration in Redis: its model, state, statistics
     and leases. Heartbeats are sent one at a time, so an older one never overwrites a newer one.
     """
 
@@ -61,11 +61,11 @@ class Heartbeat:
         self.beat()
 
     def drain(self) -> None:
-        """Makes the next pulse announce this worker's end. Signal handlers may call it."""
+        """Makes the next heartbeat announce this worker's end. Signal handlers may call it."""
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """Records for how long requests have waited without the engine's progress."""
+        """Records for how many seconds requests have waited while the engine made no progress."""
         if not seconds:
             self._still_since = None
         elif self._still_since is None:
@@ -96,8 +96,8 @@ class Heartbeat:
         self._beats.once()
 
     def _live_on(self) -> None:
-        """Extends the record's life. Reads no GPU sensors, which can hang. Triggers a heartbeat if
-        the record is missing, the worker began to drain, or its last chat request ended.
+        """Extends the expiry of the worker's record. Reads no GPU sensors, which can hang. Triggers
+        a heartbeat if the record is missing, the worker began to drain, or its last chat ended.
         """
         newly_draining = self._draining.is_set() and not self._told_draining
         chats = self._served and self._served[0].chat_stats().get("chat_active")

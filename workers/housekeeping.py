@@ -92,7 +92,7 @@ class Housekeeper:
             )
 
     def _reap(self) -> None:
-        """Frees dead workers' batches, finishes complete jobs, fails unreadable ones."""
+        """Frees batches of dead workers, finishes complete jobs, and fails unreadable jobs."""
         n_dropped, jobs = 0, self._store.jobs
         for found in self._store.stuck(self._model):
             if self._work.is_stopping:
@@ -111,7 +111,7 @@ class Housekeeper:
             jobs.recount()
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
-        """Runs `step(job_id)`. Logs this job's error, but raises temporary errors of Redis."""
+        """Runs `step(job_id)`. Logs an error of this job, but raises a temporary error of Redis."""
         try:
             step(job_id)
         except Exception as error:
@@ -121,7 +121,7 @@ class Housekeeper:
 
 
 class Watchdog:
-    """A detector of a hanging engine. For one thread that checks periodically."""
+    """Detects an engine that hangs. One thread calls it periodically."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: the most seconds without progress that one check counts."""
+        """`longest_look_s`: maximum seconds without progress that one check adds to the total."""
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
         self._clock = clock
@@ -138,7 +138,7 @@ class Watchdog:
         self.still_s = 0.0  # seconds without progress while requests waited, by the last check
 
     def is_hung(self, pulse: base.Pulse) -> bool:
-        """Returns whether requests waited `hung_after_s` seconds without progress."""
+        """Returns True if requests waited `hung_after_s` seconds without the engine's progress."""
         now = self._clock()
         if pulse.beats != self._beats or not pulse.waits:
             self.still_s = 0.0

@@ -1,4 +1,4 @@
-"""Creates an engine, and imports only its modules: other engines' packages may be missing."""
+"""Creates an engine. Imports only this engine's modules, because other packages may be missing."""
 
 from poc_core.errors import ProoflineError
 from workers.engines.base import Engine

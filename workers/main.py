@@ -182,8 +182,8 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
-    """Returns the worker's Celery name and its id: `given`, or generated from the worker's GPUs
-    (else its supervisor's slot, else its pid) and a random part.
+    """Returns the worker's Celery name and its id. Without `given`, generates both from the GPUs
+    (or the supervisor's slot, or the pid) and a random part.
     """
     if given:
         return given, given

@@ -34,7 +34,7 @@ class Pipeline:
 
     @property
     def is_launched(self) -> bool:
-        """Returns whether all slices of all micro-batches are launched; only values are missing."""
+        """Returns True if all slices of all micro-batches are launched; values may be missing."""
         return not self._waiting and all(one.launched for one in self._going.values())
 
     @property
@@ -59,16 +59,16 @@ class Pipeline:
             self._waiting.remove(micro_batch)
 
     def fetch(self) -> None:
-        """Waits for the values of the oldest launched micro-batch. Drops cancelled ones."""
+        """Waits for the values of the oldest launched micro-batch. Drops all cancelled ones."""
         first = next((one.id for one in self._going.values() if one.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
             self._call(base.Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
-        """Launches the next slice on each stage. Returns the device seconds of slices newly done,
-        per stage. `wait`: True to wait for all launched slices. If memory runs out, smaller
-        micro-batches start again; any other error ends all of them and is raised.
+        """Launches the next slice on each stage. Returns the device seconds per stage of the slices
+        that ended since the last call. `wait`: True to wait for all launched slices. If memory runs
+        out, smaller micro-batches start again; any other error ends all of them and is raised.
         """
         begin: list[base.MicroBatch] = []
         slices: list[base.Slice] = []
@@ -117,7 +117,7 @@ class Pipeline:
         return self._waiting.popleft()
 
     def _next_slice(self, micro_batch: base.MicroBatch, busy: set[int]) -> list[base.Slice]:
-        """Returns [the next slice], or [] if its stage already runs a slice in this tick."""
+        """Returns the next slice in a list; empty if another slice in this tick uses the stage."""
         if micro_batch.stage in busy:
             return []
         if not micro_batch.slices:
@@ -125,7 +125,7 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: base.MicroBatch) -> list[base.Slice]:
-        """Cuts the current pass into slices; several passes only in an engine of one stage."""
+        """Cuts the current pass into slices. With one stage, a slice can span several passes."""
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
         measured = stage if engine.sliceable else range(1)
@@ -141,7 +141,7 @@ class Pipeline:
         ]
 
     def _move_on(self, micro_batch: base.MicroBatch, ran: base.Slice) -> None:
-        """Moves to the next stage or pass if all slices of the stage were launched."""
+        """Moves the micro-batch to its next stage or pass if `ran` was the stage's last slice."""
         if micro_batch.slices:
             return
         if ran.end != self._engine.stages[-1].stop:
@@ -152,13 +152,13 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: base.MicroBatch) -> int:
-        """Returns how many nonces a first forward pass, over all rows of a nonce, computes."""
+        """Returns how many of the nonces each forward pass over all rows of a nonce computes."""
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Returns whether the next can start: KV caches of steps are one per stage."""
+        """Returns True if another micro-batch can start: a stage has step caches for only one."""
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]
@@ -189,8 +189,8 @@ class Pipeline:
         return busy_s
 
     def _begin_anew(self, error: base.EngineMemoryError) -> None:
-        """Restarts the micro-batches in progress with half the maximum size, after a lack of
-        memory. A largest one of a single nonce fails instead.
+        """Halves the maximum size after a lack of memory, and restarts the micro-batches in
+        progress. If the largest has only one nonce, this micro-batch fails instead.
         """
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
@@ -213,7 +213,7 @@ class Pipeline:
         )
 
     def _forget_going(self) -> list[base.MicroBatch]:
-        """Removes and returns the micro-batches in progress; the next tick drops them."""
+        """Removes and returns the micro-batches in progress. The next tick also drops them."""
         going = [*self._going.values()]
         self._drop = [one.id for one in going]
         self._going.clear()
@@ -222,7 +222,7 @@ class Pipeline:
 
 
 def plan_of(engine: base.Engine, max_step_ms: float | None = None) -> SlicePlan:
-    """Creates the engine's slice plan. `max_step_ms`: chat's longest wait; None without chat."""
+    """Creates the engine's slice plan. `max_step_ms`: longest delay of chat; None without chat."""
     return SlicePlan(
         max_step_ms, engine.slices_in_flight, engine.longest_call_s, engine.token_layer_s
     )
@@ -231,8 +231,8 @@ def plan_of(engine: base.Engine, max_step_ms: float | None = None) -> SlicePlan:
 def compute_all(
     engine: base.Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[Any]:
-    """Returns one value per nonce in order; None without a finite hidden state. For an idle engine.
-    `plan`: None to cut work only into short calls. SpecError if the model lacks the spec.
+    """Returns one value per nonce in order; None if its hidden state is not finite. The engine must
+    be idle. `plan`: None to limit only the length of a call. SpecError if the model lacks the spec.
     """
     engine.check_spec(spec)
     if not nonces:

@@ -48,14 +48,14 @@ class Proofs:
         self._thread.start()
 
     def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
-        """Sets the chat gate (None without chat), when idle. `max_step_ms`: chat's longest wait."""
+        """Sets the chat gate; None without chat. `max_step_ms`: longest delay of chat."""
         self.gate = gate
         self._pipeline.plan = plan_of(self.engine, None if gate is None else max_step_ms)
 
     @property
     def depth(self) -> int:
-        """Returns how many submitted micro-batches keep every stage busy. Without chat, a GPU holds
-        two in its queue, and a third must be ready when the first ends.
+        """Returns how many micro-batches must be submitted to keep every stage busy. Without chat,
+        a GPU has two in its queue, and a third must be ready when the first ends.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
@@ -93,7 +93,7 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """Returns the heartbeat's figures: slices, the gate's, and chat validations."""
+        """Returns the heartbeat's statistics of slices, the chat gate and chat validations."""
         counted: dict[str, int | float] = {"slices": self._slices}
         if self.gate is not None:
             counted |= vars(self.gate.stats())
@@ -111,8 +111,8 @@ class Proofs:
         return self._is_lost
 
     def note(self, error: errors.ProoflineError) -> None:
-        """Counts an error of micro-batches, and marks an engine to replace as lost. Must be called
-        before work is given back, so that a lost engine does not take it again.
+        """Counts a failure of micro-batches, and marks an engine that must be replaced as lost.
+        Must be called before leases are given back, so that this worker does not take them again.
         """
         with self._changed:
             is_new = error is not self._last_error  # one failure may end several micro-batches
@@ -123,8 +123,8 @@ class Proofs:
                 self._is_lost = True
 
     def judge(self, error: errors.ProoflineError) -> bool:
-        """Returns True to retry work that ended with `error`, False if any engine would fail. Ends
-        this process if its engine must be replaced, so work must be given back first.
+        """Returns True to retry work that ended with `error`, False if every engine would fail.
+        Ends this process if its engine must be replaced, so leases must be given back first.
         """
         self.note(error)
         if isinstance(error, errors.SpecError):
@@ -139,7 +139,7 @@ class Proofs:
         return True
 
     def exit_without_engine(self, error: base.EngineLostError) -> NoReturn:
-        """Ends this process, which a supervisor restarts. Others take its batches."""
+        """Ends this process, which a supervisor restarts. Other workers compute its batches."""
         self._is_lost = True
         logger.critical(
             "%s This worker exits with status %d; its batches run elsewhere.",
@@ -174,7 +174,7 @@ class Proofs:
                 )
 
     def _take_orders(self) -> bool:
-        """Passes new and cancelled micro-batches to the pipeline. Returns False to end."""
+        """Passes new and cancelled micro-batches to the pipeline. Returns False after `stop`."""
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
@@ -187,7 +187,7 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Launches a slice on every stage, or fetches values if chat forbids or none is left."""
+        """Launches a slice per stage, or fetches values if chat forbids slices or none is left."""
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):

@@ -21,10 +21,10 @@ class Source(Protocol):
     """The interface through which a Runner leases nonces and stores their values."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Returns new leases of one spec; [] for none now, None to ask no more."""
+        """Returns new leases of one spec; [] if there are none now, None to end the run."""
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
-        """Returns whether to continue the computation of these leases; False to give them back."""
+        """Returns True if these leases should still be computed, False to give them back."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         """Stores a lease's values, one per nonce, now or when the next method is called."""
@@ -76,8 +76,8 @@ class Runner:
         return goes_on
 
     def _bring_home(self) -> bool:
-        """Waits briefly for the oldest micro-batch's values, and stores those of complete leases.
-        Returns False if the run must end after an error.
+        """Waits briefly for the oldest micro-batch's values, and stores the values of each lease
+        that is now complete. Returns False if the run must end after an error.
         """
         unit = self._units[0]
         try:
@@ -119,7 +119,7 @@ class Runner:
         return True
 
     def _fill(self) -> bool:
-        """Submits micro-batches until the engine has enough. Returns False after the last."""
+        """Submits micro-batches until the engine has enough. Returns False if the run must end."""
         while sum(len(unit.micro_batches) for unit in self._units) < self._proofs.depth:
             if not self._units or not self._units[-1].waiting:
                 leases = self._source.next(self.held)
@@ -142,8 +142,8 @@ class Runner:
         return True
 
     def _fail(self, leases: Sequence[Lease], error: errors.ProoflineError) -> bool:
-        """Ends the jobs and rounds of `leases` if no engine can compute them, and gives back all
-        others. Returns False if the run must end.
+        """Handles an error: fails the jobs and rounds of `leases` if no engine can compute them,
+        and gives back all other leases. Returns False if the run must end.
         """
         is_hopeless = isinstance(error, errors.SpecError)
         if is_hopeless:

@@ -39,7 +39,7 @@ _Kind = tuple[str, int, bool]
 
 @dataclass
 class _LayerTimes:
-    """A running mean of the seconds per layer of one kind of micro-batch, at its latest size."""
+    """The mean seconds per layer of one kind of micro-batch, measured at its most recent size."""
 
     n: int  # nonces of the last one measured
     layer_s: float  # seconds of one of its layers
@@ -58,8 +58,8 @@ class _LayerTimes:
         self.layer_s += max(_NEWEST, 1 / self.measured) * (layer_s - self.layer_s)
 
     def most_within(self, limit_s: float, most: int) -> int:
-        """Returns the largest size, up to `most` nonces, of which one layer should take at most
-        `limit_s`. Sometimes a slightly larger one, to measure whether that fits too.
+        """Returns the largest number of nonces, up to `most`, for which one layer should take at
+        most `limit_s`. Sometimes returns a slightly larger number, to measure whether it fits too.
         """
         if self.layer_s > limit_s and self.measured >= _SURE:
             self.too_long[self.n] = True
@@ -83,7 +83,7 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: chat's longest wait; None without chat. For the others see Engine."""
+        """`max_step_ms`: longest delay of chat; None without chat. See Engine for the others."""
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
         self._token_layer_s = token_layer_s
@@ -92,8 +92,8 @@ class SlicePlan:
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 
     def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
-        """Returns the nonces of the next micro-batch: `most`, or fewer if a layer takes too long.
-        `steps`: whether that is a layer of a decode step.
+        """Returns the number of nonces for the next micro-batch: `most`, or fewer if a layer would
+        take too long. `steps`: True for the layers of decode steps.
         """
         kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
@@ -103,12 +103,12 @@ class SlicePlan:
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Cuts a stage's layers for `n` nonces; with chat one by one until measured."""
+        """Cuts a stage's layers for `n` nonces; with chat, one by one until times are measured."""
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """Cuts a decode step on one stage into slices. Returns these, and how many steps a slice
-        can contain. With chat, a step is not cut until its time was measured.
+        """Cuts a stage's layers in a decode step into slices. Returns the slices, and how many
+        steps one slice can contain. With chat, a step is not cut before its time is measured.
         """
         layers = self._layers_within_limit(_kind(spec, steps=True), n, unknown=len(stage))
         if layers < len(stage):
@@ -118,8 +118,8 @@ class SlicePlan:
     def ran(
         self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
     ) -> None:
-        """Records that `layers` layers for `n` nonces took `seconds`. `steps`: whether they belong
-        to decode steps; `layers` is then their total.
+        """Records that `layers` layers took `seconds` for `n` nonces. `steps`: True for layers of
+        decode steps; `layers` then counts the layers of all steps.
         """
         kind, layer_s = _kind(spec, steps), seconds / layers
         with self._lock:
@@ -142,7 +142,7 @@ class SlicePlan:
         return max(1, int(limit_s / max(times.per_nonce_s * n, 1e-9)))
 
     def _expected(self, kind: _Kind, n: int) -> _LayerTimes:
-        """Estimates layer times from the self-test, for a kind of micro-batch not measured yet."""
+        """Estimates layer times for a kind of micro-batch that has not been measured yet."""
         _, rows, steps = kind
         return _LayerTimes(n, self._token_layer_s * n * (1 if steps else rows))
 

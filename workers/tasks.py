@@ -16,7 +16,7 @@ def install(turns: Turns) -> None:
 
 @shared_task(name=queues.WORK_TASK)
 def work(*_: object) -> str:
-    """Computes for some seconds. Returns a report of the computed nonces, which Flower shows."""
+    """Computes for some seconds. Returns a text about the computed nonces, which Flower shows."""
     if _turns is None:
         raise RuntimeError("no engine is loaded in this process; start it with `proofline worker`")
     return _turns.take()

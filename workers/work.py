@@ -1,4 +1,4 @@
-"""Leases a model's nonces for a worker, a round's before those of jobs, and stores their values."""
+"""Leases a model's nonces for a worker and stores their values; rounds precede jobs."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ _Done = tuple[records.Lease, Sequence[JsonValue]]
 
 
 class Work:
-    """A model's work, which a worker leases, computes and stores; only validations if `urgent`."""
+    """A model's work, which a worker leases, computes and stores. `urgent`: only validations."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Work:
         self._runner.give_back()
 
     def has_some(self) -> bool:
-        """Returns whether to take a turn: there is work, or this worker holds leases or a round."""
+        """Returns True if there is work to lease, or if this worker holds leases or a round."""
         return (
             self._round is not None
             or self._runner.is_under_way
@@ -97,7 +97,7 @@ class Work:
         )
 
     def take_counts(self) -> dict[str, int]:
-        """Returns and resets the computed nonces of each job, validation or round."""
+        """Returns the numbers of computed nonces by job, validation or round, and resets them."""
         counts, self._counts = self._counts, Counter()
         return dict(counts)
 
@@ -191,7 +191,7 @@ class Work:
         return found
 
     def _store_done(self) -> None:
-        """Stores a round's computed values, if some wait for it. If that fails, stops the round."""
+        """Stores a round's values that are not stored yet. If that fails, stops the round."""
         if self._done is not None:
             lease, values = self._done
             try:
@@ -232,7 +232,7 @@ class Work:
     # Methods for a round.
 
     def _begin_round(self) -> bool:
-        """Takes the model's generating round for this worker. Returns False without one."""
+        """Assigns this worker to the model's generating round. Returns False if there is none."""
         round_id = until_redis_answers(lambda: self._rounds.generating(self._model))
         record = round_id and until_redis_answers(lambda: self._rounds.read(round_id))
         if not record or record.state is not records.RoundState.GENERATING:
@@ -267,8 +267,8 @@ class Work:
     # Methods for chat.
 
     def _wait_for_chat(self) -> Sequence[records.Lease] | None:
-        """Waits briefly for chat to end before this worker leases a job, so that a worker without
-        chat may lease the job first. Returns [] to try again, or None if no job waits.
+        """Waits briefly for chat to end before leasing a job, so that a worker without chat can
+        lease the job first. Returns [] if the caller should try again, None if no job is waiting.
         """
         job_id = until_redis_answers(lambda: self._jobs.next_in_line(self._model))
         if job_id is None:
@@ -294,12 +294,12 @@ class Work:
 
 
 class Turns:
-    """The turns of a worker: in each the worker computes its model's jobs and rounds for 10 s."""
+    """Computes its model's jobs and rounds in turns of 10 s, each a Celery task."""
 
     def __init__(
         self, model: str, work: Work, validations: Work, wake: Wake, turn_s: float = TURN_S
     ) -> None:
-        """`validations`: work that another thread computes, and that the turns' reports include."""
+        """`validations`: work that a separate thread computes; the turns' reports include it."""
         self._model = model
         self._work = work
         self._validations = validations
@@ -313,8 +313,8 @@ class Turns:
         self._validations.leaving.set()
 
     def take(self) -> str:
-        """Computes for one turn, and queues the next if work is left. Returns a report for Flower;
-        "" if another turn is running.
+        """Computes for one turn, and queues the next turn if work is left. Returns a report for
+        Flower, or "" if another turn is running.
         """
         if not self._in_turn.acquire(blocking=False):
             return ""
@@ -330,7 +330,7 @@ class Turns:
         return report
 
     def look(self) -> None:
-        """Queues a turn if this worker is idle although there is work: messages can get lost."""
+        """Queues a turn if this worker is idle although there is work: its message was lost."""
         if not self._in_turn.locked() and not self.wake.waits() and self._work.has_some():
             self.wake.myself()
 

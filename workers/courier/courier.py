@@ -28,14 +28,14 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """A queue of outboxes. Starts each delivery when the limits (deliveries at a time, for each
-    receiver and host, and bytes) allow it. For one event loop.
+    """A queue of outboxes for one event loop. Starts a delivery when the limits allow it: the
+    number of deliveries in progress (in total, per receiver, per host), and their bytes.
     """
 
     def __init__(
         self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int
     ) -> None:
-        """`largest_payload`: most bytes of a round's payload. A job's payload can have any size."""
+        """`largest_payload`: maximum bytes of a round's payload. A job's payload has no maximum."""
         self._deliver = deliver
         self._largest_payload = largest_payload
         self._waiting: dict[str, Due] = {}  # in the order of their arrival
@@ -75,7 +75,7 @@ class Places:
                 task.add_done_callback(self._tasks.discard)
 
     def _needs(self, due: Due) -> Sequence[tuple[tuple[object, ...], int, float]]:
-        """Returns how much a delivery uses of each limit, as (key of the limit, amount, limit)."""
+        """Returns (key, amount, maximum) for each limit; `amount` is this delivery's use of it."""
         kind, size = due.is_round, due.waiting_bytes
         places = ROUND_PLACES if kind else JOB_PLACES
         return (
@@ -104,7 +104,7 @@ T = TypeVar("T")
 
 
 class Courier:
-    """An event loop that delivers payloads, so that a hanging receiver blocks no thread."""
+    """Delivers payloads on one event loop, so that a hanging receiver blocks no thread."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: tries of a payload; None for no limit. `largest_payload`: of a round."""
+        """`max_retries`: maximum tries of a payload, or None. `largest_payload`: see Places."""
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster
@@ -145,7 +145,7 @@ class Courier:
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """Renews the locks of deliveries in progress against other couriers."""
+        """Renews the locks that keep other couriers from repeating the deliveries in progress."""
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
@@ -165,7 +165,7 @@ class Courier:
             logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
-        """Sends a payload and records the result. Returns whether the next may follow at once."""
+        """Sends a payload and records the result. Returns True if the next may be sent at once."""
         self._on_their_way[delivery.token] = delivery
         try:
             result = await self._poster.post(delivery)

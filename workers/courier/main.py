@@ -113,7 +113,7 @@ class Ticker:
 
 
 class NodePorts:
-    """The ports of this node's Redis, APIs and chat servers, and those that the settings name."""
+    """The ports of this node's Redis, APIs and chat servers, and the ports in the settings."""
 
     def __init__(
         self, known: frozenset[int], workers: WorkerRegistry, redis: RedisUrl | None = None
@@ -128,7 +128,7 @@ class NodePorts:
         return cls(settings.node_ports, workers, RedisUrl.of(settings.redis_url))
 
     def now(self) -> frozenset[int | tuple[callbacks.Address, int]]:
-        """Returns the ports that the last `look` found, some of them together with an address."""
+        """Returns the ports found by the last `look`: a port, or a pair (address, port)."""
         return self._now
 
     def look(self) -> None:

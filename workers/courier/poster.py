@@ -171,8 +171,8 @@ class Poster:
     async def _raise_of_tls(
         self, error: Exception, url: httpx.URL, address: callbacks.Address
     ) -> None:
-        """Raises HandshakeError if certificates caused the error and the host has TLS settings.
-        Repeats the handshake if the receiver's refusal may have been lost.
+        """Raises HandshakeError if certificates caused `error` and the host has TLS settings.
+        Repeats the handshake if `error` may hide that the receiver refused a certificate.
         """
         context = self._clients.context(url)
         if context is None:
@@ -307,7 +307,7 @@ def _retry_after_s(text: str | None) -> float | None:
 
 
 class _Sending:
-    """A request body, sent piece by piece. `n_sent`: bytes that the receiver may have."""
+    """A request body, sent piece by piece. `n_sent`: bytes that the receiver may have received."""
 
     def __init__(self, body: bytes) -> None:
         self._body = memoryview(body)

@@ -12,7 +12,7 @@ CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class TlsClients:
-    """The HTTP clients of one event loop, with the operator's certificates and proxy or without."""
+    """The HTTP clients of one event loop, with or without the operator's certificates and proxy."""
 
     def __init__(
         self, usual: httpx.AsyncClient, tls: callback_tls.CallbackTls, proxy: str | None = None

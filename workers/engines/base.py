@@ -31,7 +31,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """The times of one micro-batch on one device (or CPU process), run without slices."""
+    """The times of one micro-batch on one device (or CPU process), not divided into slices."""
 
     device: str
     first_layer: int  # the rank's first layer, equal for all ranks of a pipeline stage
@@ -73,7 +73,7 @@ _IDS = itertools.count()
 
 @dataclass(eq=False)
 class MicroBatch:
-    """Nonces that an engine computes together, or, if they are too many, as several `parts`."""
+    """Nonces that an engine computes together. If they are too many, their `parts` are computed."""
 
     spec: records.ProofSpec
     nonces: Sequence[int]
@@ -110,14 +110,14 @@ class MicroBatch:
             return None
 
     def rewind(self, part: int) -> None:
-        """Resets the micro-batch to its beginning, with a new id. `part`: see the field."""
+        """Resets the micro-batch to its beginning, with a new id and a new value of `part`."""
         self.id, self.part = next(_IDS), part
         self.stage = self.step = 0
         self.slices.clear()
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Divides the nonces into parts of at most `most`, whose values complete `future`."""
+        """Divides the nonces into parts of at most `most` nonces. `future` gets all the values."""
         firsts = range(0, len(self.nonces), most)
         self.parts = [
             MicroBatch(self.spec, self.nonces[first : first + most], urgent=self.urgent)
@@ -148,7 +148,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class TickResult:
-    """An engine's results since the previous tick, by the ids of the micro-batches."""
+    """The results of an engine since the previous tick, by micro-batch id."""
 
     # By id: why the model cannot compute the micro-batch's spec.
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -191,8 +191,8 @@ class Engine(ABC):
         """
 
     def profile(self, spec: records.ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
-        """Measures one micro-batch. Returns its time by kernel for each device; empty if the engine
-        cannot measure it. The engine must be idle. SpecError if the engine cannot compute the spec.
+        """Measures one micro-batch. Returns a profile for each device; empty if the engine cannot
+        measure. The engine must be idle. SpecError if the engine cannot compute the spec.
         """
         return []
 
@@ -214,7 +214,7 @@ class Engine(ABC):
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
         """Serves OpenAI's API behind the gate on a free port of `host`. Returns the port; None
-        without chat. `secret`: the required header GATEWAY_SECRET_HEADER; None if none is required.
+        without chat. `secret`: required value of GATEWAY_SECRET_HEADER; None if not required.
         """
         return None
 
@@ -244,7 +244,7 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: records.ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """Returns each nonce's value; None without a finite state. May raise SpecError."""
+        """Returns one value per nonce; None without a finite hidden state. Can raise SpecError."""
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

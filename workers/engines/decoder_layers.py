@@ -1,4 +1,4 @@
-"""Finds a model's decoder layers, and whether the network's nodes transform their outputs."""
+"""Finds a model's decoder layers, and whether proof schemes transform the outputs of the layers."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _OTHER_TOWERS = re.compile("vision|visual|image|video|audio|speech|tower|encoder
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """A model's decoder layers, with indices of the whole model under pipeline parallelism."""
+    """A model's decoder layers, indexed as in the whole model even under pipeline parallelism."""
 
     modules: nn.ModuleList
     path: str  # module path in the model
@@ -37,8 +37,8 @@ def n_routed_tokens(text_config: Any) -> int | None:
 
 
 def routes_by_token(gate: nn.Module) -> bool:
-    """Returns whether a MoE router reads experts by token from a table (DeepSeek-V4's first
-    layers). Decode proofs leave such routers out (protocol.md, section 8.2).
+    """Returns True if a MoE router looks up a token's experts in a table by token id (DeepSeek-V4's
+    first layers). Decode proofs do not replace such routers (protocol.md, section 8.2).
     """
     return getattr(gate, "tid2eid", None) is not None
 
@@ -65,7 +65,7 @@ def _path(model: nn.Module, n_layers: int) -> str:
 
 
 def _is_elsewhere(path: str) -> bool:
-    """Returns whether the module list at `path` is inside a layer or outside the text decoder."""
+    """Returns True if the module list at `path` is inside a layer or outside the text decoder."""
     *parents, own = path.split(".")
     in_a_layer = any(part.isdecimal() for part in parents)
     return bool(in_a_layer or own not in ("layers", "h", "blocks") or _OTHER_TOWERS.search(path))

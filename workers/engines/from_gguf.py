@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def main(file: Path, folder: Path) -> None:
-    """Saves a GGUF file's model and tokenizer in `folder`, with the weights in a new model."""
+    """Loads the model and tokenizer from a GGUF file, and saves them in `folder` in bfloat16."""
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     fields = loaded.config.to_dict()

@@ -33,7 +33,7 @@ class HostSpan(BaseModel):
 
     @property
     def follows(self) -> str:
-        """HOST:PORT of the head for the other hosts; empty on the head itself."""
+        """HOST:PORT of the head if this host is a follower; empty if this host is the head."""
         return self.head if self.rank else ""
 
     def __str__(self) -> str:
@@ -41,8 +41,8 @@ class HostSpan(BaseModel):
 
 
 class EngineOptions(ModelOptions):
-    """The options of an engine, about its model and its machine. Some are for certain engines only.
-    OptionsError if they contradict each other.
+    """The options of an engine: its model and its machine. Some options apply only to certain
+    engines. OptionsError if options contradict each other.
     """
 
     engine: EngineKind = "vllm"

@@ -15,7 +15,7 @@ _KEPT = 4
 
 
 class ReadySchemes:
-    """A cache of proof schemes that are ready for one model, by spec."""
+    """A cache of proof schemes that are prepared for one model, by spec."""
 
     def __init__(
         self, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype

@@ -18,7 +18,7 @@ _MAX_SEQUENCES = 32
 
 
 class SyntheticEngine(WholeBatchEngine):
-    """An engine that waits `synthetic_step_ms`, and derives values from spec and nonce."""
+    """An engine that only waits `synthetic_step_ms`. Its values depend on spec and nonce."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._step_s = options.synthetic_step_ms / 1000

@@ -112,7 +112,7 @@ class TransformersEngine(WholeBatchEngine):
 
 @contextmanager
 def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
-    """Passes token ids to each layer, because models accept either ids or embeddings."""
+    """Passes `ids` to each layer, because the model itself accepts either ids or embeddings."""
 
     def add_ids(
         module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
@@ -127,7 +127,7 @@ def _with_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator
 
 @contextmanager
 def _transformed_layers(layers: Sequence[nn.Module], batch: Batch, step: int) -> Iterator[None]:
-    """Transforms each layer's output as in pass `step`, if that pass has a transformation."""
+    """Inside the context, transforms each layer's output if pass `step` has a transformation."""
     transform = batch.transform(step)
     with ExitStack() as exits:
         for index, layer in enumerate(layers if transform is not None else ()):
@@ -148,8 +148,8 @@ def _transform_sum(layer: nn.Module, transform: _Terms) -> list[torch.utils.hook
 def _transform_terms(
     layer: nn.Module, transform: _Terms
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Transforms both summands of a layer's output, as in vLLM: the output of its last child module
-    (the MLP, or a norm after it), and the residual. Returns hook handles.
+    """Registers hooks that transform both summands of a layer's output, as in vLLM: the residual,
+    and the output of the last child module (the MLP, or a norm after it). Returns hook handles.
     """
     last: list[Tensor] = []
 
@@ -168,7 +168,7 @@ def _transform_terms(
 def _replace_output(
     layer: nn.Module, transform: Callable[[Tensor], Tensor]
 ) -> torch.utils.hooks.RemovableHandle:
-    """Transforms a layer's hidden states, the first item of a tuple, by a hook; returns it."""
+    """Registers a hook that transforms a layer's output hidden states. Returns its handle."""
 
     def hook(
         module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]

@@ -1,4 +1,4 @@
-"""Statistics of chat validations: how an engine scores other nodes' answers, and how many."""
+"""Statistics of chat validations, in which an engine scores the answers of other nodes."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +21,6 @@ class Validations:
         self.seconds[way] += seconds
 
     def figures(self) -> dict[str, int | float]:
-        """Returns the numbers and seconds of validations by method, under the heartbeat's names."""
+        """Returns the number and seconds of validations by method, in fields of the heartbeat."""
         counts = {f"validations_{way}": n for way, n in self.count.items()}
         return counts | {f"validation_{way}_s": round(s, 3) for way, s in self.seconds.items()}

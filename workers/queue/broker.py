@@ -39,11 +39,11 @@ class _Client(Redis):
 
 
 class RefusedError(ConnectionError, ResponseError):
-    """A temporary refusal by Redis, as a connection error, because others end a starting worker."""
+    """A temporary refusal by Redis, raised as a connection error so that Celery tries again."""
 
 
 class _OfWorker:
-    """A mixin for Redis connections that raises Redis' temporary refusals as connection errors."""
+    """A mixin for Redis connections that raises a temporary refusal by Redis as RefusedError."""
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -71,12 +71,12 @@ class _SentinelSSL(_OfWorker, connections.SentinelSSLConnection):
 
 
 class _Channel(kombu_redis.Channel):
-    """A channel that survives a broken connection, which Celery 5.7 drops while tasks still use it.
+    """A kombu channel that survives the loss of its connection while tasks are running.
 
-    kombu's own channel would then end the worker with an AttributeError when it acknowledges a
-    message. This channel leaves the message in Redis: the message returns after the visibility
-    timeout, and its task finds no work left. kombu also creates a client for every message, a fifth
-    of a worker's CPU time for a batch; this channel reuses one client.
+    kombu's own channel would end the worker with an AttributeError when a task then acknowledges
+    its message. This channel leaves the message in Redis, which delivers it again; the new task
+    finds no work left. This channel also reuses one client. kombu creates a client for every
+    message, which takes a fifth of a worker's CPU time for a batch.
     """
 
     connection_class: Any = _Primary
@@ -184,7 +184,7 @@ class _Transport(kombu_redis.Transport):
             self._forget(message)
 
     def _forget(self, message: Any) -> None:
-        """Acknowledges a message that Celery did not take, if kombu counts it."""
+        """Acknowledges a message that could not be delivered, if kombu counts it as in progress."""
         try:
             tag = message["properties"]["delivery_tag"]
             for channel in self.channels:
@@ -230,7 +230,7 @@ def queue(name: str, **options: Any) -> Queue:
 
 
 def queue_of_one(name: str) -> Queue:
-    """Returns the queue of a single consumer, which expires some time after the consumer's end."""
+    """Returns a single consumer's queue. The queue expires some time after the consumer's end."""
     return queue(name, expires=_QUEUE_OF_ONE_S)
 
 

@@ -19,7 +19,7 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
 class AllSentinels(broker.RedisSentinel):
-    """Flower's reader of queue lengths, which uses any Sentinel and the database of the URL."""
+    """Flower's reader of queue lengths. Tries all Sentinels, and uses the database in the URL."""
 
     def _get_redis_client(self, broker_options: Any, broker_use_ssl: Any) -> Redis:
         limits = {

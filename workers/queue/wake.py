@@ -1,4 +1,4 @@
-"""Sends wake-up messages to a worker itself or to its model, and removes superfluous ones."""
+"""Sends wake-up messages to one worker or to any worker of a model; removes superfluous ones."""
 
 from typing import Any
 
@@ -19,20 +19,20 @@ class Wake:
         self._own_queue = queues.worker_queue(worker_id)
 
     def another(self) -> None:
-        """Wakes any one worker of the model. Used when this worker has to wait for chat."""
+        """Wakes any idle worker of the model. Used when this worker has to wait for chat."""
         self._app.send_task(
             queues.WORK_TASK, args=[self._model], queue=queues.model_queue(self._model)
         )
 
     def myself(self) -> None:
-        """Queues another turn of this worker, after the messages in its own queue."""
+        """Wakes this worker again, after the messages that its own queue already holds."""
         self._app.send_task(queues.WORK_TASK, args=[self._model], queue=self._own_queue)
 
     def trim(self) -> None:
-        """Shortens the model's queue to one message per worker; busy workers leave more."""
+        """Cuts the model's queue, which grows while workers are busy, to one message per worker."""
         n_workers = max(1, self._redis.zcard(keys.WORKERS))
         self._redis.ltrim(queues.messages(queues.model_queue(self._model)), 0, n_workers - 1)
 
     def waits(self) -> bool:
-        """Returns whether a message waits in this worker's own queue."""
+        """Returns True if this worker's own queue holds a message."""
         return bool(self._redis.llen(queues.messages(self._own_queue)) > 0)
