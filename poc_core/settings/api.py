@@ -43,8 +43,8 @@ class ApiSettings(Theme):
     """Access to the API, and its limits."""
 
     require_keys: Literal["auto", "always", "never"] = "auto"
-    """When the API requires a key (Authorization: Bearer): auto (beyond loopback), always, never.
-    /livez, /api/v1/clock and the console's page never require a key."""
+    """When the API requires a key (Authorization: Bearer; exceptions: SECURITY.md): auto (beyond
+    loopback), always, never."""
     cache_salt: Literal["auto", "always", "never"] = "auto"
     """When each client (key, else address) gets a separate prefix cache for chat, so that response
     times do not reveal others' prompts: auto (if keys are required), always, never."""
@@ -59,11 +59,11 @@ class ApiSettings(Theme):
     (SECURITY.md)."""
     allowed_hosts: str = ""
     """Names by which clients may call the API, separated by commas (.example.org: all names below;
-    *: any). Always allowed: addresses, this host's name, the --host, names without a dot,
+    *: any). Always allowed: addresses, this host's name, the name in --host, names without a dot,
     .localhost, .local and .internal."""
     allowed_origins: Annotated[str, parsed(check_origins)] = ""
-    """Origins (https://ui.example.org, separated by commas) whose web pages may use the API. Its
-    own pages always may."""
+    """Origins (https://ui.example.org, separated by commas) whose web pages may use the API. The
+    API's own pages always may."""
     max_requests_per_s: float | None = Field(None, gt=0)
     """Most requests a second from one client (key, else address); bursts may be ten times as large.
     Further requests get 429. Unset: unlimited."""

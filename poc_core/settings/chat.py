@@ -43,10 +43,10 @@ class ChatSettings(Theme):
     """How chat's logprobs name tokens. ids: decimal ids, which the network's validators read. text:
     the token's text, as OpenAI does, for requests without the network's fields."""
     validation: Literal["auto", "pass", "steps"] = "auto"
-    """How chat validations are computed. pass: in one forward pass. steps: token by token. auto: by
-    a test at each start (docs/chat.md)."""
+    """How chat validations are computed. pass: in one forward pass. steps: token by token. auto: a
+    test at each start decides (docs/chat.md)."""
     chat_host: str = "127.0.0.1"
-    """Address on which a worker serves chat to the API; 0.0.0.0 in a private network of several
+    """Address on which a worker serves chat to the API; use 0.0.0.0 in a private network of several
     hosts."""
     chat_advertise_host: str | None = None
     """Name by which the API reaches this worker's chat. Unset: POC_CHAT_HOST, or the host's

@@ -16,8 +16,8 @@ class ProofSettings(Theme):
     batch_size_default: int = Field(32, ge=1, le=MAX_BATCH_SIZE)
     """Nonces per batch if a request has no batch_size."""
     max_queued_nonces: int = Field(100_000, ge=1, le=10_000_000)
-    """Largest number of nonces in unfinished jobs; a fifth of this number limits unfinished jobs.
-    Further jobs get 429."""
+    """Largest number of nonces in unfinished jobs; a fifth of this number is the limit of
+    unfinished jobs. Further jobs get 429."""
     max_result_bytes: int = Field(128 * 1024 * 1024, ge=1024 * 1024, le=2 * 1024 * 1024 * 1024)
     """Largest answer of a job in bytes. A job with a larger answer gets 413 before anything is
     computed. The default allows 1,600,000 artifacts of k_dim 12."""
@@ -28,14 +28,14 @@ class ProofSettings(Theme):
     """Seconds that a finished job can be fetched; later its request_id is unknown (404)."""
     honour_p_value_threshold: bool = False
     """true: a validation uses stat_test.p_value_threshold, as the chain defines it. false: this
-    field is ignored, as other nodes do."""
+    field is ignored; other nodes ignore it too."""
     decode_codebook: str = ""
     """The network's file of the 16 points of decode proofs (16 x 256 little-endian float32) on each
     worker's machine. Empty: Proofline's rebuild. Workers refuse other files."""
     experts: Literal["exact", "fast", "same"] = "exact"
     """How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's kernel.
     fast: in bfloat16, with other sums and several GB more GPU memory (docs/rates.md). same: like
-    fast, but with vLLM's sums; never run on a GPU."""
+    fast, but with vLLM's sums; never yet run on a GPU."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
     """Milliseconds that one call into the engine may take before the engine counts as lost."""
     worker_ttl_s: int = Field(10, ge=2)
